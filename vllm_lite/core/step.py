@@ -1,0 +1,113 @@
+"""The messages of one engine step, as plain data.
+
+`SchedulerOutput` is a diff: a request's prompt and parameters travel once, in the step that
+admits it; later steps name only what changed. `ModelRunnerOutput` is the answer. The structs
+for the engine core's door (`EngineCoreRequest`, `EngineCoreOutput`) stand here too, so that
+the scheduler can build them without knowing the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vllm_lite.sampling_params import SamplingParams
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position.
+
+    `token_ids[0]` is the sampled (or prompt) token, the rest are the top candidates in
+    descending order; `logprobs` matches it. `rank` is that first token's rank, from 1.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
+    """One sequence to generate, as it enters the engine core (n > 1 is fanned out before)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    # Generation stops at any of these unless ignore_eos.
+    eos_token_ids: list[int]
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
+    """What one step produced for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    # One entry for each new token, where logprobs were asked for.
+    new_logprobs: list[TokenLogprobs] | None = None
+    # Prompt positions 1.. that this step computed, in order, where they were asked for.
+    new_prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None  # stop | length | abort | error
+    # The stop token id; None for eos. For finish_reason "error": the cause.
+    stop_reason: int | str | None = None
+    # Prompt tokens that the prefix cache gave, set in the request's first output.
+    num_cached_tokens: int | None = None
+    # Monotonic seconds of the request's first schedule, set in its first output.
+    scheduled_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class NewRequestData:
+    """A request that the workers see for the first time."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    block_ids: list[int]
+    num_computed_tokens: int
+    # Tokens already generated: non-empty only when a preempted request comes back.
+    output_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CachedRequestData:
+    """A running request that the workers already know."""
+
+    request_id: str
+    # Blocks appended since the last step.
+    new_block_ids: list[int]
+    num_computed_tokens: int
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """What to compute in one step.
+
+    Order of requests in the step: that of `num_scheduled_tokens`. A preempted request is
+    forgotten by the workers and comes back as new. A request samples a token in this step
+    iff num_computed_tokens + num_scheduled_tokens == its number of known tokens.
+    """
+
+    new_requests: list[NewRequestData]
+    cached_requests: list[CachedRequestData]
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    # Requests that left since the last step: workers drop their state.
+    finished_request_ids: list[str]
+    preempted_request_ids: list[str]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """The workers' answer to one SchedulerOutput."""
+
+    # request id -> the token sampled in this step; absent where none was due.
+    sampled_token_ids: dict[str, int]
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    # request id -> positions computed in this step (prompt position p+1 for computed p).
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    # request id -> cause, for requests that alone failed in this step.
+    errors: dict[str, str] = field(default_factory=dict)

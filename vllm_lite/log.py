@@ -1,0 +1,87 @@
+"""Logging set-up and the start-up timeline.
+
+Owns the one handler of the `vllm_lite` logger and the format of its lines. Knows no
+configuration but the level; a process names itself once with `set_process_name`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import os
+import sys
+import time
+from pathlib import Path
+
+from vllm_lite import envs
+
+_process_name = ""
+
+
+class _LineFormatter(logging.Formatter):
+    """`(APIServer pid=1) INFO 11-21 10:00:00 [file.py:1] text`; the prefix once it is named."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        where = f"[{record.filename}:{record.lineno}]"
+        text = f"{record.levelname} {stamp} {where} {record.getMessage()}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        prefix = f"({_process_name} pid={os.getpid()}) " if _process_name else ""
+        return "\n".join(prefix + line for line in text.splitlines())
+
+
+def set_process_name(name: str) -> None:
+    """Prefix this process's log lines with `name` and its pid."""
+    global _process_name
+    _process_name = name
+
+
+def configure_logging() -> None:
+    """Install the handler once, or apply VLLM_LOGGING_CONFIG_PATH where it is set."""
+    root = logging.getLogger("vllm_lite")
+    if root.handlers or not envs.VLLM_CONFIGURE_LOGGING:
+        return
+    if envs.VLLM_LOGGING_CONFIG_PATH:
+        config = json.loads(Path(envs.VLLM_LOGGING_CONFIG_PATH).read_text())
+        logging.config.dictConfig(config)
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter())
+    root.addHandler(handler)
+    root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
+    root.propagate = False
+
+
+def init_logger(name: str) -> logging.Logger:
+    """The logger of a module; pass `__name__`."""
+    configure_logging()
+    return logging.getLogger(name)
+
+
+class Timeline:
+    """Where start-up time went: named marks since the process began, in seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._marks: list[tuple[str, float]] = []
+
+    def mark(self, name: str) -> None:
+        """Close the phase `name`: it lasted since the previous mark."""
+        now = time.monotonic()
+        self._marks.append((name, now - self._last))
+        self._last = now
+
+    def take(self) -> list[tuple[str, float]]:
+        """The phases so far, (name, seconds), and forget them."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def __str__(self) -> str:
+        total = sum(seconds for _, seconds in self._marks)
+        parts = " | ".join(f"{name} {seconds:.2f}" for name, seconds in self._marks)
+        return f"{parts} | total {total:.2f} s"
+
+
+timeline = Timeline()
