@@ -1,0 +1,67 @@
+# Two commands do everything on a fresh machine:
+#   make demo    install into .venv, build, fetch a small real model, serve it
+#   make test    install into .venv, lint, type-check, run the whole suite
+# PYTHON picks the interpreter (3.11 or 3.12), PORT the demo's port.
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+# The CPU build where there is no NVIDIA GPU: the default one pulls gigabytes of CUDA.
+TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+
+.PHONY: demo serve test lint types unit bench format clean help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo "Python 3.11 or 3.12 is needed; run: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first, and by itself, so that nothing else picks another build of it.
+$(VENV)/.torch: | $(BIN)/python
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --progress-bar on $(TORCH)
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(SOURCES) | $(VENV)/.torch
+	$(BIN)/pip install --progress-bar on --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## install, build, fetch the demo model, serve it
+	@echo
+	@echo 'When the server says it is ready, try in another terminal:'
+	@echo
+	@echo "  curl -s http://localhost:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	@echo
+	exec $(BIN)/vllm-lite serve demo --port $(PORT)
+
+test: lint types unit ## lint, types and the whole suite
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy --strict
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev ## pytest, all but what needs a GPU
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed ## offline throughput on the demo model
+	$(BIN)/python benchmarks/offline_throughput.py
+
+format: $(VENV)/.dev ## apply ruff's and clang-format's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove build products, keep .venv
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache vllm_lite/_cpu*.so
