@@ -1,0 +1,215 @@
+"""The walls of the house: who may import whom, how large a file may grow, what is never used.
+
+Read from the syntax tree alone, so that a broken module still fails for the right reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "vllm_lite"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A module may import its own package and strictly lower layers.
+LAYERS: dict[str, int] = {
+    "errors": 0,
+    "log": 0,
+    "envs": 0,
+    "config": 1,
+    "sampling_params": 1,
+    "request": 1,
+    "outputs": 1,
+    "metrics.stats": 1,
+    "core": 2,
+    "tokenizer": 2,
+    "platform": 3,
+    "distributed": 3,
+    "kernels": 3,
+    "quantization": 3,
+    "attention": 4,
+    "loader": 4,
+    "layers": 4,
+    "models": 5,
+    "sample": 5,
+    "worker": 7,
+    "executor": 8,
+    "engine": 9,
+    "metrics": 9,
+    "llm": 10,
+    "server": 10,
+    "cli": 11,
+    "__init__": 12,
+    "__main__": 12,
+}
+# Pairs of one layer that do know each other, one way, each with its reason.
+ALLOWED = {
+    ("log", "envs"): "the level and format come from the environment",
+    ("envs", "errors"): "a value that does not parse is a usage error",
+    ("quantization", "kernels"): "a storage format is multiplied by a kernel",
+    ("layers", "attention"): "the attention layer reads the step's metadata",
+    ("loader", "layers"): "weights are loaded through the layers' own rules",
+    ("loader", "models"): "load_model builds what the registry names, then fills it",
+    ("request", "sampling_params"): "a request carries its sampling choices",
+    ("engine", "metrics"): "the front end feeds the metrics",
+    ("request", "core.step"): "a request is made from the message that announces it",
+}
+NO_TORCH = {
+    "errors",
+    "log",
+    "envs",
+    "config",
+    "sampling_params",
+    "request",
+    "outputs",
+    "metrics",
+    "core",
+    "tokenizer",
+    "server",
+    "cli",
+    "__init__",
+    "__main__",
+}
+MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 420, 300, 60, 8
+
+
+def unit_of(module: str) -> str:
+    """`vllm_lite.core.block` -> `core`; `vllm_lite.metrics.stats` -> `metrics.stats`."""
+    parts = module.split(".")[1:] or ["__init__"]
+    dotted = ".".join(parts[:2])
+    return dotted if dotted in LAYERS else parts[0]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under `if TYPE_CHECKING:`."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            test = getattr(child, "test", None)
+            if isinstance(child, ast.If) and isinstance(test, ast.Name):
+                stack.extend(child.orelse if test.id == "TYPE_CHECKING" else [child])
+            else:
+                stack.append(child)
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    found = []
+    for node in runtime_nodes(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_a_module_imports_only_lower_layers(path: Path) -> None:
+    unit = unit_of(module_of(path))
+    for name, line in imports(path):
+        if not name.startswith("vllm_lite"):
+            continue
+        other = unit_of(name)
+        if other not in LAYERS or unit.split(".")[0] == other.split(".")[0]:
+            continue  # `from vllm_lite import __version__`, or its own package
+        ours, theirs = LAYERS[unit], LAYERS[other]
+        dotted = ".".join(name.split(".")[1:3])
+        allowed = (unit, other) in ALLOWED or (unit, dotted) in ALLOWED
+        assert theirs < ours or allowed, f"{ids(path)}:{line} imports {name} from a higher layer"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_only_the_engine_side_knows_torch(path: Path) -> None:
+    if unit_of(module_of(path)).split(".")[0] in NO_TORCH:
+        names = {name.split(".")[0] for name, _ in imports(path)}
+        assert "torch" not in names, f"{ids(path)} must not import torch"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_files_classes_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE, f"{ids(path)} has outgrown {MAX_FILE} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            size = (node.end_lineno or 0) - node.lineno + 1
+            assert size <= MAX_CLASS, f"{ids(path)}:{node.lineno} class of {size} lines"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or 0) - node.lineno + 1
+            assert size <= MAX_FUNCTION, f"{ids(path)}:{node.lineno} function of {size} lines"
+            positional = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            count = len([a for a in positional if a not in ("self", "cls")])
+            assert count <= MAX_PARAMETERS, f"{ids(path)}:{node.lineno} takes {count} parameters"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_every_module_says_what_it_owns(path: Path) -> None:
+    text = path.read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), f"{ids(path)} has no module docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_nothing_unsafe_is_used(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for name, line in imports(path):
+        root = name.split(".")[0]
+        assert root not in {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, (
+            f"{ids(path)}:{line} imports {root}"
+        )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec"}, f"{ids(path)}:{node.lineno}"
+        if isinstance(node, ast.Attribute) and node.attr == "environ":
+            assert path.name == "envs.py", f"{ids(path)}:{node.lineno} reads os.environ"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_server_reaches_the_engine_only_through_its_client(path: Path) -> None:
+    unit = unit_of(module_of(path))
+    for name, line in imports(path):
+        if unit == "models":
+            assert not name.startswith("vllm_lite.worker"), f"{ids(path)}:{line}"
+        if unit == "server" and name.startswith("vllm_lite.engine"):
+            # launch.py is the one place that makes the engine; the rest see the protocol.
+            wall = path.name == "launch.py" or name.startswith("vllm_lite.engine.client")
+            assert wall, f"{ids(path)}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("module", ["vllm_lite", "vllm_lite.cli.main", "vllm_lite.server.app"])
+def test_the_front_end_starts_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_pinned() -> None:
+    import vllm_lite
+
+    assert set(vllm_lite.__all__) == {
+        "LLM",
+        "AsyncEngineArgs",
+        "AsyncLLM",
+        "CompletionOutput",
+        "EngineArgs",
+        "RequestOutput",
+        "SamplingParams",
+        "__version__",
+    }
+    for name in vllm_lite.__all__:
+        assert getattr(vllm_lite, name) is not None
