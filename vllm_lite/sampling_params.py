@@ -1,13 +1,35 @@
 """The sampling choices of one request: vLLM's SamplingParams, validated once, then immutable.
 
 Knows no model: what needs a vocabulary or a context length is checked by the input processor.
+Invariant: an instance that exists is valid and normalised, and decoding it changes nothing.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from typing import Any
 
 import msgspec
+
+from vllm_lite import envs
+from vllm_lite.errors import RequestError
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
+
+MAX_INT32 = 2**31 - 1
+MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
+MAX_TEXT_LENGTH = 1024  # characters of one stop string or bad word
+MAX_STOP_TOKEN_IDS = 4096
+MAX_BIASED_TOKENS = 16384
+MAX_ALLOWED_TOKENS = 2**19  # above every vocabulary in use
+MAX_BIAS = 100.0
+# Below this a temperature is greedy but for rounding; such a value is raised to it.
+MIN_TEMPERATURE = 0.01
+_GREEDY_BELOW = 1e-5
 
 
 class RequestOutputKind(IntEnum):
@@ -18,8 +40,19 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+class SamplingType(IntEnum):
+    """How a request's next token is chosen."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """See vLLM's SamplingParams; field names, defaults and ranges are the same."""
+    """See vLLM's SamplingParams; field names, defaults and ranges are the same.
+
+    Raises RequestError, with the field's name in `param`, for a value outside its range.
+    """
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -48,3 +81,228 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     # bad_words as token ids, filled by the input processor, which has the tokenizer.
     bad_words_token_ids: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        # vLLM reads True as "one candidate".
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        self._check_numbers()
+        self._check_lengths()
+        self._check_texts()
+        self._check_token_ids()
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _refused(name, "must be true or false", getattr(self, name))
+        self._normalise()
+
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """Build from values that may be None (then the default holds), as a client sends them.
+
+        The keys of `logit_bias` may be decimal strings; its values are clamped to [-100, 100].
+        """
+        given = {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name in _NONE_IS_A_VALUE
+        }
+        if "logit_bias" in given:
+            given["logit_bias"] = _clamped_bias(given["logit_bias"])
+        return cls(**given)
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """Greedy, random, or random from the request's own seed."""
+        if self.temperature < _GREEDY_BELOW:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as the list it always is after validation."""
+        return self.stop if isinstance(self.stop, list) else []
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy that shares no list or dict with this one, with `changes` applied."""
+        fields: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            value = changes[name] if name in changes else getattr(self, name)
+            if name == "bad_words_token_ids" and value is not None:
+                value = [list(ids) for ids in value]
+            elif isinstance(value, list):
+                value = list(value)
+            elif isinstance(value, dict):
+                value = dict(value)
+            fields[name] = value
+        return SamplingParams(**fields)
+
+    def _check_numbers(self) -> None:
+        _check_int("n", self.n, 1, None)
+        if self.n > 1 and self.n > envs.VLLM_MAX_N_SEQUENCES:
+            raise _refused("n", f"must be in [1, {envs.VLLM_MAX_N_SEQUENCES}]", self.n)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, -1, MAX_INT32)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, -1, MAX_INT32)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, -1, MAX_INT32)
+        if self.output_kind not in _OUTPUT_KINDS:
+            raise _refused("output_kind", "must be a RequestOutputKind", self.output_kind)
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, MAX_INT32)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_INT32)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refused(
+                "min_tokens", f"must be at most max_tokens={self.max_tokens}", self.min_tokens
+            )
+        if self.truncate_prompt_tokens is not None:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INT32)
+            if self.truncate_prompt_tokens == 0:
+                raise _refused("truncate_prompt_tokens", "must be -1 or at least 1", 0)
+
+    def _check_texts(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        _check_list("stop", self.stop, MAX_STOP_STRINGS, _is_text, _TEXT_RULE)
+        _check_list("bad_words", self.bad_words, MAX_BAD_WORDS, _is_text, _TEXT_RULE)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; set it or drop stop", "stop")
+
+    def _check_token_ids(self) -> None:
+        rule = "non-negative integers"
+        _check_list("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, _is_token, rule)
+        allowed = self.allowed_token_ids
+        _check_list("allowed_token_ids", allowed, MAX_ALLOWED_TOKENS, _is_token, rule)
+        if allowed is not None and not allowed:
+            raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        if self.logit_bias is not None:
+            _check_bias(self.logit_bias)
+
+    def _normalise(self) -> None:
+        self.stop = self.stop or []
+        self.stop_token_ids = self.stop_token_ids or []
+        self.bad_words = self.bad_words or []
+        self.output_kind = RequestOutputKind(self.output_kind)
+        if self.seed == -1:
+            self.seed = None
+        if self.top_k == -1:
+            self.top_k = 0
+        if _GREEDY_BELOW <= self.temperature < MIN_TEMPERATURE:
+            logger.warning(
+                "temperature %g is below %g and may cause numerical errors; using %g",
+                self.temperature,
+                MIN_TEMPERATURE,
+                MIN_TEMPERATURE,
+            )
+            self.temperature = MIN_TEMPERATURE
+        if self.temperature < _GREEDY_BELOW:
+            if self.n > 1:
+                raise _refused("n", "must be 1 with greedy sampling (temperature 0)", self.n)
+            self.temperature = 0.0
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+# Fields whose None says more than "not given": max_tokens=None is "to the context's end".
+_NONE_IS_A_VALUE = frozenset({"max_tokens"})
+_OUTPUT_KINDS = frozenset(RequestOutputKind)
+_TEXT_RULE = f"non-empty strings of at most {MAX_TEXT_LENGTH} characters"
+
+
+def _refused(name: str, rule: str, value: object) -> RequestError:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return RequestError(f"{name} {rule}, got {shown}", name)
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _refused(name, "must be an integer", value)
+    if value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise _refused(name, f"must be {limits}", value)
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _refused(name, "must be a number", value)
+    below = value <= low if open_low else value < low
+    # isfinite comes last: it would overflow on an int beyond float's range.
+    # The comparison with high comes first: it spares isfinite an int beyond float's range.
+    if below or value > high or not math.isfinite(value):
+        bracket = "(" if open_low else "["
+        raise _refused(name, f"must be in {bracket}{low:g}, {high:g}]", value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT_LENGTH
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT32
+
+
+def _check_list(
+    name: str,
+    values: Sequence[object] | None,
+    limit: int,
+    is_valid: Callable[[object], bool],
+    rule: str,
+) -> None:
+    if values is None:
+        return
+    if not isinstance(values, list):
+        raise _refused(name, "must be a list", values)
+    if len(values) > limit:
+        raise _refused(name, f"must have at most {limit} entries", len(values))
+    for value in values:
+        if not is_valid(value):
+            raise _refused(name, f"must hold only {rule}", value)
+
+
+def _check_bias(bias: object) -> None:
+    if not isinstance(bias, dict):
+        raise _refused("logit_bias", "must map token ids to numbers", bias)
+    if len(bias) > MAX_BIASED_TOKENS:
+        rule = f"must have at most {MAX_BIASED_TOKENS} entries"
+        raise _refused("logit_bias", rule, len(bias))
+    for token_id, value in bias.items():
+        if not _is_token(token_id):
+            raise _refused("logit_bias", "keys must be non-negative token ids", token_id)
+        _check_float("logit_bias", value, -MAX_BIAS, MAX_BIAS)
+
+
+def _clamped_bias(bias: object) -> object:
+    """Token ids from decimal strings, values within +-MAX_BIAS; the rest is left to validation."""
+    if not isinstance(bias, Mapping):
+        return bias
+    clamped: dict[object, object] = {}
+    for token_id, value in bias.items():
+        if isinstance(token_id, str):
+            try:
+                token_id = int(token_id)
+            except ValueError:
+                raise _refused("logit_bias", "keys must be token ids", token_id) from None
+        # An int may be beyond float's range; isfinite would overflow on it.
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            value = max(-MAX_BIAS, min(MAX_BIAS, value))
+        clamped[token_id] = value
+    return clamped
