@@ -1,0 +1,102 @@
+"""What the server sees of an engine, and nothing more.
+
+Anything that satisfies `EngineClient` can be served: AsyncLLM, or a fake in a test. The
+protocol knows no process, socket or tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt by name: `prompt` text, or `prompt_token_ids` with `prompt` only for display."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    cache_salt: str
+
+
+Prompt = str | list[int] | PromptDict
+
+
+class EngineClient(Protocol):
+    """An engine as its users see it; all methods belong to one event loop."""
+
+    config: VllmConfig
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UsageError with --skip-tokenizer-init."""
+        ...
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        """The metrics of this engine; None with --disable-log-stats."""
+        ...
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead; it never comes back."""
+        ...
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What every waiting caller was told when the engine died."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests."""
+        ...
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise RequestError where generate() would."""
+        ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request; closing or cancelling the iterator aborts it.
+
+        Raises RequestError (bad prompt or parameters, queue full, draining) and
+        EngineDeadError here, before the first item. Items may raise EngineGenerateError
+        (this request failed alone) and EngineDeadError.
+        """
+        ...
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their iterators give a last output with finish_reason "abort"."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError where the engine is dead or stuck."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        ...
+
+    def get_default_sampling_params(self) -> dict[str, Any]:
+        """Sampling defaults of the model's generation config, as SamplingParams fields."""
+        ...
+
+    async def shutdown(self, timeout: float = 0.0) -> None:
+        """Take no more requests, let running ones finish for `timeout` seconds, then stop."""
+        ...
