@@ -1,0 +1,124 @@
+"""Who holds which block: reference counts, the free list, eviction and the prefix map.
+
+Knows no request. Free blocks form a linked list in eviction order, so that taking a cached
+block out of its middle is O(1). Invariant: free + cached + used = total, where a cached
+block is one that nobody holds but whose content can still be hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vllm_lite.core.block import NULL_BLOCK_ID, Block
+
+
+class BlockPool:
+    """All blocks of one KV cache; block 0 is the null block and never handed out."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self.null_block = self.blocks[NULL_BLOCK_ID]
+        self.null_block.ref_count = 1
+        self.num_total = num_blocks - 1
+        # Blocks that nobody holds, and those among them that can be hit.
+        self.num_unused = 0
+        self.num_cached = 0
+        self._by_hash: dict[bytes, Block] = {}
+        # The sentinel closes the list to a ring: next is evicted first, previous last.
+        self._ring = Block(-1)
+        self._ring.previous = self._ring.next = self._ring
+        for block in self.blocks[1:]:
+            self._insert_before(self._ring, block)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing of worth."""
+        return self.num_unused - self.num_cached
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one request holds."""
+        return self.num_total - self.num_unused
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
+        return self.num_used / self.num_total if self.num_total else 0.0
+
+    def find(self, content_hash: bytes) -> Block | None:
+        """The block that holds this content, in use or not."""
+        return self._by_hash.get(content_hash)
+
+    def try_take(self, count: int) -> list[Block] | None:
+        """Hold `count` blocks of undefined content, or none at all."""
+        if count > self.num_unused:
+            return None
+        taken = []
+        for _ in range(count):
+            block = self._ring.next
+            assert block is not None
+            self._unlink(block)
+            if block.content_hash is not None:
+                del self._by_hash[block.content_hash]
+                block.content_hash = None
+                self.num_cached -= 1
+            block.ref_count = 1
+            taken.append(block)
+        return taken
+
+    def hold(self, blocks: Iterable[Block]) -> None:
+        """Add one reference to each block; an unused one leaves the free list."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._unlink(block)
+                self.num_cached -= 1
+            if block is not self.null_block:
+                block.ref_count += 1
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        """Drop one reference from each block.
+
+        In eviction order: what comes first in `blocks` is reused first. A block without
+        content of worth goes to the very front, so that cached ones live longer.
+        """
+        for block in blocks:
+            if block is self.null_block:
+                continue
+            block.ref_count -= 1
+            if block.ref_count:
+                continue
+            if block.content_hash is None:
+                assert self._ring.next is not None
+                self._insert_before(self._ring.next, block)
+            else:
+                self._insert_before(self._ring, block)
+                self.num_cached += 1
+
+    def publish(self, block: Block, content_hash: bytes) -> None:
+        """Let a held block be hit. Of two blocks with one content the first stays the one."""
+        if self._by_hash.setdefault(content_hash, block) is block:
+            block.content_hash = content_hash
+
+    def try_reset(self) -> bool:
+        """Forget all cached content; refused while any block is held."""
+        if self.num_used:
+            return False
+        for block in self._by_hash.values():
+            block.content_hash = None
+        self._by_hash.clear()
+        self.num_cached = 0
+        return True
+
+    def _insert_before(self, where: Block, block: Block) -> None:
+        previous = where.previous
+        assert previous is not None
+        block.previous, block.next = previous, where
+        previous.next = where.previous = block
+        self.num_unused += 1
+
+    def _unlink(self, block: Block) -> None:
+        previous, following = block.previous, block.next
+        assert previous is not None and following is not None
+        previous.next, following.previous = following, previous
+        block.previous = block.next = None
+        self.num_unused -= 1

@@ -1,0 +1,66 @@
+"""Gathers the decisions of one step and its token budget; decides nothing itself."""
+
+from __future__ import annotations
+
+from vllm_lite.core.step import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm_lite.request import Request
+
+
+class StepBuilder:
+    """A SchedulerOutput in the making; `budget` is what is left of the step's tokens."""
+
+    __slots__ = ("_cached", "_new", "_preempted", "budget", "num_scheduled_tokens")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._new: list[NewRequestData] = []
+        self._cached: list[CachedRequestData] = []
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self._preempted: list[str] = []
+
+    @property
+    def has_preempted(self) -> bool:
+        """Whether memory ran short in this step."""
+        return bool(self._preempted)
+
+    def continue_request(self, request: Request, num_tokens: int, new_blocks: list[int]) -> None:
+        """Compute `num_tokens` more of a request that the workers know."""
+        request_id = request.request_id
+        self._cached.append(CachedRequestData(request_id, new_blocks, request.num_computed_tokens))
+        self.num_scheduled_tokens[request_id] = num_tokens
+        self.budget -= num_tokens
+
+    def admit_request(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+        """Compute the first `num_tokens` of a request that is new to the workers."""
+        self._new.append(
+            NewRequestData(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling_params=request.sampling_params,
+                block_ids=block_ids,
+                num_computed_tokens=request.num_computed_tokens,
+                output_token_ids=request.output_token_ids,
+            )
+        )
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.budget -= num_tokens
+
+    def preempt_request(self, request: Request) -> None:
+        """Take a running request out, also where this step already gave it tokens."""
+        request_id = request.request_id
+        self._preempted.append(request_id)
+        num_tokens = self.num_scheduled_tokens.pop(request_id, 0)
+        if num_tokens:
+            self.budget += num_tokens
+            self._cached = [data for data in self._cached if data.request_id != request_id]
+
+    def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
+        """The finished message."""
+        return SchedulerOutput(
+            new_requests=self._new,
+            cached_requests=self._cached,
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
+            finished_request_ids=finished_request_ids,
+            preempted_request_ids=self._preempted,
+        )

@@ -1,0 +1,27 @@
+"""When a sequence ends on its own: end of sequence, a stop token, or its length.
+
+Stop strings are text, so they are found where text is, in the front end, which then aborts.
+"""
+
+from __future__ import annotations
+
+from vllm_lite.request import Request, RequestStatus
+
+
+def check_stop(request: Request) -> RequestStatus | None:
+    """How the request ends with its last token, or None where it goes on.
+
+    Sets `stop_reason` for a stop token; an end-of-sequence token leaves it None. Before
+    min_tokens no token ends it, but its length may. Source: vLLM's finish and stop reasons.
+    """
+    token_id = request.token_ids[-1]
+    num_tokens = request.num_tokens
+    if num_tokens - request.num_prompt_tokens >= request.sampling_params.min_tokens:
+        if token_id in request.eos_token_ids:
+            return RequestStatus.FINISHED_STOPPED
+        if token_id in request.stop_token_ids:
+            request.stop_reason = token_id
+            return RequestStatus.FINISHED_STOPPED
+    if num_tokens >= request.max_total_tokens:
+        return RequestStatus.FINISHED_LENGTH_CAPPED
+    return None

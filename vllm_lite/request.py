@@ -1,0 +1,121 @@
+"""One sequence inside the engine core and its status machine.
+
+Owns the known tokens and how many of them are computed; knows no blocks and no batch.
+Invariant: 0 <= num_computed_tokens <= num_tokens == len(token_ids).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.sampling_params import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Where a request stands; everything from FINISHED_STOPPED on is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request will never run again."""
+        return self >= RequestStatus.FINISHED_STOPPED
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The word that a client reads; None while the request lives."""
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence that is to be continued, with what the scheduler keeps about it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = 0.0
+    # Smaller runs earlier, under the priority policy.
+    priority: int = 0
+    cache_salt: str | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    # Prompt and output; grows by append_token only.
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    # Tokens whose keys and values lie in the cache.
+    num_computed_tokens: int = 0
+    # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
+    max_total_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    # One hash for each full block of known tokens, as far as they were needed.
+    block_hashes: list[bytes] = field(default_factory=list)
+    # Of the first admission; None before it.
+    num_cached_tokens: int | None = None
+    scheduled_time: float | None = None
+    num_preemptions: int = 0
+    # Prompt positions whose logprobs were delivered; a recomputed position is not sent again.
+    num_prompt_logprobs_sent: int = 0
+    has_first_output: bool = False
+    stop_reason: int | str | None = None
+
+    def __post_init__(self) -> None:
+        params = self.sampling_params
+        self.token_ids = list(self.prompt_token_ids)
+        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        limit = params.max_tokens
+        self.max_total_tokens = self.num_tokens + limit if limit is not None else 1 << 62
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        if params.ignore_eos:
+            self.eos_token_ids = frozenset()
+
+    @classmethod
+    def from_message(cls, message: EngineCoreRequest) -> Request:
+        """The request that `message` announces."""
+        return cls(
+            request_id=message.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            sampling_params=message.sampling_params,
+            eos_token_ids=frozenset(message.eos_token_ids),
+            arrival_time=message.arrival_time,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+        )
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the tokens generated so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def can_read_prefix_cache(self) -> bool:
+        """A request that wants its prompt's logprobs has to compute the whole prompt."""
+        return self.sampling_params.prompt_logprobs is None
+
+    def append_token(self, token_id: int) -> None:
+        """Make a sampled token known."""
+        self.token_ids.append(token_id)
+        self.num_tokens += 1
