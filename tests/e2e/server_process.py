@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import psutil
@@ -28,17 +29,19 @@ class ServerProcess:
     def __init__(self, *arguments: str, model: str = "demo", **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")
+        handle, path = tempfile.mkstemp(prefix="vllm-lite-test-", suffix=".log")
+        self._log = Path(path)
         command = [sys.executable, "-m", "vllm_lite", "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,
-            stdout=self._log,
+            stdout=handle,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
         )
+        os.close(handle)
 
     def __enter__(self) -> ServerProcess:
         try:
@@ -55,6 +58,7 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        self._log.unlink(missing_ok=True)
 
     def wait_ready(self, timeout: float = 60.0) -> float:
         """Poll /health; seconds from the command to the first 200."""
@@ -74,9 +78,7 @@ class ServerProcess:
 
     def log(self) -> str:
         """Everything that the server and its children printed so far."""
-        self._log.flush()
-        self._log.seek(0)
-        return self._log.read()
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
     def children(self) -> list[psutil.Process]:
         """The engine core and whatever else the server started."""
