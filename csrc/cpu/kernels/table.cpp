@@ -1,0 +1,1 @@
+namespace vllm_lite::VLLM_LITE_ISA { }
