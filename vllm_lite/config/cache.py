@@ -1,0 +1,53 @@
+"""CacheConfig: how much memory the KV cache takes and how it is divided."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vllm_lite.config.option import config, option
+
+
+@config
+class CacheConfig:
+    """The KV cache and the reuse of its blocks."""
+
+    block_size: int = option(16, "Tokens in one cache block.", ge=8, le=128)
+    gpu_memory_utilization: float = option(
+        0.5,
+        "Share of the device's memory to use; on CPU, of the memory that is free.",
+        auto="0.9 on a GPU, 0.5 on CPU",
+        aliases=("--device-memory-utilization",),
+        gt=0,
+        le=1,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Bytes of KV cache, in place of a share of memory. 2G and the like are understood.",
+        ge=1,
+        human=True,
+    )
+    num_gpu_blocks_override: int | None = option(None, "Use exactly this many cache blocks.", ge=1)
+    kv_cache_dtype: Literal[
+        "auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"
+    ] = option(
+        "auto",
+        "Numbers that keys and values are stored in; auto: those of --dtype.",
+        works=("auto", "float32", "bfloat16"),
+        remedy="use auto or bfloat16",
+    )
+    enable_prefix_caching: bool = option(
+        True, "Reuse cached blocks between requests that begin alike."
+    )
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = option(
+        "sha256",
+        "Hash that identifies a cached block.",
+        works=("sha256",),
+        remedy="use sha256",
+    )
+    cpu_offload_gb: float = option(
+        0.0,
+        "GiB of weights kept in host memory.",
+        ge=0,
+        works=(0,),
+        remedy="leave it at 0: weights are where they are computed",
+    )

@@ -1,0 +1,234 @@
+"""From config.json or a GGUF header to ModelFacts; refuses what no model here can run.
+
+Reads descriptions only, never weights. Every refusal is one line that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES, SUPPORTED_ROPE_TYPES
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.gguf_config import hf_config_of
+from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
+from vllm_lite.errors import CheckpointError
+
+__all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "read_json"]
+
+# Tensor types that the loader can turn into numbers.
+LOADABLE_GGML_TYPES = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+
+# The first of these that a configuration holds is the longest context it was made for.
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Scalings whose config states the unscaled length.
+_SCALED_LENGTH = {"linear", "dynamic", "yarn"}
+
+
+def read_facts(
+    path: str,
+    *,
+    hf_overrides: dict[str, Any] | None = None,
+    hf_config_path: str | None = None,
+    disable_sliding_window: bool = False,
+) -> ModelFacts:
+    """The facts of the model at `path`, a directory or a .gguf file, with overrides applied.
+
+    `hf_config_path` is another directory, or config.json, that describes the weights. With
+    disable_sliding_window, all layers attend to everything and max_position is the window.
+    """
+    gguf = read_gguf(path) if path.endswith(".gguf") else None
+    if hf_config_path or gguf is None:
+        place = Path(hf_config_path or path)
+        raw = read_json(place if place.suffix == ".json" else place / "config.json")
+    else:
+        raw = hf_config_of(gguf)
+    overrides = hf_overrides or {}
+    hf = {**raw, **overrides}
+    architecture = _architecture(path, hf)
+    _refuse_quantised(path, hf)
+    hf["rope_parameters"] = _rope_parameters(path, hf, overrides)
+    for key in ("rope_theta", "rope_scaling"):
+        hf.pop(key, None)
+    window = None
+    if disable_sliding_window:
+        window = None if hf.get("use_sliding_window") is False else hf.get("sliding_window")
+        hf = {**hf, "sliding_window": None}
+        hf.pop("layer_types", None)
+    facts = _facts(path, architecture, hf)
+    facts = _with_gguf(facts, gguf) if gguf else _with_generation_config(facts)
+    return replace(facts, max_position=min(window or facts.max_position, facts.max_position))
+
+
+def _with_generation_config(facts: ModelFacts) -> ModelFacts:
+    file = Path(facts.path) / "generation_config.json"
+    defaults = read_json(file) if file.is_file() else {}
+    eos = dict.fromkeys((*facts.eos_token_ids, *_ids(defaults.get("eos_token_id"))))
+    return replace(facts, generation_config=defaults, eos_token_ids=tuple(eos))
+
+
+def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
+    for tensor in gguf.tensors.values():
+        kind = GGML_TYPES[tensor.ggml_type].name
+        if kind not in LOADABLE_GGML_TYPES:
+            raise CheckpointError(
+                f"{gguf.path}: the tensor {tensor.name!r} is stored as {kind}; "
+                f"supported are {', '.join(LOADABLE_GGML_TYPES)}"
+            )
+    has_rope_freqs = "rope_freqs.weight" in gguf.tensors
+    return replace(facts, format="gguf", has_rope_freqs=has_rope_freqs)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file at `path`; raises CheckpointError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
+    read = _NumberReader(path, hf)
+    hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
+    num_kv_heads = read.count("num_key_value_heads", num_heads)
+    head_size = read.count("head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
+        )
+    num_layers = read.count("num_hidden_layers")
+    bos = _ids(hf.get("bos_token_id"))
+    return ModelFacts(
+        path=path,
+        format="hf",
+        architecture=architecture,
+        hf_config=hf,
+        dtype=_stored_dtype(hf),
+        max_position=_max_position(path, hf),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=read.count("vocab_size"),
+        sliding_window=_sliding_window(path, hf, num_layers),
+        eos_token_ids=tuple(_ids(hf.get("eos_token_id"))),
+        bos_token_id=bos[0] if bos else None,
+    )
+
+
+class _NumberReader:
+    """Reads the sizes of a configuration, each a positive whole number."""
+
+    def __init__(self, path: str, hf: dict[str, Any]) -> None:
+        self._path = path
+        self._hf = hf
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._hf.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(
+                f"{self._path}: {key} is {value!r} in its configuration, not a positive number"
+            )
+        return value
+
+
+def _architecture(path: str, hf: dict[str, Any]) -> str:
+    named = hf.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    for name in names:
+        if name in SUPPORTED_ARCHITECTURES:
+            return name
+    found = f"the architecture {', '.join(names)}" if names else "a model without architectures"
+    raise CheckpointError(
+        f"{path} holds {found}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_quantised(path: str, hf: dict[str, Any]) -> None:
+    quantization = hf.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise CheckpointError(
+            f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "
+            "use the unquantised checkpoint or a GGUF file"
+        )
+
+
+def _rope_parameters(path: str, hf: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings as one dict, from the new spelling or from rope_theta + rope_scaling."""
+    rope = dict(hf.get("rope_parameters") or {})
+    scaling = hf.get("rope_scaling")
+    if scaling and (not rope or "rope_scaling" in overrides):
+        rope = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **scaling}
+    if "rope_theta" in overrides or "rope_theta" not in rope:
+        rope["rope_theta"] = hf.get("rope_theta", 10000.0)
+    # The oldest spelling of rope_type.
+    old = rope.pop("type", None)
+    rope.setdefault("rope_type", old or "default")
+    if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
+        raise CheckpointError(
+            f"{path} uses the rotary scaling {rope['rope_type']!r}; "
+            f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
+        )
+    numbers = {"rope_theta"} if rope["rope_type"] == "default" else {"rope_theta", "factor"}
+    for key in numbers:
+        value = rope.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a positive number")
+    return rope
+
+
+def _max_position(path: str, hf: dict[str, Any]) -> int:
+    key = next((key for key in _LENGTH_KEYS if hf.get(key) is not None), _LENGTH_KEYS[0])
+    length = _NumberReader(path, hf).count(key)
+    rope = hf["rope_parameters"]
+    if rope["rope_type"] in _SCALED_LENGTH:
+        length = rope.get("original_max_position_embeddings") or length
+        return int(length * rope["factor"])
+    return length
+
+
+def _sliding_window(path: str, hf: dict[str, Any], num_layers: int) -> int | None:
+    """The window that all layers share; layers that differ are refused."""
+    window = hf.get("sliding_window")
+    if not window or hf.get("use_sliding_window") is False:
+        return None
+    kinds = hf.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        windowed = kinds.count("sliding_attention")
+    elif "use_sliding_window" in hf:
+        # Qwen2: the first max_window_layers layers attend to everything.
+        windowed = max(num_layers - (hf.get("max_window_layers") or 0), 0)
+    else:
+        windowed = num_layers
+    if windowed == 0:
+        return None
+    if windowed < num_layers:
+        raise CheckpointError(
+            f"{path} has a sliding window in {windowed} of its {num_layers} layers, which this "
+            "build cannot mix; add --disable-sliding-window"
+        )
+    return _NumberReader(path, hf).count("sliding_window")
+
+
+def _stored_dtype(hf: dict[str, Any]) -> str:
+    return str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids written as nothing, a number or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]

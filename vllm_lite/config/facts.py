@@ -1,0 +1,38 @@
+"""ModelFacts: what a checkpoint says of itself, in one form whatever its format. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Read from config.json or a GGUF header.
+
+    `hf_config` has Hugging Face's keys, with rotary settings always as one
+    `rope_parameters` dict that holds rope_type and rope_theta.
+    """
+
+    # A local directory (hf) or .gguf file (gguf).
+    path: str
+    format: Literal["hf", "gguf"]
+    architecture: str
+    hf_config: dict[str, Any]
+    # What the checkpoint's weights are stored in; "gguf" weights become config.model.dtype.
+    dtype: str
+    max_position: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    # Tokens each layer looks back; None: all of them.
+    sliding_window: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    # Sampling defaults that --generation-config chose; {} where there are none.
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.
+    has_rope_freqs: bool = False

@@ -1,0 +1,111 @@
+"""A GGUF header's metadata as the Hugging Face configuration of the same model."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from vllm_lite.config.architectures import GGUF_ARCHITECTURES
+from vllm_lite.config.gguf_header import GGUFFile
+from vllm_lite.errors import CheckpointError
+
+# GGUF's name of a rotary scaling to transformers'; one not listed keeps its name.
+_ROPE_TYPES = {"none": "default"}
+_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+
+
+def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
+    """The configuration that transformers would have for this file's model."""
+    metadata = gguf.metadata
+    name = metadata.get("general.architecture")
+    architecture = GGUF_ARCHITECTURES.get(name) if isinstance(name, str) else None
+    _refuse_unsupported(gguf, name, architecture)
+
+    def get(key: str, default: Any = None) -> Any:
+        return metadata.get(f"{name}.{key}", default)
+
+    num_heads = _per_layer(gguf, get("attention.head_count"))
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": _MODEL_TYPES.get(str(architecture), name),
+        "num_hidden_layers": get("block_count"),
+        "hidden_size": get("embedding_length"),
+        "intermediate_size": _per_layer(gguf, get("feed_forward_length")),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": _per_layer(gguf, get("attention.head_count_kv", num_heads)),
+        "head_dim": get("attention.key_length"),
+        "hidden_act": "silu",
+        "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon", 1e-6)),
+        "max_position_embeddings": get("context_length"),
+        "vocab_size": _vocab_size(gguf, get("vocab_size")),
+        "sliding_window": get("attention.sliding_window") or None,
+        "rope_parameters": _rope_parameters(get),
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [
+            metadata[key]
+            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            if key in metadata
+        ],
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _refuse_unsupported(gguf: GGUFFile, name: Any, architecture: str | None) -> None:
+    if architecture is None:
+        raise CheckpointError(
+            f"{gguf.path} holds the architecture {name!r}; "
+            f"supported in GGUF files are {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    if gguf.metadata.get(f"{name}.expert_count"):
+        raise CheckpointError(
+            f"{gguf.path} is a mixture of experts; supported are dense models of "
+            f"{', '.join(GGUF_ARCHITECTURES)}"
+        )
+    if gguf.metadata.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{gguf.path} is one of several parts; join them with llama-gguf-split --merge"
+        )
+
+
+def _per_layer(gguf: GGUFFile, value: Any) -> Any:
+    """A size that may be given for each layer, where all layers must agree."""
+    if value is None or isinstance(value, int):
+        return value
+    sizes = set(value)
+    if len(sizes) != 1:
+        raise CheckpointError(f"{gguf.path} has layers of different sizes, which are not supported")
+    return sizes.pop()
+
+
+def _vocab_size(gguf: GGUFFile, stated: Any) -> Any:
+    """Rows of the embedding: padding may make them more than the tokens."""
+    embedding = gguf.tensors.get("token_embd.weight")
+    return embedding.shape[0] if embedding is not None else stated
+
+
+def _rope_parameters(get: Any) -> dict[str, Any]:
+    kind = get("rope.scaling.type", "none")
+    rope: dict[str, Any] = {
+        "rope_type": _ROPE_TYPES.get(kind, kind),
+        "rope_theta": _shortest(get("rope.freq_base", 10000.0)),
+    }
+    if rope["rope_type"] != "default":
+        rope["factor"] = _shortest(get("rope.scaling.factor"))
+        original = get("rope.scaling.original_context_length")
+        if original:
+            rope["original_max_position_embeddings"] = original
+    return rope
+
+
+def _shortest(value: Any) -> Any:
+    """A float32 of the file as the decimal it was written from: 9.99999e-06 is 1e-05."""
+    if not isinstance(value, float):
+        return value
+    for digits in range(6, 9):
+        text = float(f"{value:.{digits}g}")
+        if struct.pack("<f", text) == struct.pack("<f", value):
+            return text
+    return value

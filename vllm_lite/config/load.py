@@ -1,0 +1,38 @@
+"""LoadConfig: how weights come from disk."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vllm_lite.config.option import config, option
+
+
+@config
+class LoadConfig:
+    """Where weights are kept and in which format they are read."""
+
+    load_format: Literal[
+        "auto",
+        "safetensors",
+        "gguf",
+        "dummy",
+        "pt",
+        "npcache",
+        "tensorizer",
+        "sharded_state",
+        "bitsandbytes",
+        "mistral",
+        "runai_streamer",
+    ] = option(
+        "auto",
+        "Format of the weights; dummy makes random ones.",
+        works=("auto", "safetensors", "gguf", "dummy"),
+        remedy="use auto with safetensors or GGUF weights",
+    )
+    download_dir: str | None = option(
+        None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."
+    )
+    ignore_patterns: list[str] = option(
+        ["original/**/*"], "Files of a hub repository not to download, as glob patterns."
+    )
+    use_tqdm_on_load: bool = option(True, "Show a progress bar while weights are read.")

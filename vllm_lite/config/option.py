@@ -1,0 +1,246 @@
+"""What one option is: type, default, help, range and what this build can do with it.
+
+`@config` makes a frozen dataclass whose fields are declared with `option(...)`; the command
+line, EngineArgs, the help text and the docs are derived from them. Every instance has been
+checked, so no reader checks again. Knows no particular option.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from vllm_lite.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Rules(TypedDict, total=False):
+    """What `option` takes beside default and help."""
+
+    # How an absent value is found; the flat view then has None as its default.
+    auto: str
+    # Other spellings of the flag, with their dashes.
+    aliases: tuple[str, ...]
+    # The values a user may write; default: those of a Literal type.
+    choices: tuple[Any, ...]
+    ge: float
+    gt: float
+    le: float
+    # Accepts 4k, 25.6k, 2G; `words` are further spellings of a number, such as auto.
+    human: bool
+    words: dict[str, int]
+    # A list is written as one JSON text, not as several words.
+    json: bool
+    # The flag may stand bare and then means True.
+    bare: bool
+    # The values this build can honour; others are refused with `remedy`.
+    works: tuple[Any, ...]
+    remedy: str
+    # What to use instead of this option; setting it warns.
+    deprecated: str
+    # Never shown in a repr or a log.
+    secret: bool
+    # The help group, where it is not the class's own.
+    group: str
+
+
+_KEY = "option"
+_KIND_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a JSON object",
+}
+
+
+class Kind(NamedTuple):
+    """A type hint taken apart: the Python types of a value, of a list's item, and choices."""
+
+    types: tuple[type, ...]
+    item: type | None
+    optional: bool
+    choices: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One declared option. `flag` is its long command-line spelling."""
+
+    name: str
+    group: str
+    help: str
+    kind: Kind
+    # What the resolved config starts from, and what the flat view shows (None if derived).
+    default: Any
+    flat_default: Any
+    rules: Rules
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return self.rules.get("choices") or self.kind.choices
+
+    def check(self, value: Any) -> None:
+        """Raise a UsageError that names the option unless `value` is allowed and works."""
+        if value is None and self.kind.optional:
+            return
+        if not _is_a(value, self.kind):
+            wanted = " or ".join(_KIND_NAMES[kind] for kind in self.kind.types)
+            raise UsageError(f"{self.flag} must be {wanted}, not {value!r}")
+        if self.choices and value not in self.choices:
+            listed = ", ".join(str(choice) for choice in self.choices if choice is not None)
+            raise UsageError(f"{self.flag} must be one of {listed}, not {value!r}")
+        self._check_range(value)
+        works = self.rules.get("works")
+        if works is not None and value not in works:
+            raise UsageError(
+                f"{self.flag} {value} is not available in this build; {self.rules['remedy']}"
+            )
+
+    def _check_range(self, value: Any) -> None:
+        ge, gt, le = (self.rules.get(key) for key in ("ge", "gt", "le"))
+        if ge is None and gt is None and le is None:
+            return
+        low = -math.inf if ge is None else ge
+        high = math.inf if le is None else le
+        if not low <= value <= high or (gt is not None and not value > gt):
+            bounds = [] if ge is None else [f"at least {ge}"]
+            bounds += [] if gt is None else [f"greater than {gt}"]
+            bounds += [] if le is None else [f"at most {le}"]
+            raise UsageError(f"{self.flag} must be {' and '.join(bounds)}, not {value}")
+
+
+def option(default: Any, help: str, **rules: Unpack[Rules]) -> Any:
+    """Declare a field of a @config class; a list or dict default is copied per instance."""
+    metadata = {_KEY: (help, rules)}
+    shown = not rules.get("secret", False)
+    if isinstance(default, list | dict):
+        make = default.copy
+        return field(default_factory=make, repr=shown, metadata=metadata)
+    return field(default=default, repr=shown, metadata=metadata)
+
+
+# `option` is no field specifier to type checkers: any value on the right is a default to them.
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def config(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that checks its options when it is made."""
+    declared: type = cls
+    cross_check = cls.__dict__.get("__post_init__")
+
+    def check(self: Any) -> None:
+        for entry in options(declared):
+            entry.check(getattr(self, entry.name))
+        if cross_check is not None:
+            cross_check(self)
+
+    cls.__post_init__ = check  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@cache
+def options(cls: type) -> tuple[Option, ...]:
+    """The options that `cls` itself declares, in order."""
+    hints = get_type_hints(cls)
+    return tuple(
+        _make_option(cls.__name__, entry, hints[entry.name])
+        for entry in fields(cls)
+        if _KEY in entry.metadata
+    )
+
+
+@cache
+def sections(cls: type) -> dict[str, type]:
+    """The fields of `cls` that are @config classes with options: name to class."""
+    hints = get_type_hints(cls)
+    found: dict[str, type] = {entry.name: hints[entry.name] for entry in fields(cls)}
+    return {name: part for name, part in found.items() if _is_config(part)}
+
+
+def _is_config(cls: type) -> bool:
+    return is_dataclass(cls) and any(_KEY in entry.metadata for entry in fields(cls))
+
+
+@cache
+def option_table(cls: type) -> Mapping[str, Option]:
+    """Every option of `cls` and its sections by name; a name stands only once in a tree."""
+    table: dict[str, Option] = {}
+    for entry in _walk(cls):
+        if entry.name in table:
+            raise TypeError(f"the option {entry.name} is declared twice under {cls.__name__}")
+        table[entry.name] = entry
+    return table
+
+
+def _walk(cls: type) -> Iterator[Option]:
+    for section in sections(cls).values():
+        yield from _walk(section)
+    yield from options(cls)
+
+
+def _make_option(group: str, entry: Field[Any], hint: Any) -> Option:
+    help_text, rules = entry.metadata[_KEY]
+    default = entry.default
+    if default is MISSING and entry.default_factory is not MISSING:
+        default = entry.default_factory()
+    return Option(
+        name=entry.name,
+        group=rules.get("group", group),
+        help=help_text,
+        kind=_kind_of(hint),
+        default=default,
+        flat_default=None if "auto" in rules else default,
+        rules=rules,
+    )
+
+
+def _kind_of(hint: Any) -> Kind:
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    types: list[type] = []
+    item: type | None = None
+    choices: tuple[Any, ...] = ()
+    for part in parts:
+        origin = get_origin(part)
+        if origin is Literal:
+            choices = get_args(part)
+            types += {type(choice): None for choice in choices}
+        elif origin is list:
+            item = get_args(part)[0]
+            types.append(list)
+        elif part is not NoneType:
+            types.append(origin or part)
+    return Kind(tuple(types), item, NoneType in parts, choices)
+
+
+def _is_a(value: Any, kind: Kind) -> bool:
+    # True is an int to Python, and an int is as good as a float to a user.
+    if isinstance(value, bool):
+        return bool in kind.types
+    if isinstance(value, int) and float in kind.types:
+        return True
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if isinstance(value, list) and kind.item is not None:
+        return list in kind.types and all(isinstance(item, kind.item) for item in value)
+    return isinstance(value, kind.types)

@@ -1,0 +1,176 @@
+"""From what a user set to a frozen VllmConfig: every derived value is decided here, once.
+
+Uses the checkpoint's facts and the machine's; imports neither torch nor a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm_lite import envs
+from vllm_lite.config.checkpoint import read_facts, read_json
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
+from vllm_lite.config.model import DTYPE_WORDS
+from vllm_lite.config.option import option_table, options, sections
+from vllm_lite.config.sources import resolve_model_source
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
+
+UsageContext = Literal["server", "llm"]
+
+# (device, usage) -> tokens and requests of a step.
+_STEP_SIZES = {
+    ("cpu", "server"): (2048, 128),
+    ("cpu", "llm"): (4096, 256),
+    ("cuda", "server"): (2048, 256),
+    ("cuda", "llm"): (8192, 256),
+}
+_MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+_GIB = 1 << 30
+
+
+def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmConfig:
+    """The engine that the options `given` (by field name) describe; raises UsageError.
+
+    Downloads the model if it is not on this machine.
+    """
+    table = option_table(VllmConfig)
+    for name, value in given.items():
+        # "auto" words are not values of the resolved tree, so what the user wrote is checked here.
+        if not (value is None and "auto" in table[name].rules):
+            table[name].check(_spelled(name, value))
+    values = {name: value for name, value in given.items() if value is not None}
+    _warn_of_deprecated(values)
+    facts = _find_model(values)
+    device = _device(values)
+    _derive_model(values, facts, device)
+    _derive_cache(values, device)
+    _derive_scheduler(values, facts, device, usage)
+    values.setdefault("disable_log_stats", usage == "llm")
+    values["device"] = device
+    return _build(values, facts)
+
+
+def _spelled(name: str, value: Any) -> Any:
+    # -1 and auto both ask for the derived length.
+    return 1 if name == "max_model_len" and value in (-1, "auto") else value
+
+
+def _build(values: Mapping[str, Any], facts: ModelFacts) -> VllmConfig:
+    parts = {
+        name: cls(**{o.name: values[o.name] for o in options(cls) if o.name in values})
+        for name, cls in sections(VllmConfig).items()
+    }
+    own = {o.name: values[o.name] for o in options(VllmConfig) if o.name in values}
+    return VllmConfig(facts=facts, **parts, **own)
+
+
+def _warn_of_deprecated(values: dict[str, Any]) -> None:
+    for name in ("rope_theta", "rope_scaling"):
+        if name in values:
+            rules = option_table(VllmConfig)[name].rules
+            logger.warning(
+                "--%s is deprecated; use %s", name.replace("_", "-"), rules["deprecated"]
+            )
+
+
+def _find_model(values: dict[str, Any]) -> ModelFacts:
+    """The facts of the model; its files are on this machine afterwards."""
+    name = values.setdefault("model", option_table(VllmConfig)["model"].default)
+    source: dict[str, Any] = {
+        "revision": values.get("revision"),
+        "download_dir": values.get("download_dir"),
+        "hf_token": values.get("hf_token", envs.HF_TOKEN),
+        "ignore_patterns": values.get("ignore_patterns"),
+    }
+    overrides = dict(values.get("hf_overrides", {}))
+    for key in ("rope_theta", "rope_scaling"):
+        if key in values:
+            overrides.setdefault(key, values.pop(key))
+    # The description comes first: an unsupported model is refused before its weights are fetched.
+    path = resolve_model_source(name, weights=False, **source)
+    facts = read_facts(
+        path,
+        hf_overrides=overrides,
+        hf_config_path=values.get("hf_config_path"),
+        disable_sliding_window=values.get("disable_sliding_window", False),
+    )
+    if values.get("load_format") != "dummy":
+        resolve_model_source(name, **source)
+    values.pop("hf_token", None)  # of no use from here on, so it goes no further
+    values["hf_overrides"] = overrides
+    values.setdefault("served_model_name", [name])
+    values["tokenizer"] = _find_tokenizer(values, facts, source)
+    return _with_generation_config(facts, values.get("generation_config", "auto"))
+
+
+def _find_tokenizer(values: dict[str, Any], facts: ModelFacts, source: dict[str, Any]) -> str:
+    """A local directory or .gguf file."""
+    name: str = values.get("tokenizer") or values["model"]
+    if name == values["model"] or values.get("skip_tokenizer_init", False):
+        return facts.path
+    if Path(name).expanduser().is_dir():
+        return name  # a directory of its own need not hold a model
+    revision = values.get("tokenizer_revision")
+    return resolve_model_source(name, weights=False, **{**source, "revision": revision})
+
+
+def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
+    if choice == "auto":
+        return facts
+    if choice == "vllm":
+        return replace(facts, generation_config={})
+    return replace(facts, generation_config=read_json(Path(choice) / "generation_config.json"))
+
+
+def _device(values: dict[str, Any]) -> str:
+    device = str(values.pop("device", "auto"))
+    if device == "auto":
+        device = "cuda" if has_cuda_device() else "cpu"
+    return device
+
+
+def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> None:
+    dtype = values.get("dtype", "auto")
+    if dtype == "auto":
+        native = device == "cuda" or has_native_bfloat16()
+        dtype = "bfloat16" if native else "float32"
+    values["dtype"] = DTYPE_WORDS.get(dtype, dtype)
+    if values.get("max_model_len", -1) in (-1, "auto"):
+        values["max_model_len"] = facts.max_position
+    if facts.format == "gguf":
+        values.setdefault("quantization", "gguf")
+
+
+def _derive_cache(values: dict[str, Any], device: str) -> None:
+    values.setdefault("gpu_memory_utilization", _MEMORY_SHARE[device])
+    space = envs.VLLM_CPU_KVCACHE_SPACE
+    if device != "cpu" or space is None:
+        return
+    if space <= 0:
+        raise UsageError(f"VLLM_CPU_KVCACHE_SPACE={space:g} is not a number of GiB above 0")
+    values.setdefault("kv_cache_memory_bytes", int(space * _GIB))
+
+
+def _derive_scheduler(
+    values: dict[str, Any], facts: ModelFacts, device: str, usage: UsageContext
+) -> None:
+    tokens, seqs = _STEP_SIZES[device, usage]
+    length = values["max_model_len"]
+    if "max_num_seqs" not in values:
+        values["max_num_seqs"] = min(seqs, values.get("max_num_batched_tokens", seqs))
+    seqs = values["max_num_seqs"]
+    if "max_num_batched_tokens" not in values:
+        if not values.get("enable_chunked_prefill", True):
+            tokens = max(tokens, length)
+        values["max_num_batched_tokens"] = max(min(tokens, seqs * length), seqs)
+    if usage == "server":
+        values.setdefault("max_num_queued_reqs", max(2048, 16 * seqs))
+        values.setdefault("max_num_queued_tokens", max(4_000_000, 4 * length))

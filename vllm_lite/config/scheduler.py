@@ -1,0 +1,72 @@
+"""SchedulerConfig: how much one step may hold and who comes first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vllm_lite.config.option import config, option
+from vllm_lite.errors import UsageError
+
+
+@config
+class SchedulerConfig:
+    """Limits of a step and of the queue."""
+
+    max_num_seqs: int = option(
+        128,
+        "Most requests in one step.",
+        auto="128 for a server and 256 offline on CPU, 256 on a GPU",
+        ge=1,
+    )
+    max_num_batched_tokens: int = option(
+        2048,
+        "Most tokens in one step.",
+        auto="2048 for a server, 4096 offline on CPU, 8192 offline on a GPU",
+        ge=1,
+        human=True,
+    )
+    enable_chunked_prefill: bool = option(
+        True, "Spread a long prompt over several steps, next to other requests."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "Order of waiting requests: by arrival, or by priority (lower first)."
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Most prompt tokens of one request in one step; 0: no limit of its own.", ge=0
+    )
+    max_num_partial_prefills: int = option(
+        1,
+        "Prompts that may be partly computed at once.",
+        ge=1,
+        works=(1,),
+        remedy="leave it at 1 and set --long-prefill-token-threshold to share steps",
+    )
+    max_long_partial_prefills: int = option(
+        1,
+        "Long prompts that may be partly computed at once.",
+        ge=1,
+        works=(1,),
+        remedy="leave it at 1 and set --long-prefill-token-threshold to share steps",
+    )
+    stream_interval: int = option(1, "Tokens gathered before each streamed chunk.", ge=1)
+    max_num_queued_reqs: int | None = option(
+        None,
+        "Most requests that wait; one more is answered 429.",
+        auto="for a server 16 times --max-num-seqs, at least 2048; offline no limit",
+        ge=1,
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Most prompt tokens that wait; a request beyond is answered 429.",
+        auto="for a server 4 million, at least 4 times --max-model-len; offline no limit",
+        ge=1,
+        human=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UsageError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.max_num_seqs}; each request needs a token of every step, "
+                "so raise the one or lower the other"
+            )
