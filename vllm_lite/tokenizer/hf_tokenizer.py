@@ -1,0 +1,140 @@
+"""Read a tokenizer from a Hugging Face model directory, without transformers where possible.
+
+Owns tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template files.
+A directory without tokenizer.json is left to transformers, imported only then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.tokenizer.parts import TokenizerParts, surround_with
+
+_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def tokenizer_from_directory(path: Path, *, trust_remote_code: bool = False) -> TokenizerParts:
+    """The tokenizer in the directory `path`; raises CheckpointError if there is none."""
+    config = _read_json(path / "tokenizer_config.json")
+    templates = _chat_templates(path, config)
+    if not (path / "tokenizer.json").is_file():
+        from vllm_lite.tokenizer.transformers_tokenizer import tokenizer_from_transformers
+
+        return tokenizer_from_transformers(path, templates, trust_remote_code=trust_remote_code)
+    try:
+        backend = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the library raises no narrower type
+        raise CheckpointError(
+            f"Cannot read {path / 'tokenizer.json'}: {error}; fetch it again"
+        ) from None
+    # A file made for training may cut or pad every text.
+    backend.no_truncation()
+    backend.no_padding()
+    special_tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
+    _add_missing(backend, config, special_tokens)
+    # As transformers has it: stated flags overrule what tokenizer.json itself would add.
+    if "add_bos_token" in config or "add_eos_token" in config:
+        backend.post_processor = surround_with(
+            backend,
+            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
+            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    return TokenizerParts(backend, special_tokens, templates)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}; fetch it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"Cannot read {path}: it is not a JSON object; fetch it again")
+    return content
+
+
+def _text(token: Any) -> str | None:
+    """A token is written as its text or as an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, str]:
+    special = {}
+    for name in _NAMES:
+        token = _text(config.get(name)) or _text(legacy.get(name))
+        if token is not None:
+            special[name] = token
+    return special
+
+
+def _add_missing(
+    backend: Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """Add the tokens that the configuration names and tokenizer.json does not know as such."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if isinstance(entry, Mapping) and (content := _text(entry)) and content not in known:
+            flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+            options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+            backend.add_tokens([AddedToken(content, **options)])
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
+    named = [*special_tokens.values(), *_extra_special(config)]
+    backend.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token in dict.fromkeys(named)
+            if token not in special
+        ]
+    )
+
+
+def _extra_special(config: Mapping[str, Any]) -> Iterable[str]:
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(key) or ()
+        for token in tokens.values() if isinstance(tokens, Mapping) else tokens:
+            if (text := _text(token)) is not None:
+                yield text
+
+
+def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; files of their own win over the configuration."""
+    try:
+        files = {
+            file.stem: file.read_text(encoding="utf-8")
+            for file in sorted((path / "additional_chat_templates").glob("*.jinja"))
+        }
+        main = path / "chat_template.jinja"
+        if main.is_file():
+            files["default"] = main.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read the chat template in {path}: {error}") from None
+    if files:
+        return files
+    stated = config.get("chat_template")
+    if stated is None:
+        stated = _read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(stated, str):
+        return {"default": stated}
+    if isinstance(stated, list):
+        return {entry["name"]: entry["template"] for entry in stated if isinstance(entry, Mapping)}
+    return {}

@@ -1,0 +1,54 @@
+"""What any source of a tokenizer yields: the backend, its special tokens, its chat templates.
+
+Plain data that the loaders fill and Tokenizer wraps; knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+
+class Encoded(Protocol):
+    """The one thing that is read of an encoded text."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+
+class Backend(Protocol):
+    """What is used of `tokenizers.Tokenizer`; a slow tokenizer is dressed up as one."""
+
+    decoder: Any
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoded: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def id_to_token(self, id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]: ...
+    def get_vocab_size(self, *, with_added_tokens: bool = True) -> int: ...
+    def get_added_tokens_decoder(self) -> dict[int, AddedToken]: ...
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """`special_tokens` maps names such as "bos_token" to text; templates are by their names."""
+
+    backend: Backend
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+def surround_with(
+    backend: Tokenizer, bos: str | None, eos: str | None
+) -> processors.TemplateProcessing:
+    """A post-processor that puts `bos` before and `eos` after a text, where they are given."""
+    before, after = [bos] if bos else [], [eos] if eos else []
+    single = [*before, "$A", *after]
+    known = [(token, backend.token_to_id(token)) for token in (*before, *after)]
+    return processors.TemplateProcessing(
+        single=single, pair=[*single, *before, "$B", *after], special_tokens=known
+    )

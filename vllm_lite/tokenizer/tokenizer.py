@@ -1,0 +1,148 @@
+"""Text to token ids and back: one Tokenizer over whatever files a model brings.
+
+Owns loading and look-ups; knows no requests and no chat. Ids without a token (padding rows of
+an embedding) decode to nothing, so no id that a model samples can fail here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_lite.config.gguf_header import read_gguf
+from vllm_lite.config.sources import resolve_model_source
+from vllm_lite.errors import RequestError
+from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
+from vllm_lite.tokenizer.parts import TokenizerParts
+from vllm_lite.tokenizer.spelling import spelling_of
+
+if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
+
+
+class Tokenizer:
+    """Encodes and decodes. Safe to use from several threads."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self.backend = parts.backend
+        # "bos_token" and the like to their text, as chat templates use them.
+        self.special_tokens = dict(parts.special_tokens)
+        self.chat_templates = dict(parts.chat_templates)
+        # None: a token's text depends on its neighbours (see detokenizer.py).
+        self.spelling = spelling_of(parts.backend)
+        added = parts.backend.get_added_tokens_decoder()
+        self.added_token_ids = frozenset(added)
+        self.all_special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self.pad_token_id = self._named_id("pad_token")
+        self.vocab_size = parts.backend.get_vocab_size(with_added_tokens=True)
+        self._bytes: dict[int, bytes] = {}
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's default chat template (Jinja), if it has one."""
+        return self.chat_templates.get("default")
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """The largest id; more than vocab_size - 1 where ids are skipped."""
+        return max(self.get_vocab().values(), default=-1)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token as it is spelled in the vocabulary, with its id."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`; with `add_special_tokens`, as the model wants a text to begin.
+
+        Special tokens written in the text become their ids. Raises RequestError for text
+        that is not valid Unicode.
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError):
+            if not isinstance(text, str):
+                raise
+            raise RequestError(
+                "The text holds half of a surrogate pair, which is not valid Unicode", "prompt"
+            ) from None
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of `ids`, taken as a whole text; what is not valid UTF-8 becomes U+FFFD.
+
+        Without `spaces_between_special_tokens`, added tokens that follow one another are
+        joined without the space that some decoders put between tokens.
+        """
+        spaced = spaces_between_special_tokens or skip_special_tokens or self.spelling is not None
+        if spaced:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        parts: list[str] = []
+        run: list[int] = []
+        previous_added = False
+        for token_id in ids:
+            added = token_id in self.added_token_ids
+            if added and previous_added:
+                parts.append(self.backend.decode(run, skip_special_tokens=False))
+                run = []
+            run.append(token_id)
+            previous_added = added
+        return "".join([*parts, self.backend.decode(run, skip_special_tokens=False)])
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each id's piece as the vocabulary spells it; "" where there is none."""
+        return [self.backend.id_to_token(token_id) or "" for token_id in ids]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a piece as the vocabulary spells it."""
+        return self.backend.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that this token adds inside a text; perhaps a part of a character."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            piece = self.backend.id_to_token(token_id)
+            if piece is None:
+                known = b""
+            elif self.spelling is not None:
+                known = self.spelling.to_bytes(piece)
+            else:
+                known = self.backend.decode([token_id], skip_special_tokens=False).encode()
+            self._bytes[token_id] = known
+        return known
+
+    def decode_token(self, token_id: int) -> str:
+        """One token's text for logprobs; a part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def load_tokenizer(config: VllmConfig) -> Tokenizer:
+    """The tokenizer of the model, or the one that --tokenizer names; raises CheckpointError."""
+    model = config.model
+    if model.tokenizer in (model.model, config.facts.path):
+        path = Path(config.facts.path)
+    else:
+        source = resolve_model_source(
+            model.tokenizer,
+            revision=model.tokenizer_revision,
+            download_dir=config.load.download_dir,
+            hf_token=model.hf_token,
+            weights=False,
+        )
+        path = Path(source)
+    if path.suffix == ".gguf":
+        return Tokenizer(tokenizer_from_gguf(read_gguf(path).metadata))
+    parts = tokenizer_from_directory(path, trust_remote_code=model.trust_remote_code)
+    return Tokenizer(parts)
