@@ -164,10 +164,15 @@ def options(cls: type) -> tuple[Option, ...]:
     """The options that `cls` itself declares, in order."""
     hints = get_type_hints(cls)
     return tuple(
-        _make_option(cls.__name__, entry, hints[entry.name])
+        _make_option(group_of(cls), entry, hints[entry.name])
         for entry in fields(cls)
         if _KEY in entry.metadata
     )
+
+
+def group_of(cls: type) -> str:
+    """The help group of a @config class: its name, or the GROUP it states."""
+    return str(getattr(cls, "GROUP", cls.__name__))
 
 
 @cache

@@ -41,15 +41,12 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
 
     Downloads the model if it is not on this machine.
     """
-    table = option_table(VllmConfig)
-    for name, value in given.items():
-        # "auto" words are not values of the resolved tree, so what the user wrote is checked here.
-        if not (value is None and "auto" in table[name].rules):
-            table[name].check(_spelled(name, value))
     values = {name: value for name, value in given.items() if value is not None}
+    for name, value in values.items():
+        option_table(VllmConfig)[name].check(_checkable(name, value))
+    device = _device(values)
     _warn_of_deprecated(values)
     facts = _find_model(values)
-    device = _device(values)
     _derive_model(values, facts, device)
     _derive_cache(values, device)
     _derive_scheduler(values, facts, device, usage)
@@ -58,9 +55,11 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
     return _build(values, facts)
 
 
-def _spelled(name: str, value: Any) -> Any:
-    # -1 and auto both ask for the derived length.
-    return 1 if name == "max_model_len" and value in (-1, "auto") else value
+def _checkable(name: str, value: Any) -> Any:
+    """`value`, with spellings that only the derivation understands made plain."""
+    if name == "max_model_len" and value in (-1, "auto"):
+        return 1
+    return str(value).removeprefix("torch.") if name == "dtype" else value
 
 
 def _build(values: Mapping[str, Any], facts: ModelFacts) -> VllmConfig:
@@ -131,14 +130,16 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
 
 
 def _device(values: dict[str, Any]) -> str:
-    device = str(values.pop("device", "auto"))
+    device = values.get("device", "auto")
     if device == "auto":
         device = "cuda" if has_cuda_device() else "cpu"
-    return device
+    # Refused before a model is fetched for it.
+    option_table(VllmConfig)["device"].check(device)
+    return str(device)
 
 
 def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> None:
-    dtype = values.get("dtype", "auto")
+    dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
     if dtype == "auto":
         native = device == "cuda" or has_native_bfloat16()
         dtype = "bfloat16" if native else "float32"

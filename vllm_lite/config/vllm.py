@@ -23,7 +23,7 @@ from vllm_lite.errors import UsageError
 
 @config
 class VllmConfig:
-    """The tree of configurations of one engine, and the facts of its checkpoint."""
+    """The engine as a whole: where it runs, its parts and its checkpoint."""
 
     facts: ModelFacts
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -37,8 +37,8 @@ class VllmConfig:
         "Where the model runs.",
         auto="cuda where there is an NVIDIA driver, else cpu",
         choices=("auto", "cpu", "cuda"),
-        works=("cpu",),
-        remedy="add --device cpu",
+        works=("auto", "cpu"),
+        remedy="there is no GPU backend yet, so add --device cpu",
     )
 
     def __post_init__(self) -> None:

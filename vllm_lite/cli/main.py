@@ -1,0 +1,57 @@
+"""The `vllm-lite` command: finds the subcommand and turns errors into exit codes.
+
+0 done, 1 a user's mistake or a failed engine (one line says which), 2 an unreadable command
+line, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import vllm_lite
+from vllm_lite.errors import VLLMLiteError
+
+# Command -> the module whose run(argv) does it, and what it is for.
+COMMANDS = {
+    "serve": ("vllm_lite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` (default: sys.argv) and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if words[0] in ("-v", "--version"):
+        sys.stdout.write(f"{vllm_lite.__version__}\n")
+        return 0
+    if words[0] not in COMMANDS:
+        kind = "option" if words[0].startswith("-") else "command"
+        sys.stderr.write(
+            f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} "
+            f"(choose from {', '.join(COMMANDS)})\n"
+        )
+        return 2
+    module = importlib.import_module(COMMANDS[words[0]][0])
+    try:
+        code: int = module.run(words[1:])
+    except VLLMLiteError as error:
+        sys.stderr.write(f"vllm-lite {words[0]}: error: {' '.join(str(error).split())}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _usage() -> str:
+    return "usage: vllm-lite [-h] [-v] {" + ",".join(COMMANDS) + "} ...\n"
+
+
+def _help() -> str:
+    lines = [f"  {name:<8}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += ["", "  -h, --help     this text; after a command, the command's own"]
+    lines += ["  -v, --version  the version"]
+    return _usage() + "\nRun language models.\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,165 @@
+"""From the words a user typed to words that argparse understands.
+
+Turns underscores into dashes, a YAML file into flags, and dotted keys (`--hf-overrides.a 1`)
+into one JSON object. Knows options only by their spellings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_lite.config.option import Option
+from vllm_lite.config.values import json_value
+from vllm_lite.errors import UsageError
+
+_FLAG = re.compile(r"--[A-Za-z][^.=]*")
+
+
+def spellings_of(entries: Iterable[Option]) -> dict[str, Option]:
+    """Every way to write each option: its flag, its aliases and, for booleans, --no-flag."""
+    found: dict[str, Option] = {}
+    for entry in entries:
+        for name in (entry.flag, *entry.rules.get("aliases", ())):
+            found[name] = entry
+        if entry.kind.types == (bool,):
+            found[f"--no-{entry.flag[2:]}"] = entry
+    return found
+
+
+def find_option(name: str, spellings: Mapping[str, Option]) -> Option | None:
+    """The option that `name` spells, or abbreviates without doubt; else None."""
+    if name in spellings:
+        return spellings[name]
+    if not name.startswith("--"):
+        return None
+    flags = [flag for flag in spellings if flag.startswith(name)]
+    return spellings[flags[0]] if len(flags) == 1 else None
+
+
+def with_dashes(argv: Sequence[str]) -> list[str]:
+    """`--max_num_seqs=4` as `--max-num-seqs=4`; values and JSON keys keep their underscores."""
+    return [
+        _FLAG.sub(lambda match: match[0].replace("_", "-"), word, count=1)
+        if _FLAG.match(word)
+        else word
+        for word in argv
+    ]
+
+
+def repeated(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
+    """The flags of options that stand in `argv` more than once."""
+    seen: set[str] = set()
+    twice: dict[str, None] = {}
+    for word in argv:
+        name, _, _ = word.partition("=")
+        entry = find_option(name, spellings) if name.startswith("-") else None
+        if entry is not None:
+            if entry.flag in seen:
+                twice[entry.flag] = None
+            seen.add(entry.flag)
+    return list(twice)
+
+
+def merge_dotted(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
+    """`argv` with the dotted words of each JSON option merged into one object at its end.
+
+    `--opt.a.b v` and `--opt.a.b=v` set a key; `--opt.list+ x,y` appends to a list.
+    """
+    words = list(argv)
+    rest: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    while words:
+        word = words.pop(0)
+        head, equals, value = word.partition("=")
+        flag, dot, key = head.partition(".")
+        entry = find_option(flag, spellings) if dot and flag.startswith("-") else None
+        if entry is None or dict not in entry.kind.types:
+            rest.append(word)
+            continue
+        if not equals:
+            if not words:
+                raise UsageError(f"{head} needs a value")
+            value = words.pop(0)
+        _put(objects.setdefault(entry.flag, {}), head, key.split("."), value)
+    for flag, merged in objects.items():
+        rest += [flag, json.dumps(merged)]
+    return rest
+
+
+def _put(target: dict[str, Any], head: str, path: list[str], text: str) -> None:
+    if not all(path):
+        raise UsageError(f"{head} has an empty key")
+    *parents, last = path
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise UsageError(f"{head} sets a key of something that is not an object")
+    if not last.endswith("+"):
+        target[last] = json_value(text)
+        return
+    items = target.setdefault(last[:-1], [])
+    if not isinstance(items, list):
+        raise UsageError(f"{head} appends to something that is not a list")
+    items += [json_value(item) for item in text.split(",")]
+
+
+def take_config_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """`argv` without --config, and the file it names (the last one wins)."""
+    rest: list[str] = []
+    file: str | None = None
+    words = iter(argv)
+    for word in words:
+        if word == "--config":
+            file = next(words, None)
+            if file is None:
+                raise UsageError("--config needs a YAML file")
+        elif word.startswith("--config="):
+            file = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest, file
+
+
+def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[str], str | None]:
+    """The flags that a YAML file stands for, and its `model`; raises UsageError."""
+    if not file.endswith((".yaml", ".yml")):
+        raise UsageError(f"--config {file}: give a file that ends in .yaml or .yml")
+    # Imported here: most commands read no file.
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise UsageError(f"--config {file}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(f"--config {file} is not valid YAML: {first}") from None
+    if content is None:
+        return [], None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {file} must hold keys and values, one option a line")
+    model = content.pop("model", None)
+    flags = [word for key, value in content.items() for word in _words(str(key), value, spellings)]
+    return flags, None if model is None else str(model)
+
+
+def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:
+    flag = "--" + key.replace("_", "-") if "." not in key else "--" + key
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{flag[2:]}"]
+    if isinstance(value, list):
+        entry = spellings.get(flag)
+        if entry is None or not entry.rules.get("json"):
+            return [flag, *(_text(item) for item in value)]
+        return [flag, json.dumps(value)]
+    return [flag, _text(value)]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,192 @@
+"""Fields of @config classes to a command line, and its words back to their values.
+
+One parser for any set of classes: nothing here names an option but --config, --help and the
+model. Values come back as plain dicts that hold only what the user set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from vllm_lite import envs
+from vllm_lite.config.argv import (
+    merge_dotted,
+    read_config_file,
+    repeated,
+    spellings_of,
+    take_config_file,
+    with_dashes,
+)
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.help import help_text
+from vllm_lite.config.option import Option, group_of, option_table, options, sections
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.config.values import human_int, json_of
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
+
+
+class Parsed(NamedTuple):
+    """What a command line said: loose words, the file's `model`, and each class's values."""
+
+    words: list[str]
+    file_model: str | None
+    values: list[dict[str, Any]]
+
+
+class OptionParser(argparse.ArgumentParser):
+    """The command line of the options of `classes`.
+
+    A mistake in it ends the process with the usage line on stderr and exit code 2.
+    """
+
+    def __init__(self, prog: str, usage: str, description: str, classes: Sequence[type]) -> None:
+        super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False)
+        self.description = description
+        self._classes = classes
+        self._entries = [entry for cls in classes for entry in option_table(cls).values()]
+        self._spellings = spellings_of(self._entries)
+        for entry in self._entries:
+            _add_option(self, entry)
+
+    def parse(self, argv: Sequence[str]) -> Parsed:
+        """Read `argv` and the --config file it may name; prints help and exits on --help."""
+        words = with_dashes(argv)
+        self._help_if_asked(words)
+        try:
+            words, file = take_config_file(words)
+            for flag in repeated(words, self._spellings):
+                logger.warning("Found duplicate keys %s; the last one counts", flag)
+            from_file, file_model = read_config_file(file, self._spellings) if file else ([], None)
+            # The file's flags come first, so those of the command line win.
+            words = merge_dotted([*from_file, *words], self._spellings)
+        except UsageError as error:
+            self.error(str(error))
+        namespace, loose = self.parse_known_args(words)
+        self._refuse_unknown(loose)
+        given = vars(namespace)
+        values = [
+            {name: given[name] for name in option_table(cls) if name in given}
+            for cls in self._classes
+        ]
+        return Parsed(loose, file_model, values)
+
+    def _refuse_unknown(self, loose: Sequence[str]) -> None:
+        unknown = [word for word in loose if word.startswith("-")]
+        if not unknown:
+            return
+        names = [word.partition("=")[0].partition(".")[0] for word in unknown]
+        close = [difflib.get_close_matches(name, self._spellings, n=1) for name in names]
+        hints = " ".join(match[0] for match in close if match)
+        text = f"unrecognized arguments: {' '.join(unknown)}"
+        self.error(f"{text} (did you mean {hints}?)" if hints else text)
+
+    def _help_if_asked(self, argv: Sequence[str]) -> None:
+        for word in argv:
+            name, _, topic = word.partition("=")
+            if name in ("-h", "--help"):
+                sys.stdout.write(self.help(topic))
+                sys.exit(0)
+
+    def help(self, topic: str = "") -> str:
+        """The help text on a topic; "" is the summary with the usage line."""
+        about = {"options": "Configuration file and logging."}
+        for cls in self._classes:
+            for part in (*sections(cls).values(), cls):
+                if any(entry.group == group_of(part) for entry in options(part)):
+                    about[group_of(part)] = (part.__doc__ or "").partition("\n")[0]
+        text = help_text(topic, self._entries, about)
+        if topic:
+            return text
+        config = "  --config FILE  YAML file of options; those of the command line win\n"
+        return f"usage: {self.usage}\n\n{self.description}\n\n{text}\n{config}"
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and `message` to stderr and exit with code 2."""
+        self.exit(2, f"usage: {self.usage}\n{self.prog}: error: {message}\n")
+
+
+def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
+    names = [*entry.rules.get("aliases", ()), entry.flag]
+    settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS}
+    types = entry.kind.types
+    if types == (bool,):
+        parser.add_argument(*names, action=argparse.BooleanOptionalAction, **settings)
+        return
+    if list in types and not entry.rules.get("json"):
+        settings["nargs"] = "+"
+    if entry.rules.get("bare"):
+        settings |= {"nargs": "?", "const": True}
+    if entry.choices:
+        settings["choices"] = [*entry.choices, *([None] if entry.kind.optional else [])]
+    parser.add_argument(*names, type=_reader(entry), **settings)
+
+
+def _reader(entry: Option) -> Callable[[str], Any]:
+    """The function that reads one word of an option's value."""
+    types = entry.kind.types
+    read: Callable[[str], Any]
+    if dict in types:
+        read = functools.partial(json_of, kind=dict)
+    elif list in types:
+        read = functools.partial(json_of, kind=list) if entry.rules.get("json") else str
+    elif entry.rules.get("human"):
+        read = functools.partial(human_int, words=entry.rules.get("words"))
+    else:
+        read = next(kind for kind in types if kind is not bool)
+
+    def convert(text: str) -> Any:
+        if entry.kind.optional and text in ("", "None"):
+            return None
+        try:
+            return read(text)
+        except ValueError as error:
+            own = f"invalid {read.__name__} value: {text!r}" if isinstance(read, type) else error
+            raise argparse.ArgumentTypeError(str(own)) from None
+
+    return convert
+
+
+def serve_parser() -> OptionParser:
+    """The parser of `vllm-lite serve`."""
+    return OptionParser(
+        "vllm-lite serve",
+        "[MODEL] [options]",
+        "Serve MODEL over an OpenAI-compatible HTTP API. MODEL is demo, a directory in Hugging\n"
+        "Face's layout, a .gguf file, or the id of a hub repository.",
+        (VllmConfig, ServerConfig),
+    )
+
+
+def parse_serve_args(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig]:
+    """The engine and server options of `vllm-lite serve`'s words (without the command itself).
+
+    Exits with code 2 where they cannot be read; raises UsageError where a server option's
+    value makes no sense. The engine's are checked when its config is created.
+    """
+    parser = serve_parser()
+    words, file_model, (engine, server) = parser.parse(argv)
+    if len(words) > 1:
+        parser.error(f"unrecognized arguments: {' '.join(words[1:])}")
+    if "model" in engine:
+        logger.warning("Give the model as `vllm-lite serve MODEL`; --model is read the same way")
+    if words:
+        engine["model"] = words[0]
+    elif file_model is not None:
+        engine.setdefault("model", file_model)
+    if "model" not in engine and "served_model_name" in engine:
+        raise UsageError(
+            "--served-model-name without a model: put MODEL first, "
+            "as in `vllm-lite serve MODEL --served-model-name NAME`"
+        )
+    if "api_key" not in server and envs.VLLM_API_KEY:
+        server["api_key"] = [envs.VLLM_API_KEY]
+    return EngineArgs(**engine), ServerConfig(**server)

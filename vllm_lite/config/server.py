@@ -1,0 +1,99 @@
+"""ServerConfig: the HTTP front end's options. The engine knows nothing of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from vllm_lite.config.option import config, option
+from vllm_lite.errors import UsageError
+
+
+@config
+class ServerConfig:
+    """Where the server listens, whom it admits and how it answers."""
+
+    GROUP: ClassVar[str] = "Frontend"
+
+    host: str | None = option(None, "Address to listen on; default: all interfaces.")
+    port: int = option(8000, "TCP port to listen on.", ge=0, le=65535)
+    uds: str | None = option(None, "Unix socket to listen on instead of host and port.")
+    root_path: str | None = option(None, "URL prefix that a reverse proxy strips.")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = option(
+        "info", "Verbosity of the HTTP server's own logger."
+    )
+    disable_uvicorn_access_log: bool = option(False, "Write no line for each HTTP request.")
+    disable_fastapi_docs: bool = option(False, "Serve no OpenAPI schema and no docs pages.")
+    disable_frontend_multiprocessing: bool = option(
+        False, "Run the HTTP front end and the engine in one process."
+    )
+    allow_credentials: bool = option(False, "CORS: let browsers send credentials.")
+    allowed_origins: list[str] = option(["*"], "CORS: origins to accept, a JSON list.", json=True)
+    allowed_methods: list[str] = option(["*"], "CORS: methods to accept, a JSON list.", json=True)
+    allowed_headers: list[str] = option(["*"], "CORS: headers to accept, a JSON list.", json=True)
+    api_key: list[str] = option(
+        [],
+        "Keys, one of which a client must send as a bearer token.",
+        auto="VLLM_API_KEY if it is set, else no key is asked for",
+        secret=True,
+    )
+    ssl_keyfile: str | None = option(None, "Private key file for HTTPS.")
+    ssl_certfile: str | None = option(None, "Certificate file for HTTPS.")
+    ssl_ca_certs: str | None = option(None, "CA certificates that client certificates must have.")
+    ssl_cert_reqs: int = option(
+        0, "Client certificates: 0 none, 1 optional, 2 required.", ge=0, le=2
+    )
+    chat_template: str | None = option(
+        None, "Jinja template, as a file or in one line, in place of the tokenizer's own."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto", "How message content reaches the template: as text, or as a list of parts."
+    )
+    trust_request_chat_template: bool = option(
+        False, "Render templates that requests bring; others are refused."
+    )
+    response_role: str = option("assistant", "Role of generated chat messages.")
+    return_tokens_as_token_ids: bool = option(
+        False, "Show tokens in logprobs as token_id:N instead of their text."
+    )
+    enable_request_id_headers: bool = option(
+        False, "Answer with an X-Request-Id header, the client's own if it sent one."
+    )
+    enable_prompt_tokens_details: bool = option(
+        False, "Report how many prompt tokens came from the prefix cache."
+    )
+    enable_force_include_usage: bool = option(
+        False, "Report usage in every response, streamed ones included."
+    )
+    enable_server_load_tracking: bool = option(False, "Report running requests at /load.")
+    log_config_file: str | None = option(
+        None, "JSON logging configuration for the engine and the HTTP server."
+    )
+    max_log_len: int | None = option(
+        None, "Most characters or token ids of a prompt in a log line.", ge=0
+    )
+    enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
+    enable_log_outputs: bool = option(False, "Log generated text too.")
+    shutdown_timeout: int = option(
+        30,
+        "Seconds that running requests may take to finish after SIGTERM.",
+        ge=0,
+        group="options",
+    )
+
+    def __post_init__(self) -> None:
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise UsageError("--enable-log-outputs needs --enable-log-requests")
+        if any(not key for key in self.api_key):
+            raise UsageError("--api-key must not be empty")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise UsageError("--ssl-keyfile needs --ssl-certfile")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "log_config_file"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag}: there is no file {path}")
+        template = self.chat_template
+        # A template has braces or lines; anything else was meant as a path.
+        if template and not set(template) & set("{}\n") and not Path(template).is_file():
+            raise UsageError(f"--chat-template: there is no file {template}")
