@@ -8,6 +8,7 @@ the scheduler can build them without knowing the engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,6 +71,8 @@ class NewRequestData:
     num_computed_tokens: int
     # Tokens already generated: non-empty only when a preempted request comes back.
     output_token_ids: list[int] = field(default_factory=list)
+    # What min_tokens bans along with the stop token ids.
+    eos_token_ids: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ class StepBuilder:
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
                 output_token_ids=request.output_token_ids,
+                eos_token_ids=tuple(request.eos_token_ids),
             )
         )
         self.num_scheduled_tokens[request.request_id] = num_tokens
