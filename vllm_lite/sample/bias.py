@@ -1,0 +1,112 @@
+"""What changes single logits of single rows: allowed ids, bad words, min_tokens, logit_bias.
+
+Each class serves one batch and touches only the (row, token) pairs that it names. Ids beyond
+the vocabulary were dropped before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+_BANNED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBias:
+    """The logit_bias of one request."""
+
+    token_ids: Int64s
+    values: npt.NDArray[np.float32]
+
+
+def _pairs(rows: Sequence[int], ids: Sequence[Int64s]) -> tuple[Tensor, Tensor]:
+    """(row, id) index tensors over all ids of all rows."""
+    lengths = [len(row_ids) for row_ids in ids]
+    flat_rows = np.repeat(np.asarray(rows, np.int64), lengths)
+    flat_ids = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+    return torch.from_numpy(flat_rows), torch.from_numpy(flat_ids)
+
+
+class AllowedTokens:
+    """Bans every token of a row but the ones it allows."""
+
+    def __init__(self, rows: list[int], ids: list[Int64s], device: torch.device) -> None:
+        flat_rows, flat_ids = _pairs(rows, ids)
+        self._rows = torch.tensor(rows, device=device)
+        self._pairs = flat_rows.to(device), flat_ids.to(device)
+
+    def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
+        """Ban in `logits` [R, V] in place."""
+        kept = logits[self._pairs]
+        logits.index_fill_(0, self._rows, _BANNED)
+        logits[self._pairs] = kept
+
+
+class BadWords:
+    """Bans the last token of a word whose other tokens were just generated."""
+
+    def __init__(self, rows: list[int], words: list[list[list[int]]], device: torch.device) -> None:
+        single = [np.array([w[0] for w in row if len(w) == 1], np.int64) for row in words]
+        flat_rows, flat_ids = _pairs(rows, single)
+        self._single = flat_rows.to(device), flat_ids.to(device)
+        self._longer = [
+            (row, word[:-1], word[-1])
+            for row, row_words in zip(rows, words, strict=True)
+            for word in row_words
+            if len(word) > 1
+        ]
+
+    def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
+        """Ban in `logits` [R, V] in place; `outputs` are the rows' generated ids."""
+        logits[self._single] = _BANNED
+        for row, prefix, last in self._longer:
+            output = outputs[row]
+            if output.size >= len(prefix) and output[-len(prefix) :].tolist() == prefix:
+                logits[row, last] = _BANNED
+
+
+class MinTokens:
+    """Bans a request's stop tokens until it has generated min_tokens."""
+
+    def __init__(
+        self, rows: list[int], least: list[int], ids: list[Int64s], device: torch.device
+    ) -> None:
+        self._rows = rows
+        self._least = least
+        self._lengths = [len(row_ids) for row_ids in ids]
+        flat_rows, flat_ids = _pairs(rows, ids)
+        self._pairs = flat_rows.to(device), flat_ids.to(device)
+
+    def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
+        """Ban in `logits` [R, V] in place; `outputs` are the rows' generated ids."""
+        pending = [
+            outputs[row].size < least for row, least in zip(self._rows, self._least, strict=True)
+        ]
+        if all(pending):
+            logits[self._pairs] = _BANNED
+        elif any(pending):
+            chosen = torch.from_numpy(np.repeat(pending, self._lengths)).to(logits.device)
+            logits[self._pairs[0][chosen], self._pairs[1][chosen]] = _BANNED
+
+
+class LogitBias:
+    """Adds each request's logit_bias."""
+
+    def __init__(self, rows: list[int], biases: list[TokenBias], device: torch.device) -> None:
+        flat_rows, flat_ids = _pairs(rows, [bias.token_ids for bias in biases])
+        self._pairs = flat_rows.to(device), flat_ids.to(device)
+        values = np.concatenate([bias.values for bias in biases])
+        self._values = torch.from_numpy(values).to(device)
+
+    def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
+        """Add to `logits` [R, V] in place."""
+        logits[self._pairs] += self._values

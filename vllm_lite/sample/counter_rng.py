@@ -1,0 +1,43 @@
+"""Random numbers as a pure function of (seed, position): no state to keep, save or replay.
+
+A request's stream is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+generators, 2014), entered at any position at once. So a seeded request draws the same numbers
+whatever shares its batch, and again after preemption or a restart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64s = npt.NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MUL_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MUL_2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (30, 27, 31, 11))
+
+
+def _mix(x: UInt64s) -> UInt64s:
+    x = (x ^ (x >> _S30)) * _MUL_1
+    x = (x ^ (x >> _S27)) * _MUL_2
+    return x ^ (x >> _S31)
+
+
+def stream_key(seed: int, stream: int = 0) -> int:
+    """The 64-bit key of one request's stream.
+
+    `seed` is any int64; `stream` tells apart the requests that share an engine's seed.
+    """
+    words = np.array([seed & (2**64 - 1), stream & (2**64 - 1)], dtype=np.uint64)
+    mixed = _mix(words + _GAMMA)
+    # The rotation keeps (a, b) and (b, a) apart.
+    turned = (mixed[1:] << np.uint64(17)) | (mixed[1:] >> np.uint64(47))
+    return int(_mix(mixed[:1] ^ turned)[0])
+
+
+def uniforms(keys: UInt64s, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) with 53 random bits for each (key, position); both [R]."""
+    steps = positions.astype(np.uint64) + np.uint64(1)
+    bits = _mix(keys + steps * _GAMMA) >> _S11
+    return bits.astype(np.float64) * np.float64(2.0**-53)

@@ -1,0 +1,99 @@
+"""Repetition, frequency and presence penalties, as vLLM defines them.
+
+Touches only tokens that occurred: a request keeps the distinct ids it has seen and how often
+it generated each, brought up to date from its token row. Cost follows the distinct tokens,
+not the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int32s = npt.NDArray[np.int32]
+
+
+class SeenTokens:
+    """Distinct token ids of one request, with the number of times each was generated."""
+
+    def __init__(self, prompt_token_ids: Int32s, vocab_size: int) -> None:
+        ids = np.unique(prompt_token_ids).astype(np.int64)
+        ids = ids[(ids >= 0) & (ids < vocab_size)]
+        self.count = len(ids)
+        self._ids = np.zeros(max(64, 2 * len(ids)), np.int64)
+        self._ids[: len(ids)] = ids
+        self._times = np.zeros(len(self._ids), np.float32)
+        self._index = {int(token_id): i for i, token_id in enumerate(ids)}
+        self._num_outputs = 0
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Distinct ids, [count]."""
+        return self._ids[: self.count]
+
+    @property
+    def times(self) -> npt.NDArray[np.float32]:
+        """How often each id was generated, [count]; 0 for ids that only the prompt has."""
+        return self._times[: self.count]
+
+    def update(self, output_token_ids: Int32s) -> None:
+        """Take in the outputs that are new since the last call; pass all of them."""
+        for token_id in output_token_ids[self._num_outputs :].tolist():
+            index = self._index.setdefault(token_id, self.count)
+            if index == self.count:
+                self._append(token_id)
+            self._times[index] += 1.0
+        self._num_outputs = len(output_token_ids)
+
+    def _append(self, token_id: int) -> None:
+        if self.count == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._times = np.concatenate([self._times, np.zeros_like(self._times)])
+        self._ids[self.count] = token_id
+        self.count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyRow:
+    """One batch row's penalties."""
+
+    row: int
+    slot: int
+    repetition: float
+    frequency: float
+    presence: float
+    seen: SeenTokens
+
+
+class Penalties:
+    """The penalties of one batch."""
+
+    def __init__(self, rows: list[PenaltyRow]) -> None:
+        self._rows = rows
+        self._index = np.array([row.row for row in rows], np.int64)
+        self._factors = np.array(
+            [(row.repetition, row.frequency, row.presence) for row in rows], np.float32
+        )
+        self._has_repetition = any(row.repetition != 1.0 for row in rows)
+
+    def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
+        """Penalise `logits` [R, V] in place; `outputs` are the batch rows' generated ids."""
+        seen = [row.seen for row in self._rows]
+        for row in self._rows:
+            row.seen.update(outputs[row.row])
+        lengths = [tokens.count for tokens in seen]
+        rows = np.repeat(self._index, lengths)
+        flat = torch.from_numpy(rows * logits.shape[1] + np.concatenate([s.ids for s in seen]))
+        times = torch.from_numpy(np.concatenate([s.times for s in seen]))
+        factors = torch.from_numpy(np.repeat(self._factors, lengths, axis=0))
+        flat, times, factors = (x.to(logits.device) for x in (flat, times, factors))
+        repetition, frequency, presence = factors.unbind(1)
+        values = logits.view(-1)[flat]
+        if self._has_repetition:
+            values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= frequency * times + presence * (times > 0)
+        logits.view(-1)[flat] = values

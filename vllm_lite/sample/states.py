@@ -1,0 +1,244 @@
+"""Sampling state of every slot, and the view of it that one batch needs.
+
+A slot's choices are checked and unpacked once, when its request arrives. A batch's tensors
+are built once and serve until the batch or a slot changes. A feature that no request of a
+batch uses leaves no trace in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vllm_lite.sample.bias import (
+    AllowedTokens,
+    BadWords,
+    Int32s,
+    Int64s,
+    LogitBias,
+    MinTokens,
+    TokenBias,
+)
+from vllm_lite.sample.counter_rng import UInt64s, stream_key
+from vllm_lite.sample.filters import Filters
+from vllm_lite.sample.penalties import Penalties, PenaltyRow, SeenTokens
+from vllm_lite.sampling_params import SamplingParams, SamplingType
+
+Processor = AllowedTokens | BadWords | MinTokens | LogitBias | Penalties
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """Every slot's tokens; the arrays belong to the worker and change under this view."""
+
+    token_ids: Int32s  # [slots, L]: prompt, then outputs
+    num_prompt_tokens: Int64s  # [slots]
+    num_tokens: Int64s  # [slots]: prompt and outputs
+
+    def outputs(self, slots: Int64s) -> list[Int32s]:
+        """The generated ids of each of `slots`, as views."""
+        starts = self.num_prompt_tokens[slots].tolist()
+        ends = self.num_tokens[slots].tolist()
+        rows = zip(slots.tolist(), starts, ends, strict=True)
+        return [self.token_ids[slot, start:end] for slot, start, end in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The rows of a batch that draw their token."""
+
+    rows: Tensor | None  # [N] int64; None: all rows of the batch
+    slots: Int64s  # [N]
+    inverse_temperature: Tensor | None  # [N, 1] float32; None: all are 1
+    keys: UInt64s  # [N]
+    filters: Filters | None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to sample the R rows of one batch."""
+
+    slots: Int64s  # [R]
+    # In the order in which they apply.
+    processors: tuple[Processor, ...]
+    random: RandomRows | None
+    has_greedy: bool
+    # Rows that want log-probabilities, and how many candidates each.
+    logprob_rows: list[int]
+    num_candidates: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rare:
+    """The choices of a slot that most requests leave alone; None where unused."""
+
+    allowed: Int64s | None
+    bad_words: list[list[int]] | None
+    min_tokens: tuple[int, Int64s] | None
+    bias: TokenBias | None
+    penalties: tuple[float, float, float, SeenTokens] | None
+    num_candidates: int | None
+
+    def is_used(self) -> bool:
+        """Whether any of them is set."""
+        fields = (self.allowed, self.bad_words, self.min_tokens, self.bias, self.penalties)
+        return self.num_candidates is not None or any(field is not None for field in fields)
+
+
+class SamplingStates:
+    """Sampling choices by slot.
+
+    `seed` is the engine's: requests without a seed of their own draw from streams under it.
+    """
+
+    def __init__(self, table: TokenTable, vocab_size: int, seed: int, device: torch.device) -> None:
+        num_slots = len(table.num_tokens)
+        self.table = table
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._device = device
+        self._num_added = 0
+        self._is_random = np.zeros(num_slots, bool)
+        self._temperature = np.ones(num_slots, np.float32)
+        self._top_k = np.zeros(num_slots, np.int64)
+        self._top_p = np.ones(num_slots, np.float32)
+        self._min_p = np.zeros(num_slots, np.float32)
+        self._keys = np.zeros(num_slots, np.uint64)
+        self._rare: dict[int, _Rare] = {}
+        self._batch: SamplingBatch | None = None
+
+    def add(self, slot: int, params: SamplingParams, eos_token_ids: Iterable[int]) -> None:
+        """Set `slot` up for a request whose tokens are already in the table."""
+        self._batch = None
+        self._is_random[slot] = params.sampling_type != SamplingType.GREEDY
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = min(params.top_k, self._vocab_size)
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._num_added += 1
+        own = params.seed is not None
+        self._keys[slot] = (
+            stream_key(params.seed or 0) if own else stream_key(self._seed, self._num_added)
+        )
+        rare = self._unpack(slot, params, eos_token_ids)
+        if rare.is_used():
+            self._rare[slot] = rare
+        else:
+            self._rare.pop(slot, None)
+
+    def remove(self, slot: int) -> None:
+        """Forget what `slot` held beyond its row of numbers, which the next `add` overwrites."""
+        self._batch = None
+        self._rare.pop(slot, None)
+
+    def batch(self, slots: Int64s) -> SamplingBatch:
+        """The sampling of rows 0.. that hold `slots` [R]; the same object while nothing changes."""
+        if self._batch is None or not np.array_equal(self._batch.slots, slots):
+            self._batch = self._build(slots.copy())
+        return self._batch
+
+    def _unpack(self, slot: int, params: SamplingParams, eos: Iterable[int]) -> _Rare:
+        allowed, bias, min_tokens, penalties = params.allowed_token_ids, None, None, None
+        if params.logit_bias:
+            items = {i: b for i, b in params.logit_bias.items() if i < self._vocab_size}
+            values = np.fromiter(items.values(), np.float32, len(items))
+            bias = TokenBias(np.fromiter(items, np.int64, len(items)), values)
+        if params.min_tokens > 0:
+            stop_ids = self._in_vocabulary({*eos, *(params.stop_token_ids or [])})
+            min_tokens = (params.min_tokens, stop_ids) if len(stop_ids) else None
+        factors = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        if factors != (1.0, 0.0, 0.0):
+            # Only repetition looks at the prompt.
+            length = int(self.table.num_prompt_tokens[slot]) if factors[0] != 1.0 else 0
+            seen = SeenTokens(self.table.token_ids[slot, :length], self._vocab_size)
+            penalties = (*factors, seen)
+        words = [
+            word
+            for word in params.bad_words_token_ids or []
+            if word and max(word) < self._vocab_size
+        ]
+        return _Rare(
+            allowed=self._in_vocabulary(allowed) if allowed is not None else None,
+            bad_words=words or None,
+            min_tokens=min_tokens,
+            bias=bias,
+            penalties=penalties,
+            num_candidates=params.logprobs,
+        )
+
+    def _in_vocabulary(self, token_ids: Iterable[int]) -> Int64s:
+        ids = np.array(sorted(set(token_ids)), np.int64)
+        return ids[ids < self._vocab_size]
+
+    def _build(self, slots: Int64s) -> SamplingBatch:
+        is_random = self._is_random[slots]
+        rare = [
+            (row, slot, self._rare[slot])
+            for row, slot in enumerate(slots.tolist())
+            if slot in self._rare
+        ]
+        reporting = [(row, r.num_candidates) for row, _, r in rare if r.num_candidates is not None]
+        return SamplingBatch(
+            slots=slots,
+            processors=self._processors(rare),
+            random=self._random_rows(slots, is_random) if is_random.any() else None,
+            has_greedy=not is_random.all(),
+            logprob_rows=[row for row, _ in reporting],
+            num_candidates=[count for _, count in reporting],
+        )
+
+    def _random_rows(self, slots: Int64s, is_random: npt.NDArray[np.bool_]) -> RandomRows:
+        rows = None if is_random.all() else self._tensor(is_random.nonzero()[0])
+        slots = slots[is_random]
+        temperature = self._temperature[slots]
+        top_k, top_p, min_p = self._top_k[slots], self._top_p[slots], self._min_p[slots]
+        # A top_k of the whole vocabulary keeps everything.
+        top_k = np.where(top_k < self._vocab_size, top_k, 0)
+        has_min_p, has_top_k, has_top_p = (min_p > 0).any(), (top_k > 0).any(), (top_p < 1).any()
+        filters = None
+        if has_min_p or has_top_k or has_top_p:
+            filters = Filters(
+                min_p=self._tensor(min_p) if has_min_p else None,
+                top_k=self._tensor(top_k) if has_top_k else None,
+                top_p=self._tensor(top_p) if has_top_p else None,
+                max_top_k=int(top_k.max()),
+            )
+        is_plain = bool((temperature == 1.0).all())
+        return RandomRows(
+            rows=rows,
+            slots=slots,
+            inverse_temperature=None if is_plain else self._tensor(1.0 / temperature)[:, None],
+            keys=self._keys[slots],
+            filters=filters,
+        )
+
+    def _processors(self, rare: list[tuple[int, int, _Rare]]) -> tuple[Processor, ...]:
+        found: list[Processor] = []
+        device = self._device
+        allowed = [(row, r.allowed) for row, _, r in rare if r.allowed is not None]
+        if allowed:
+            found.append(AllowedTokens([r for r, _ in allowed], [i for _, i in allowed], device))
+        words = [(row, r.bad_words) for row, _, r in rare if r.bad_words is not None]
+        if words:
+            found.append(BadWords([r for r, _ in words], [w for _, w in words], device))
+        least = [(row, *r.min_tokens) for row, _, r in rare if r.min_tokens is not None]
+        if least:
+            rows, counts, ids = (list(column) for column in zip(*least, strict=True))
+            found.append(MinTokens(rows, counts, ids, device))
+        biases = [(row, r.bias) for row, _, r in rare if r.bias is not None]
+        if biases:
+            found.append(LogitBias([r for r, _ in biases], [b for _, b in biases], device))
+        penalised = [
+            PenaltyRow(row, slot, *r.penalties) for row, slot, r in rare if r.penalties is not None
+        ]
+        if penalised:
+            found.append(Penalties(penalised))
+        return tuple(found)
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
