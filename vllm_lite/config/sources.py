@@ -52,7 +52,7 @@ def resolve_model_source(
     if model == DEMO_NAME:  # a directory of that name is ./demo
         return str(fetch_demo())
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _model_in_directory(path)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -66,7 +66,7 @@ def resolve_model_source(
             "such as org/name"
         )
     patterns = _DESCRIPTION_FILES + (_WEIGHT_FILES if weights else [])
-    return _fetch_from_hub(
+    folder = _fetch_from_hub(
         model,
         revision=revision,
         cache_dir=download_dir,
@@ -74,6 +74,12 @@ def resolve_model_source(
         allow_patterns=patterns,
         ignore_patterns=ignore_patterns,
     )
+    if weights and not any(Path(folder).glob("*.safetensors")):
+        raise CheckpointError(
+            f"{model} has no safetensors weights on the hub; for a GGUF repository, download one "
+            "of its files and give its path"
+        )
+    return folder
 
 
 def _model_in_directory(path: Path) -> str:

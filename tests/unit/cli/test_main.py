@@ -1,0 +1,69 @@
+"""The command's exit codes and messages, and that it starts at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vllm_lite
+from vllm_lite.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_bare_command_and_help_print_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: vllm-lite") and "serve" in text
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_version_is_the_project_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-v"]) == main(["--version"]) == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out.split() == [project["version"]] * 2
+    assert vllm_lite.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("word", ["sreve", "--nothing"])
+def test_an_unknown_command_is_exit_code_2(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert f"error: unknown {'option' if word[0] == '-' else 'command'} {word!r}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", "--enable-log-outputs"]) == 1
+    assert capsys.readouterr().err == (
+        "vllm-lite serve: error: --enable-log-outputs needs --enable-log-requests\n"
+    )
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from vllm_lite.cli.main import main\n"
+        "try: main(['serve', '--help=all'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'fastapi', 'huggingface_hub', 'transformers'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_is_instant() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "vllm_lite", "--help"], check=True, capture_output=True, cwd=ROOT
+        )
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3

@@ -1,0 +1,192 @@
+"""What a user sets plus what the model and machine are gives one checked VllmConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.checkpoints import write_gguf, write_hf
+from vllm_lite.config import resolve as resolve_module
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.resolve import UsageContext
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import CheckpointError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, native bfloat16, none of the user's variables."""
+    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: False)
+    monkeypatch.setattr(resolve_module, "has_native_bfloat16", lambda: True)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_hf(tmp_path / "model", max_position_embeddings=4096))
+
+
+def resolved(model: str, usage: UsageContext = "server", **options: Any) -> VllmConfig:
+    return EngineArgs(model=model, **options).create_engine_config(usage)
+
+
+def test_defaults_of_a_server_and_of_the_llm_class(model: str) -> None:
+    server, llm = resolved(model), resolved(model, "llm")
+    assert (server.scheduler.max_num_batched_tokens, server.scheduler.max_num_seqs) == (2048, 128)
+    assert (llm.scheduler.max_num_batched_tokens, llm.scheduler.max_num_seqs) == (4096, 256)
+    assert (server.observability.disable_log_stats, llm.observability.disable_log_stats) == (
+        False,
+        True,
+    )
+    assert server.scheduler.max_num_queued_reqs == 2048
+    assert llm.scheduler.max_num_queued_reqs is None
+    assert server.model.max_model_len == 4096
+    assert server.model.served_model_name == [model]
+    assert server.model.tokenizer == server.facts.path == model
+    assert server.cache.gpu_memory_utilization == 0.5
+    assert server.device == "cpu"
+
+
+def test_a_config_travels_as_msgpack_unchanged(model: str) -> None:
+    config = resolved(model, hf_overrides={"a": {"b": [1, None]}}, seed=7)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=VllmConfig) == config
+
+
+def test_a_token_goes_no_further_than_the_download(model: str) -> None:
+    args = EngineArgs(model=model, hf_token="secret-token")
+    assert "secret-token" not in repr(args)
+    assert b"secret-token" not in msgspec.msgpack.encode(args.create_engine_config())
+
+
+@pytest.mark.parametrize(
+    ("asked", "native", "got"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("float", True, "float32"),
+        ("bfloat16", False, "bfloat16"),
+        (None, True, "bfloat16"),
+    ],
+)
+def test_dtype(
+    model: str, monkeypatch: pytest.MonkeyPatch, asked: str | None, native: bool, got: str
+) -> None:
+    monkeypatch.setattr(resolve_module, "has_native_bfloat16", lambda: native)
+    assert resolved(model, dtype=asked).model.dtype == got
+
+
+@pytest.mark.parametrize("asked", [-1, "auto", None])
+def test_an_automatic_length_is_the_checkpoint_s(model: str, asked: Any) -> None:
+    assert resolved(model, max_model_len=asked).model.max_model_len == 4096
+
+
+def test_a_longer_context_needs_the_user_s_word(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="--max-model-len 5000 is more than the 4096"):
+        resolved(model, max_model_len=5000)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert resolved(model, max_model_len=5000).model.max_model_len == 5000
+
+
+def test_step_sizes_follow_what_is_set(model: str) -> None:
+    few = resolved(model, max_num_batched_tokens=64).scheduler
+    assert (few.max_num_seqs, few.max_num_batched_tokens) == (64, 64)
+    many = resolved(model, max_num_seqs=5000).scheduler
+    assert many.max_num_batched_tokens == 5000
+    short = resolved(model, max_num_seqs=2, max_model_len=100).scheduler
+    assert short.max_num_batched_tokens == 200
+    whole = resolved(model, enable_chunked_prefill=False).scheduler
+    assert whole.max_num_batched_tokens == 4096
+
+
+def test_cache_space_in_gib_becomes_bytes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
+    assert resolved(model).cache.kv_cache_memory_bytes == 3 << 29
+    assert resolved(model, kv_cache_memory_bytes=1000).cache.kv_cache_memory_bytes == 1000
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "-1")
+    with pytest.raises(UsageError, match="VLLM_CPU_KVCACHE_SPACE"):
+        resolved(model)
+
+
+def test_deprecated_rope_options_are_overrides(model: str) -> None:
+    config = resolved(model, rope_theta=5e5, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert config.facts.hf_config["rope_parameters"] == {
+        "rope_type": "linear",
+        "factor": 2.0,
+        "rope_theta": 5e5,
+    }
+    assert config.model.max_model_len == 8192
+
+
+def test_sampling_defaults_follow_the_generation_config(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 50, "do_sample": True}
+    model = str(write_hf(tmp_path / "m", generation=generation))
+    assert resolved(model).sampling_defaults == {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
+    assert resolved(model, generation_config="vllm").sampling_defaults == {}
+    other = str(write_hf(tmp_path / "other", generation={"top_p": 0.9}))
+    assert resolved(model, generation_config=other).sampling_defaults == {"top_p": 0.9}
+    merged = resolved(model, override_generation_config={"top_k": 5}).sampling_defaults
+    assert (merged["top_k"], merged["temperature"]) == (5, 0.6)
+
+
+def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
+    (tmp_path / "tok").mkdir()
+    assert resolved(model, tokenizer=str(tmp_path / "tok")).model.tokenizer == str(tmp_path / "tok")
+    gguf = write_gguf(tmp_path / "m.gguf")
+    assert resolved(str(gguf)).model.tokenizer == str(gguf)
+    assert resolved(str(gguf)).model.quantization == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 is not available"),
+        ({"quantization": "awq"}, "--quantization awq is not available"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not available"),
+        ({"device": "cuda"}, "--device cuda is not available.*--device cpu"),
+        ({"dtype": "float16"}, "--dtype float16"),
+        ({"dtype": "int8"}, "--dtype must be one of auto, half"),
+        ({"load_format": "pt"}, "--load-format pt is not available"),
+        ({"load_format": "gguf"}, "--load-format gguf does not fit"),
+        ({"quantization": "gguf"}, "--quantization gguf needs"),
+        ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization"),
+        ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization"),
+        ({"block_size": 4}, "--block-size"),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "--max-num-batched-tokens 4 is less"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
+            "--max-num-batched-tokens 256 is less than --max-model-len",
+        ),
+        ({"long_prefill_token_threshold": 5000}, "--long-prefill-token-threshold 5000"),
+        ({"stream_interval": 0}, "--stream-interval"),
+        ({"max_logprobs": -2}, "--max-logprobs"),
+        ({"max_model_len": 0}, "--max-model-len"),
+        ({"seed": "x"}, "--seed"),
+    ],
+)
+def test_what_this_build_cannot_do_is_refused_by_option(
+    model: str, options: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(UsageError, match=cause) as caught:
+        resolved(model, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_without_a_backend_is_one_clear_error(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: True)
+    with pytest.raises(UsageError, match="--device cpu"):
+        resolved(model)
+    assert resolved(model, device="cpu").device == "cpu"
+
+
+def test_an_unsupported_model_is_refused_before_its_weights(tmp_path: Path) -> None:
+    model = str(write_hf(tmp_path, architectures=["BertModel"]))
+    with pytest.raises(CheckpointError, match="BertModel"):
+        resolved(model)

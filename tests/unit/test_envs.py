@@ -1,0 +1,36 @@
+"""Environment variables: typed, read at each access, and a bad one is a usage error."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_lite import envs
+from vllm_lite.errors import UsageError
+
+
+def test_every_declared_variable_can_be_read_without_being_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in dir(envs):
+        monkeypatch.delenv(name, raising=False)
+    for name in dir(envs):
+        getattr(envs, name)
+
+
+def test_values_are_read_at_each_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "2.5")
+    assert envs.VLLM_LOG_STATS_INTERVAL == 2.5
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "soon")
+    with pytest.raises(UsageError, match="VLLM_LOG_STATS_INTERVAL='soon'"):
+        envs.VLLM_LOG_STATS_INTERVAL  # noqa: B018
+
+
+@pytest.mark.parametrize(("raw", "value"), [("0", False), ("off", False), ("1", True), ("", False)])
+def test_flags(monkeypatch: pytest.MonkeyPatch, raw: str, value: bool) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", raw)
+    assert envs.HF_HUB_OFFLINE is value
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError):
+        envs.VLLM_NOTHING  # noqa: B018
