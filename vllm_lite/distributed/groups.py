@@ -1,0 +1,119 @@
+"""The tensor-parallel group that this process belongs to, and its collectives.
+
+Layers derive their shapes from `tp_rank()` and `tp_size()` and combine through `all_reduce` and
+`all_gather`; they never ask how many ranks there are for any other reason. Alone, a process is
+rank 0 of 1 and the collectives return their argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from vllm_lite.errors import UsageError
+
+
+class TensorParallelGroup(Protocol):
+    """Ranks that each hold a part of every layer."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, on every rank; may overwrite `x`."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x` side by side along the last dimension, in rank order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRank:
+    """A process on its own."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+_group: TensorParallelGroup = SingleRank()
+
+
+def tp_group() -> TensorParallelGroup:
+    """The group of this process."""
+    return _group
+
+
+def tp_rank() -> int:
+    """This process's place in its tensor-parallel group, from 0."""
+    return _group.rank
+
+
+def tp_size() -> int:
+    """How many ranks share each layer."""
+    return _group.size
+
+
+@contextmanager
+def tensor_parallel(group: TensorParallelGroup) -> Iterator[None]:
+    """Build and run layers as a member of `group`."""
+    global _group
+    previous, _group = _group, group
+    try:
+        yield
+    finally:
+        _group = previous
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A run of features of which `size`, from `start`, are this rank's, out of `full_size`."""
+
+    full_size: int
+    start: int
+    size: int
+
+    @classmethod
+    def whole(cls, full_size: int) -> Shard:
+        """Every rank holds all of it."""
+        return cls(full_size, 0, full_size)
+
+    @classmethod
+    def even(cls, full_size: int, what: str) -> Shard:
+        """Each rank holds an equal part; raises UsageError naming `what` if there is none."""
+        size, rest = divmod(full_size, tp_size())
+        if rest:
+            raise UsageError(
+                f"{full_size} {what} do not divide among --tensor-parallel-size {tp_size()}"
+            )
+        return cls(full_size, tp_rank() * size, size)
+
+    def scaled(self, factor: int) -> Shard:
+        """The same part in units `factor` times smaller (heads to rows)."""
+        return Shard(self.full_size * factor, self.start * factor, self.size * factor)
+
+
+def head_shards(num_heads: int, num_kv_heads: int) -> tuple[Shard, Shard]:
+    """This rank's query heads and key-value heads; the latter repeat where ranks outnumber them."""
+    query = Shard.even(num_heads, "attention heads")
+    if num_kv_heads >= tp_size():
+        return query, Shard.even(num_kv_heads, "key-value heads")
+    if tp_size() % num_kv_heads:
+        raise UsageError(
+            f"--tensor-parallel-size {tp_size()} is not a multiple of the model's "
+            f"{num_kv_heads} key-value heads"
+        )
+    return query, Shard(num_kv_heads, tp_rank() * num_kv_heads // tp_size(), 1)

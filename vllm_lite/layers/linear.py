@@ -1,0 +1,136 @@
+"""Linear layers, split over the ranks of a tensor-parallel group.
+
+Column-parallel layers split their outputs, row-parallel ones their inputs. How weights are
+stored and multiplied is the LinearMethod's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from vllm_lite.distributed.groups import Shard, head_shards, tp_group, tp_rank, tp_size
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
+
+
+def _unready(x: Tensor) -> Tensor:
+    raise RuntimeError("the layer's weights are not loaded yet")
+
+
+class ParallelLinear(nn.Module):
+    """This rank's part of y = x W^T + b, its outputs being one or more shards side by side."""
+
+    kernel: LinearKernel
+
+    def __init__(
+        self,
+        method: LinearMethod,
+        inputs: Shard,
+        outputs: Mapping[str, Shard],
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel = _unready
+        self._method = method
+        self._inputs = inputs
+        self._outputs = dict(outputs)
+        output_size = sum(shard.size for shard in outputs.values())
+        self._weights = method.create_weights(inputs.size, output_size)
+        self._bias = method.create_bias(output_size) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, input_size] -> [T, output_size], both of this rank."""
+        return self.kernel(x)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        stored = dict(self._weights)
+        if self._bias is not None:
+            stored["bias"] = StoredTensor(self._bias, output_dim=0, input_dim=None)
+        offset = 0
+        for name, output in self._outputs.items():
+            for suffix, tensor in stored.items():
+                yield NamedSlot(name, suffix, self._slot(tensor, output, offset))
+            offset += output.size
+
+    def _slot(self, stored: StoredTensor, output: Shard, offset: int) -> WeightSlot:
+        part = stored.data
+        full_shape = list(part.shape)
+        starts = [0] * part.dim()
+        if stored.output_dim is not None:
+            part = part.narrow(stored.output_dim, offset, output.size)
+            full_shape[stored.output_dim] = output.full_size
+            starts[stored.output_dim] = output.start
+        if stored.input_dim is not None:
+            full_shape[stored.input_dim] = self._inputs.full_size
+            starts[stored.input_dim] = self._inputs.start
+        return WeightSlot(part, tuple(full_shape), tuple(starts))
+
+    def process_weights_after_loading(self) -> None:
+        weights = {name: stored.data for name, stored in self._weights.items()}
+        # Only the kernel decides what stays in memory.
+        self._weights = {}
+        self.kernel = self._method.process_weights_after_loading(weights, self._bias)
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """Each rank computes an equal part of the outputs."""
+
+    def __init__(
+        self, method: LinearMethod, input_size: int, output_size: int, *, bias: bool = False
+    ) -> None:
+        outputs = {"": Shard.even(output_size, "features")}
+        super().__init__(method, Shard.whole(input_size), outputs, bias=bias)
+
+
+class MergedColumnParallelLinear(ParallelLinear):
+    """Several column-parallel layers of one input in one product; shards are "0", "1", ..."""
+
+    def __init__(
+        self,
+        method: LinearMethod,
+        input_size: int,
+        output_sizes: Sequence[int],
+        *,
+        bias: bool = False,
+    ) -> None:
+        outputs = {str(i): Shard.even(n, "features") for i, n in enumerate(output_sizes)}
+        super().__init__(method, Shard.whole(input_size), outputs, bias=bias)
+
+
+class QKVParallelLinear(ParallelLinear):
+    """Queries, keys and values in one product, split by heads; shards are "q", "k", "v"."""
+
+    def __init__(
+        self,
+        method: LinearMethod,
+        hidden_size: int,
+        head_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        bias: bool = False,
+    ) -> None:
+        query, key = (shard.scaled(head_size) for shard in head_shards(num_heads, num_kv_heads))
+        outputs = {"q": query, "k": key, "v": key}
+        super().__init__(method, Shard.whole(hidden_size), outputs, bias=bias)
+
+
+class RowParallelLinear(ParallelLinear):
+    """Each rank multiplies its part of the inputs; the products are summed over the ranks."""
+
+    def __init__(
+        self, method: LinearMethod, input_size: int, output_size: int, *, bias: bool = False
+    ) -> None:
+        outputs = {"": Shard.whole(output_size)}
+        super().__init__(method, Shard.even(input_size, "features"), outputs, bias=bias)
+
+    def process_weights_after_loading(self) -> None:
+        if tp_rank() > 0 and self._bias is not None:
+            self._bias.zero_()  # the sum over ranks must hold it once
+        super().process_weights_after_loading()
+        if tp_size() > 1:
+            part, all_reduce = self.kernel, tp_group().all_reduce
+            self.kernel = lambda x: all_reduce(part(x))

@@ -1,0 +1,34 @@
+"""The gated feed-forward block: down(act(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vllm_lite.layers.activation import get_gated_activation
+from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm_lite.quantization.method import LinearMethod
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (Shazeer, 2020) and its kin; gate and up are one product."""
+
+    def __init__(
+        self,
+        method: LinearMethod,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(
+            method, hidden_size, [intermediate_size] * 2, bias=bias
+        )
+        self.down_proj = RowParallelLinear(method, intermediate_size, hidden_size, bias=bias)
+        self._activation = get_gated_activation(hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, N] -> [T, N]."""
+        gate_up = self.gate_up_proj.kernel(x)
+        return self.down_proj.kernel(self._activation(gate_up))

@@ -1,0 +1,191 @@
+"""Rotary position embedding (Su et al., 2021) and the ways to stretch it.
+
+Owns the table of cosines and sines, one row a position, made once after loading. Its frequencies
+are those of transformers' modeling_rope_utils for the same `rope_parameters`. A row depends on
+its position alone, so tokens do not depend on how a prompt was cut into steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySettings:
+    """What a rotary embedding is made from; `parameters` is a config's `rope_parameters`."""
+
+    head_size: int
+    max_position_embeddings: int
+    parameters: Mapping[str, Any]
+    # Divisors of the frequencies come with the checkpoint (GGUF's rope_freqs).
+    has_frequency_factors: bool = False
+
+    @property
+    def rotary_size(self) -> int:
+        """How many of a head's first elements are rotated."""
+        size = int(self.head_size * (self.parameters.get("partial_rotary_factor") or 1.0))
+        if size < 2 or size % 2:
+            raise CheckpointError(f"the rotary size is {size}; it must be even and positive")
+        return size
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The parameter `key`; raises CheckpointError where it is needed but missing."""
+        value = self.parameters.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            kind = self.parameters.get("rope_type")
+            raise CheckpointError(
+                f"rope_parameters of type {kind!r} need the number {key!r}, not {value!r}"
+            )
+        return value
+
+    @property
+    def original_length(self) -> float:
+        """The context that the frequencies were trained for."""
+        return self.number("original_max_position_embeddings", self.max_position_embeddings)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates queries and keys by their positions, all layers through one table."""
+
+    def __init__(self, settings: RotarySettings, num_positions: int) -> None:
+        """`num_positions` is how many positions requests may have."""
+        super().__init__()
+        rotary_size = settings.rotary_size
+        self._settings = settings
+        self._num_positions = num_positions
+        self._table = torch.empty(num_positions, rotary_size, dtype=torch.float32)
+        self._factors = torch.ones(rotary_size // 2, dtype=torch.float32)
+        self._rotate = ops().rotary_embedding
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
+        """Rotate query [T, H, D] and key [T, K, D] in place; positions [T] int64."""
+        self._rotate(positions, query, key, self._table)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        if self._settings.has_frequency_factors:
+            yield NamedSlot("", "frequency_factors", WeightSlot.whole(self._factors))
+
+    def process_weights_after_loading(self) -> None:
+        positions = torch.arange(self._num_positions, dtype=torch.float32)
+        frequencies, magnitude = compute_frequencies(self._settings, positions)
+        angles = positions[:, None] * (frequencies / self._factors)
+        half = angles.shape[1]
+        torch.cos(angles, out=self._table[:, :half])
+        torch.sin(angles, out=self._table[:, half:])
+        if magnitude != 1.0:
+            self._table.mul_(magnitude)
+
+
+def compute_frequencies(settings: RotarySettings, positions: Tensor) -> tuple[Tensor, float]:
+    """Frequencies, [rotary_size / 2] or one row for each of `positions`, and a magnitude.
+
+    The magnitude multiplies cosines and sines (yarn's attention factor).
+    """
+    kind = settings.parameters.get("rope_type", "default")
+    if kind == "dynamic":
+        return _dynamic(settings, positions), 1.0
+    if kind == "yarn":
+        return _yarn(settings), _yarn_magnitude(settings)
+    if kind not in _SCALINGS:
+        known = ", ".join((*_SCALINGS, "dynamic", "yarn"))
+        raise CheckpointError(f"rope_type {kind!r} is not supported; known: {known}")
+    return _SCALINGS[kind](settings), 1.0
+
+
+def _exponents(settings: RotarySettings) -> Tensor:
+    size = settings.rotary_size
+    return torch.arange(0, size, 2, dtype=torch.float32) / size
+
+
+def _default(settings: RotarySettings) -> Tensor:
+    return 1.0 / settings.number("rope_theta") ** _exponents(settings)
+
+
+def _linear(settings: RotarySettings) -> Tensor:
+    """Positions are pressed together by `factor` (Chen et al., 2023)."""
+    return _default(settings) / settings.number("factor")
+
+
+def _llama3(settings: RotarySettings) -> Tensor:
+    """Long waves are stretched, short ones kept, those between are blended (Llama 3.1)."""
+    frequencies = _default(settings)
+    factor = settings.number("factor")
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    waves_in_context = settings.original_length * frequencies / (2 * math.pi)
+    kept = ((waves_in_context - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / factor)
+
+
+def _dynamic(settings: RotarySettings, positions: Tensor) -> Tensor:
+    """The base grows with the length (NTK-aware scaling), beyond the trained length.
+
+    transformers takes the length of the pass at hand; here it is the token's own, which is the
+    same where tokens come one by one, and does not depend on how they are batched.
+    """
+    size = settings.rotary_size
+    if size <= 2:
+        raise CheckpointError("dynamic rotary scaling needs a rotary size above 2")
+    trained, factor = settings.max_position_embeddings, settings.number("factor")
+    lengths = (positions + 1).clamp(min=trained)
+    growth = (factor * lengths / trained - (factor - 1)) ** (size / (size - 2))
+    base = settings.number("rope_theta") * growth
+    return 1.0 / base[:, None] ** _exponents(settings)
+
+
+def _yarn(settings: RotarySettings) -> Tensor:
+    """YaRN (Peng et al., 2023): frequencies that turn often are kept, slow ones stretched."""
+    size, base = settings.rotary_size, settings.number("rope_theta")
+
+    def dimension_of(turns: float) -> float:
+        """Where a wave turns so many times in the trained context."""
+        return (
+            size * math.log(settings.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        )
+
+    # transformers takes 0 as absent here too.
+    low = dimension_of(settings.number("beta_fast", 0) or 32)
+    high = dimension_of(settings.number("beta_slow", 0) or 1)
+    if settings.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = _default(settings)
+    return frequencies * (1.0 - stretched) + frequencies / _yarn_factor(settings) * stretched
+
+
+def _yarn_factor(settings: RotarySettings) -> float:
+    return settings.number("factor", settings.max_position_embeddings / settings.original_length)
+
+
+def _yarn_magnitude(settings: RotarySettings) -> float:
+    if settings.parameters.get("attention_factor") is not None:
+        return settings.number("attention_factor")
+    factor = _yarn_factor(settings)
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, all_dims = settings.number("mscale", 0), settings.number("mscale_all_dim", 0)
+    if mscale and all_dims:
+        return magnitude(mscale) / magnitude(all_dims)
+    return magnitude(1.0)
+
+
+_SCALINGS: dict[str, Callable[[RotarySettings], Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+}

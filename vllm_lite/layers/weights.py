@@ -1,0 +1,68 @@
+"""Where the tensors of a checkpoint go: the contract between layers and the loader.
+
+A layer with weights lists its slots; the loader fills each once and then lets the layer finish.
+Neither side knows the other's names: weight_map.py joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """This rank's place for one checkpoint tensor.
+
+    `tensor` is written in place (often a view into a fused parameter). `full_shape` is the
+    checkpoint tensor's; its part that belongs here begins at `starts`.
+    """
+
+    tensor: Tensor
+    full_shape: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> WeightSlot:
+        """A tensor that every rank holds complete."""
+        return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
+
+    def part_of(self, full: Tensor) -> Tensor:
+        """The view of `full` that belongs here."""
+        for dim, (start, size) in enumerate(zip(self.starts, self.tensor.shape, strict=True)):
+            if size != full.shape[dim]:
+                full = full.narrow(dim, start, size)
+        return full
+
+    def fill(self, full: Tensor) -> None:
+        """Write this rank's part of `full`, cast to the slot's dtype."""
+        self.tensor.copy_(self.part_of(full))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slot takes the checkpoint tensor as it is."""
+        return self.tensor.shape == self.full_shape
+
+
+class NamedSlot(NamedTuple):
+    """A slot as its layer names it: `shard` tells fused parts apart ("" where there are none)."""
+
+    shard: str
+    suffix: str
+    slot: WeightSlot
+
+
+@runtime_checkable
+class WeightedLayer(Protocol):
+    """A module that a checkpoint fills."""
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        """Every tensor that the checkpoint must have for this layer."""
+        ...
+
+    def process_weights_after_loading(self) -> None:
+        """Called once, when all slots are filled; the layer may be used afterwards."""
+        ...

@@ -1,0 +1,135 @@
+"""From a config to a model that is ready to run.
+
+Owns the order of loading and the rule that a checkpoint and a model match exactly: names and
+shapes are compared before any weight is read. A layer is finished (packed, originals dropped)
+as soon as its last tensor is there, so that memory never holds the model twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.weights import WeightedLayer
+from vllm_lite.loader.dummy import make_dummies
+from vllm_lite.loader.gguf import open_gguf
+from vllm_lite.loader.safetensors import open_safetensors
+from vllm_lite.loader.tensors import CheckpointTensor
+from vllm_lite.loader.weight_map import Target, is_ignorable, weight_targets
+from vllm_lite.models.decoder import BuildOptions
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.models.registry import get_model_class
+from vllm_lite.quantization.registry import get_linear_method
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Progress is shown only for loads longer than this; shorter ones would flicker.
+_QUIET_SECONDS = 1.0
+
+
+@torch.inference_mode()
+def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
+    """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
+    dtype = _DTYPES[config.model.dtype]
+    options = BuildOptions(
+        dtype=dtype,
+        cache_dtype=_DTYPES.get(config.cache.kv_cache_dtype, dtype),
+        max_model_len=config.model.max_model_len,
+        linear_method=get_linear_method(config.model.quantization, dtype),
+    )
+    with torch.device(device):
+        model = get_model_class(config.facts.architecture)(config.facts, options)
+    targets = weight_targets(model)
+    tensors = _open_checkpoint(config, targets, device)
+    used = _match(config.facts.path, tensors, targets)
+    _fill(model, _with_progress(config, used), targets)
+    return model
+
+
+def _open_checkpoint(
+    config: VllmConfig, targets: dict[str, Target], device: str
+) -> Sequence[CheckpointTensor]:
+    facts = config.facts
+    if config.load.load_format == "dummy":
+        return make_dummies(targets, config.model.seed, device)
+    if facts.format == "gguf":
+        return open_gguf(facts)
+    return open_safetensors(Path(facts.path), targets)
+
+
+def _match(
+    path: str, tensors: Sequence[CheckpointTensor], targets: dict[str, Target]
+) -> list[CheckpointTensor]:
+    """The tensors to read; raises CheckpointError unless they are the model's, one for one."""
+    found = {tensor.name: tensor for tensor in tensors}
+    missing = [name for name in targets if name not in found]
+    if missing:
+        raise CheckpointError(f"{path} lacks {_listed(missing)}; is the checkpoint complete?")
+    unexpected = [name for name in found if name not in targets and not is_ignorable(name, targets)]
+    if unexpected:
+        raise CheckpointError(
+            f"{path} has {_listed(unexpected)}, for which its configuration has no place"
+        )
+    for name, target in targets.items():
+        shape, expected = tuple(found[name].shape), target.slot.full_shape
+        if shape != expected:
+            raise CheckpointError(
+                f"{path}: the tensor {name!r} has the shape {list(shape)}, "
+                f"but its configuration asks for {list(expected)}"
+            )
+    return [tensor for name, tensor in found.items() if name in targets]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    noun = "the tensor" if len(names) == 1 else f"{len(names)} tensors:"
+    return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
+
+
+def _fill(
+    model: nn.Module, tensors: Iterable[CheckpointTensor], targets: dict[str, Target]
+) -> None:
+    waiting = Counter(id(target.layer) for target in targets.values())
+    for tensor in tensors:
+        target = targets.pop(tensor.name)
+        tensor.fill(target.slot)
+        waiting[id(target.layer)] -= 1
+        if not waiting[id(target.layer)]:
+            target.layer.process_weights_after_loading()
+    # Layers without tensors of their own come last: they may depend on others'.
+    for module in model.modules():
+        if isinstance(module, WeightedLayer) and id(module) not in waiting:
+            module.process_weights_after_loading()
+
+
+def _with_progress(
+    config: VllmConfig, tensors: list[CheckpointTensor]
+) -> Iterable[CheckpointTensor]:
+    if not config.load.use_tqdm_on_load:
+        yield from tensors
+        return
+    # Imported here: most loads end before a bar would show.
+    from tqdm import tqdm
+
+    total = sum(tensor.nbytes for tensor in tensors)
+    with tqdm(
+        total=total,
+        desc="Loading weights",
+        unit="B",
+        unit_scale=True,
+        delay=_QUIET_SECONDS,
+        leave=False,
+        dynamic_ncols=True,
+    ) as bar:
+        for tensor in tensors:
+            yield tensor
+            bar.update(tensor.nbytes)

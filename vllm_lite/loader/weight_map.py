@@ -1,0 +1,51 @@
+"""Which checkpoint tensor fills which slot of a model, by Hugging Face's names.
+
+Checkpoints name the parts of a fused layer one by one; this is the one place that knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from vllm_lite.layers.weights import WeightedLayer, WeightSlot
+
+# Fused module: its shards' names in checkpoints.
+_FUSED = {
+    "qkv_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj"},
+    "gate_up_proj": {"0": "gate_proj", "1": "up_proj"},
+}
+
+# Endings of tensors that older checkpoints carry although they follow from the configuration.
+_DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A slot and the layer that it belongs to."""
+
+    layer: WeightedLayer
+    slot: WeightSlot
+
+
+def weight_targets(model: nn.Module) -> dict[str, Target]:
+    """Every tensor that a checkpoint must have for `model`, by name."""
+    targets = {}
+    for path, module in model.named_modules():
+        if isinstance(module, WeightedLayer):
+            for shard, suffix, slot in module.weight_slots():
+                targets[f"{_checkpoint_path(path, shard)}.{suffix}"] = Target(module, slot)
+    return targets
+
+
+def is_ignorable(name: str, targets: dict[str, Target]) -> bool:
+    """Whether a tensor without a target may be passed over in silence."""
+    # A head that is tied has no target of its own; some checkpoints hold it all the same.
+    return name.endswith(_DERIVED) or (name == "lm_head.weight" and name not in targets)
+
+
+def _checkpoint_path(path: str, shard: str) -> str:
+    parent, _, module = path.rpartition(".")
+    name = _FUSED[module][shard] if module in _FUSED else module
+    return f"{parent}.{name}" if parent else name

@@ -1,0 +1,175 @@
+"""The decoder-only transformer that a DecoderSpec describes.
+
+Modules bear the names of Hugging Face's checkpoints. Blocks call each other's `forward` or
+`kernel` directly: with a few rows, hook handling would cost as much as the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.distributed.groups import head_shards
+from vllm_lite.layers.attention import Attention
+from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm_lite.layers.mlp import GatedMLP
+from vllm_lite.layers.norm import RMSNorm
+from vllm_lite.layers.rotary import RotaryEmbedding
+from vllm_lite.models.spec import DecoderSpec, decoder_spec
+from vllm_lite.quantization.method import LinearMethod
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How the engine wants a model built, whatever its architecture."""
+
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    max_model_len: int
+    linear_method: LinearMethod
+
+
+class SelfAttention(nn.Module):
+    """Projections, rotation and attention of one layer."""
+
+    def __init__(
+        self, spec: DecoderSpec, options: BuildOptions, layer: int, rotary: RotaryEmbedding
+    ) -> None:
+        super().__init__()
+        heads, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
+        self._split = [heads.size, kv_heads.size, kv_heads.size]
+        self._shape = (-1, sum(self._split), spec.head_size)
+        self._width = heads.size * spec.head_size
+        self._rotate = rotary.forward
+        method = options.linear_method
+        self.qkv_proj = QKVParallelLinear(
+            method,
+            spec.hidden_size,
+            spec.head_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            bias=spec.qkv_bias,
+        )
+        self.o_proj = RowParallelLinear(
+            method, spec.num_heads * spec.head_size, spec.hidden_size, bias=spec.output_bias
+        )
+        self._qk_norm = spec.qk_norm
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
+            self.k_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
+        self.attn = Attention(spec.head_size**-0.5, spec.sliding_windows[layer])
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        """[T] and [T, N] -> [T, N]."""
+        qkv = self.qkv_proj.kernel(hidden).view(self._shape)
+        query, key, value = qkv.split_with_sizes(self._split, 1)
+        if self._qk_norm:
+            query, key = self.q_norm.norm_heads(query), self.k_norm.norm_heads(key)
+        self._rotate(positions, query, key)
+        mixed = self.attn.forward(query, key, value)
+        return self.o_proj.kernel(mixed.view(-1, self._width))
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self, spec: DecoderSpec, options: BuildOptions, layer: int, rotary: RotaryEmbedding
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
+        self.self_attn = SelfAttention(spec, options, layer, rotary)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
+        self.mlp = GatedMLP(
+            options.linear_method,
+            spec.hidden_size,
+            spec.intermediate_size,
+            spec.hidden_act,
+            bias=spec.mlp_bias,
+        )
+
+    def forward(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One layer's output and the stream to add it to, both [T, N]; the first has no stream."""
+        if residual is None:
+            residual, hidden = hidden, self.input_layernorm.forward(hidden)
+        else:
+            hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
+        hidden = self.self_attn.forward(positions, hidden)
+        hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
+        return self.mlp.forward(hidden), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm."""
+
+    def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, options.dtype)
+        self.rotary_emb = RotaryEmbedding(spec.rotary, options.max_model_len)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, options, layer, self.rotary_emb) for layer in range(spec.num_layers)
+        )
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] int64 -> [T, N], normalised."""
+        hidden, residual = self.embed_tokens.forward(input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer.forward(positions, hidden, residual)
+        return self.norm.add_and_norm(hidden, residual)[0]
+
+
+class DecoderForCausalLM(nn.Module):
+    """A decoder with an output head; families override `spec`, rarely more."""
+
+    def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
+        super().__init__()
+        spec = self.spec(facts)
+        self.model = Decoder(spec, options)
+        self.lm_head = ParallelLMHead(
+            options.linear_method,
+            spec.vocab_size,
+            spec.hidden_size,
+            tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
+        )
+        self._spec = spec
+        self._cache_dtype = options.cache_dtype
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        """What this family's checkpoints describe."""
+        return decoder_spec(facts)
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.model.forward(input_ids, positions)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head.compute_logits(hidden)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        spec = self._spec
+        windows = set(spec.sliding_windows)
+        _, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
+        return KVCacheSpec(
+            num_layers=spec.num_layers,
+            num_kv_heads=kv_heads.size,
+            head_size=spec.head_size,
+            dtype=str(self._cache_dtype).removeprefix("torch."),
+            # Blocks may be let go only when no layer looks further back.
+            sliding_window=None if None in windows else max(w for w in windows if w),
+        )
+
+    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        attentions = [module for module in self.modules() if isinstance(module, Attention)]
+        for attention, (key_cache, value_cache) in zip(attentions, caches, strict=True):
+            attention.bind_kv_cache(key_cache, value_cache)

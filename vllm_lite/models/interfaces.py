@@ -1,0 +1,30 @@
+"""What the rest of the engine may ask of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from vllm_lite.core.kv_spec import KVCacheSpec
+
+
+class CausalLM(Protocol):
+    """A model that predicts the next token, its weights loaded."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] int64 -> hidden states [T, N], inside `attention_metadata(...)`."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, N] -> logits [R, V] float32, V being the vocabulary's size."""
+        ...
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The shape of the cache that this rank's layers need."""
+        ...
+
+    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Use these (key, value) tensors [B, K, S, D], one pair a layer, from now on."""
+        ...
