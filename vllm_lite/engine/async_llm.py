@@ -1,0 +1,289 @@
+"""AsyncLLM: the engine for asyncio users and the server.
+
+Owns admission, one task that hands out what the core computes, and the end of everything.
+Sending to the core never blocks, so a request is aborted at once wherever its reader stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.collector import OutputCollector
+from vllm_lite.engine.core_client import AsyncMPClient, log_ready
+from vllm_lite.engine.core_handle import CoreHandle, launch_core
+from vllm_lite.engine.fan_out import fan_out
+from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput
+from vllm_lite.engine.messages import CoreReady
+from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
+from vllm_lite.errors import (
+    EngineDeadError,
+    EngineGenerateError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+    UsageError,
+)
+from vllm_lite.log import init_logger
+from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
+from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+logger = init_logger(__name__)
+
+MAX_PRIORITY = 2**31
+
+
+class AsyncLLM:
+    """An EngineClient over an engine core of its own; belongs to one event loop."""
+
+    def __init__(self, config: VllmConfig, core: CoreHandle) -> None:
+        """`core` has been started with `config`; returns once it is ready.
+
+        The tokenizer loads while the core does. Raises what keeps the core from starting.
+        """
+        try:
+            tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(config)
+            inputs = InputProcessor(config, tokenizer)
+        except BaseException:
+            core.kill()
+            core.close()
+            raise
+        self._core = AsyncMPClient(core)
+        log_ready(self._core.ready)
+        self.config = config
+        self._tokenizer = tokenizer
+        self._inputs = inputs
+        self._outputs = OutputProcessor(config, tokenizer)
+        self._metrics: EngineMetrics | NoMetrics = engine_metrics(
+            config, self._core.ready.num_blocks
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: asyncio.Event | None = None
+        self._is_draining = False
+
+    @classmethod
+    def from_vllm_config(
+        cls, config: VllmConfig, *, disable_frontend_multiprocessing: bool = False
+    ) -> AsyncLLM:
+        """Start an engine core for `config`, in a process of its own unless that is disabled."""
+        return cls(config, launch_core(config, in_process=disable_frontend_multiprocessing))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """Resolve the options and start; raises UsageError."""
+        return cls.from_vllm_config(engine_args.create_engine_config("server"))
+
+    @property
+    def ready(self) -> CoreReady:
+        """What the engine core said of itself when it was ready."""
+        return self._core.ready
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UsageError with --skip-tokenizer-init."""
+        if self._tokenizer is None:
+            raise UsageError("there is no tokenizer: drop --skip-tokenizer-init to have one")
+        return self._tokenizer
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        """The metrics of this engine; None with --disable-log-stats."""
+        return self._metrics.registry
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead; it never comes back."""
+        return self._core.is_dead()
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What every waiting caller was told when the engine died."""
+        return self._core.dead_error or EngineDeadError("The engine is alive")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests."""
+        return not self.errored and not self._is_draining
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return not self.is_running
+
+    def get_default_sampling_params(self) -> dict[str, Any]:
+        """Sampling defaults of the model's generation config, as SamplingParams fields."""
+        return self.config.sampling_defaults
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise RequestError where generate() would."""
+        self._inputs.process(prompt, params)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """See EngineClient.generate."""
+        self._core.check_alive()
+        if self._is_draining:
+            raise UnavailableError("The server is shutting down and takes no new requests")
+        if not -MAX_PRIORITY <= priority < MAX_PRIORITY:
+            raise RequestError(f"priority must be within +-{MAX_PRIORITY}", "priority")
+        processed = self._inputs.process(prompt, params, cache_salt)
+        self._check_queue(processed)
+        return self._stream(processed, request_id, priority, time.monotonic())
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their iterators give a last output with finish_reason "abort"."""
+        ids = (request_id,) if isinstance(request_id, str) else request_id
+        self._finish(self._outputs.abort(ids))
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError where the engine is dead or stuck."""
+        self._core.check_alive()
+        self._start_tasks()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        self._start_tasks()
+        return await self._core.reset_prefix_cache()
+
+    async def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        self._start_tasks()
+        return await self._core.get_stats()
+
+    async def do_log_stats(self) -> None:
+        """Print the throughput line now."""
+        self._metrics.log()
+
+    async def shutdown(self, timeout: float = 0.0) -> None:
+        """Take no more requests, let running ones finish for `timeout` seconds, then stop.
+
+        What has not finished by then gets a last output with finish_reason "abort".
+        """
+        self._is_draining = True
+        if timeout > 0 and not self.errored and self._outputs.has_unfinished_requests():
+            self._idle = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout)
+        self._finish(self._outputs.abort_all())
+        for task in self._tasks:
+            task.cancel()
+        await self._core.shutdown()
+
+    async def _stream(
+        self, processed: ProcessedInput, request_id: str, priority: int, arrival_time: float
+    ) -> AsyncIterator[RequestOutput]:
+        self._start_tasks()
+        # Callers may repeat an id; the core must never see the same twice.
+        core_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        sequences = fan_out(core_id, processed, arrival_time, priority)
+        is_delta = processed.params.output_kind is RequestOutputKind.DELTA
+        collector = OutputCollector(is_delta=is_delta)
+        self._core.add_requests(sequences)
+        state = self._outputs.add_request(
+            request_id, processed, [s.request_id for s in sequences], arrival_time, collector
+        )
+        try:
+            finished = False
+            while not finished:
+                output = await collector.get()
+                finished = output.finished
+                if finished:
+                    _raise_failure(output)
+                yield output
+        finally:
+            # Nothing is left to abort where the request ended by itself.
+            self._finish(self._outputs.abort_states([state], show=False))
+
+    def _check_queue(self, processed: ProcessedInput) -> None:
+        """Raise QueueFullError where too much waits already; what can run at once never waits."""
+        limits = self.config.scheduler
+        waiting = self._outputs.num_unfinished - limits.max_num_seqs
+        limit = limits.max_num_queued_reqs
+        if limit is not None and waiting + processed.params.n > limit:
+            self._metrics.count_rejection("max_num_queued_reqs")
+            raise QueueFullError(
+                f"{limit} requests wait already (--max-num-queued-reqs); try later"
+            )
+        limit, queued = limits.max_num_queued_tokens, self._outputs.num_waiting_tokens
+        asked = processed.params.n * len(processed.prompt_token_ids)
+        if limit is not None and queued and queued + asked > limit:
+            self._metrics.count_rejection("max_num_queued_tokens")
+            raise QueueFullError(
+                f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); try later"
+            )
+
+    def _start_tasks(self) -> None:
+        if not self._tasks:
+            self._core.attach()
+            self._tasks = [
+                asyncio.create_task(self._hand_out(), name="engine-outputs"),
+                asyncio.create_task(self._metrics.log_regularly(), name="engine-stats"),
+            ]
+
+    async def _hand_out(self) -> None:
+        """Give every step's outputs to their requests until the engine dies."""
+        try:
+            while True:
+                for step in await self._core.get_outputs():
+                    processed = self._outputs.process(step.outputs)
+                    self._metrics.record(step.stats, processed.stats)
+                    self._finish_in_core(processed)
+                # Readers come before the next step's outputs.
+                await asyncio.sleep(0)
+        except EngineDeadError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("The output handler failed")
+            self._core.kill(f"the output handler failed: {type(error).__name__}")
+            self._fail(self.dead_error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._is_draining:
+            logger.error("%s", error)
+        self._outputs.fail_all(error)
+        self._wake_drain()
+
+    def _finish(self, processed: ProcessedStep) -> None:
+        self._metrics.record(None, processed.stats)
+        self._finish_in_core(processed)
+
+    def _finish_in_core(self, processed: ProcessedStep) -> None:
+        if processed.aborted_ids:
+            self._core.abort_requests(processed.aborted_ids)
+        self._wake_drain()
+
+    def _wake_drain(self) -> None:
+        if self._idle is not None and not self._outputs.has_unfinished_requests():
+            self._idle.set()
+
+
+def _raise_failure(output: RequestOutput) -> None:
+    for choice in output.outputs:
+        if choice.finish_reason == "error":
+            raise EngineGenerateError(
+                f"Request {output.request_id} failed: {choice.stop_reason or 'unknown cause'}"
+            )

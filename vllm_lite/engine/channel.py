@@ -1,0 +1,86 @@
+"""A two-way message channel between two ends on one machine: two ZMQ sockets, one codec.
+
+The front end binds in a private directory, the core connects. ZMQ's own thread moves the
+bytes, so messages arrive while a step runs. Sending never blocks once the other end has
+connected; queues are unbounded here because admission bounds them earlier.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import zmq
+
+from vllm_lite.engine.codec import Codec, core_codec, front_end_codec
+from vllm_lite.engine.messages import FromCore, ToCore
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+TO_CORE, FROM_CORE = "to_core", "from_core"
+
+
+class Channel(Generic[Sent, Received]):
+    """One end of the channel; belongs to one thread at a time."""
+
+    def __init__(self, codec: Codec[Sent, Received]) -> None:
+        self._codec = codec
+        self._context = zmq.Context(io_threads=1)
+        self._outgoing = self._context.socket(zmq.PUSH)
+        self._incoming = self._context.socket(zmq.PULL)
+        for socket in (self._outgoing, self._incoming):
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.LINGER, 0)
+
+    @classmethod
+    def for_front_end(cls, directory: Path) -> Channel[ToCore, FromCore]:
+        """Bind in `directory`, which only this user may enter."""
+        channel = Channel(front_end_codec())
+        channel._outgoing.bind(f"ipc://{directory / TO_CORE}")
+        channel._incoming.bind(f"ipc://{directory / FROM_CORE}")
+        return channel
+
+    @classmethod
+    def for_core(cls, directory: Path) -> Channel[FromCore, ToCore]:
+        """Connect to the front end that bound in `directory`."""
+        channel = Channel(core_codec())
+        channel._outgoing.connect(f"ipc://{directory / FROM_CORE}")
+        channel._incoming.connect(f"ipc://{directory / TO_CORE}")
+        return channel
+
+    @property
+    def incoming_fd(self) -> int:
+        """Readable when messages may have come; edge-triggered: then receive until None."""
+        return int(self._incoming.getsockopt(zmq.FD))
+
+    def send(self, message: Sent) -> None:
+        """Queue a message for the other end."""
+        self._outgoing.send(self._codec.encode(message), copy=False)
+
+    def receive(self, *, block: bool = False) -> Received | None:
+        """The next message; without `block` None where there is none yet."""
+        try:
+            data = self._incoming.recv(0 if block else zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return self._codec.decode(data)
+
+    def wait(self, timeout: float, *, other_fd: int | None = None) -> bool:
+        """Wait until a message is there (True), `other_fd` is readable, or `timeout` seconds."""
+        poller = zmq.Poller()
+        poller.register(self._incoming, zmq.POLLIN)
+        if other_fd is not None:
+            poller.register(other_fd, zmq.POLLIN)
+        return any(ready is self._incoming for ready, _ in poller.poll(int(timeout * 1000)))
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Whether, within `timeout` seconds, the other end takes what this one sends."""
+        return bool(self._outgoing.poll(int(timeout * 1000), zmq.POLLOUT))
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close both sockets, giving unsent messages `linger` seconds."""
+        self._outgoing.close(linger=int(linger * 1000))
+        self._incoming.close(linger=0)
+        self._context.term()

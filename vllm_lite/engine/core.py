@@ -1,0 +1,139 @@
+"""The engine core: scheduler and executor, one step after another, in the calling thread.
+
+Knows no text, no socket and no user. Invariant: a step that throws ends its own requests and
+leaves the others; where the state of the scheduler is in doubt, the exception goes up and the
+core is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
+from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
+from vllm_lite.engine.messages import CoreReady, StepOutputs
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.log import init_logger, timeline
+from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from vllm_lite.executor.executor import Executor
+
+logger = init_logger(__name__)
+
+# So many failed steps in a row, with none that worked between, are no longer bad luck.
+MAX_FAILED_STEPS = 8
+# So many steps that compute nothing while requests wait mean that none ever will.
+MAX_EMPTY_STEPS = 1000
+
+
+class EngineCore:
+    """Takes sequences, gives their tokens."""
+
+    def __init__(
+        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
+    ) -> None:
+        self.config = config
+        self._executor = executor_class(config)
+        timeline.mark("weights")
+        spec = self._executor.kv_cache_spec()
+        self.plan = plan_kv_cache(config, spec, self._executor.available_memory())
+        self._executor.initialize_cache(self.plan)
+        timeline.mark("KV cache")
+        self._scheduler = Scheduler(config, self.plan)
+        self._log_stats = not config.observability.disable_log_stats
+        self._refused: list[EngineCoreOutput] = []
+        # Requests left outside a step: their going is still to be reported.
+        self._stats_due = False
+        self._failed_steps = 0
+        self._empty_steps = 0
+
+    def describe(self) -> CoreReady:
+        """What the core, just built, says of itself; takes the start-up timeline with it."""
+        return CoreReady(
+            num_blocks=self.plan.num_blocks,
+            block_size=self.plan.block_size,
+            kv_cache=describe_plan(self.config, self.plan),
+            kernels=self._executor.describe(),
+            timeline=timeline.take(),
+        )
+
+    def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """Queue sequences; one that the scheduler refuses ends with an error, alone."""
+        for request in requests:
+            try:
+                self._scheduler.add_request(Request.from_message(request))
+            except Exception:
+                logger.exception("Request %s could not be queued", request.request_id)
+                reason = "the request could not be queued; see the engine's log"
+                self._refused.append(_error_output(request.request_id, reason))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Drop sequences and free their blocks now; unknown ids are ignored."""
+        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self._stats_due = self._log_stats
+
+    def has_work(self) -> bool:
+        """Whether step() has anything to do."""
+        return bool(self._refused) or self._stats_due or self._scheduler.has_requests()
+
+    def step(self) -> StepOutputs:
+        """Schedule, execute, update: everything one step gave, whoever it is for."""
+        outputs, self._refused = self._refused, []
+        self._stats_due = False
+        if self._scheduler.has_requests():
+            planned = self._scheduler.schedule()
+            self._check_progress(planned)
+            outputs += self._execute(planned)
+        return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
+
+    def make_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        return self._scheduler.make_stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return self._scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Release the executor's memory and threads."""
+        self._executor.shutdown()
+
+    def _execute(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
+        try:
+            result = self._executor.execute_model(planned)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            return self._fail(planned, error)
+        self._failed_steps = 0
+        return self._scheduler.update_from_output(planned, result)
+
+    def _fail(self, planned: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
+        request_ids = ", ".join(planned.num_scheduled_tokens) or "none"
+        logger.exception("A step failed; its requests end here: %s", request_ids)
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDeadError(
+                f"{self._failed_steps} steps in a row failed, the last with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        # The cause stays in the log: it may hold paths or memory addresses.
+        reason = f"the model failed in this request's step ({type(error).__name__})"
+        return self._scheduler.fail_step(planned, reason)
+
+    def _check_progress(self, planned: SchedulerOutput) -> None:
+        if planned.total_num_scheduled_tokens or not self._scheduler.has_unfinished_requests():
+            self._empty_steps = 0
+            return
+        self._empty_steps += 1
+        if self._empty_steps > MAX_EMPTY_STEPS:
+            raise EngineDeadError("requests wait but the scheduler can start none of them")
+
+
+def _error_output(request_id: str, reason: str) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, [], finish_reason="error", stop_reason=reason)

@@ -1,0 +1,317 @@
+"""Two ways to reach an engine core behind a handle: blocking, and from an event loop.
+
+They carry sequences and ids and know no text. A dead or stuck core turns every call into
+EngineDeadError with the cause that the core left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from vllm_lite import envs
+from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.core_handle import CoreHandle
+from vllm_lite.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    FromCore,
+    GetStats,
+    ResetPrefixCache,
+    StepOutputs,
+)
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.log import init_logger
+from vllm_lite.metrics.stats import SchedulerStats
+
+logger = init_logger(__name__)
+
+# Seconds between two looks at the heartbeat.
+HEARTBEAT_INTERVAL = 1.0
+# Seconds a core may take to end after its last step.
+STOP_TIMEOUT = 5.0
+
+
+class CoreClient(Protocol):
+    """An engine core for one blocking caller."""
+
+    ready: CoreReady
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        """Queue sequences."""
+        ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Drop sequences; unknown ids are ignored."""
+        ...
+
+    def get_output(self) -> StepOutputs:
+        """What the next step gives; waits for it."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        ...
+
+    def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the core; calling it again does nothing."""
+        ...
+
+
+class SyncMPClient:
+    """A core behind a handle, for one blocking caller."""
+
+    def __init__(self, handle: CoreHandle) -> None:
+        self.ready = handle.wait_ready()
+        self._handle = handle
+        self._call_ids = itertools.count()
+        self._outputs: deque[StepOutputs] = deque()
+        self._dead: EngineDeadError | None = None
+        self._is_open = True
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        self._check_alive()
+        self._handle.channel.send(AddRequests(requests))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        if self._dead is None:
+            self._handle.channel.send(AbortRequests(list(request_ids)))
+
+    def get_output(self) -> StepOutputs:
+        if self._outputs:
+            return self._outputs.popleft()
+        while True:
+            message = self._receive()
+            if isinstance(message, StepOutputs):
+                return message
+
+    def reset_prefix_cache(self) -> bool:
+        call_id = next(self._call_ids)
+        self._handle.channel.send(ResetPrefixCache(call_id))
+        return bool(self._wait_result(call_id))
+
+    def get_stats(self) -> SchedulerStats:
+        call_id = next(self._call_ids)
+        self._handle.channel.send(GetStats(call_id))
+        stats = self._wait_result(call_id)
+        assert isinstance(stats, SchedulerStats)
+        return stats
+
+    def shutdown(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._handle.stop(STOP_TIMEOUT)
+            self._dead = self._dead or EngineDeadError("The engine was shut down")
+
+    def _wait_result(self, call_id: int) -> bool | SchedulerStats:
+        while True:
+            message = self._receive()
+            if isinstance(message, CallResult) and message.call_id == call_id:
+                return message.value
+            if isinstance(message, StepOutputs):
+                self._outputs.append(message)
+
+    def _receive(self) -> FromCore:
+        """The next message; raises EngineDeadError where none can come."""
+        self._check_alive()
+        handle = self._handle
+        while True:
+            message = handle.channel.receive()
+            if message is None and not handle.channel.wait(
+                HEARTBEAT_INTERVAL, other_fd=handle.exit_fd
+            ):
+                self._check_core()
+            if isinstance(message, CoreFailed):
+                handle.wait_ended(STOP_TIMEOUT)
+                self._die(f"{message.kind}: {message.message}")
+            elif message is not None:
+                return message
+
+    def _check_core(self) -> None:
+        if self._handle.wait_ended(0):
+            self._die(self._handle.last_words())
+        cause = stuck_step(self._handle)
+        if cause is not None:
+            self._handle.kill()
+            self._die(cause)
+
+    def _die(self, cause: str) -> None:
+        self._dead = EngineDeadError(f"The engine core died: {cause}")
+        raise self._dead
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+
+
+class AsyncMPClient:
+    """A core behind a handle, for tasks of one event loop; sending never blocks."""
+
+    def __init__(self, handle: CoreHandle) -> None:
+        self.ready = handle.wait_ready()
+        self.dead_error: EngineDeadError | None = None
+        self._handle = handle
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
+        self._outputs: deque[StepOutputs] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._is_open = True
+
+    def attach(self) -> None:
+        """Listen to the core from the running event loop; every other method comes after it."""
+        self._loop = loop = asyncio.get_running_loop()
+        loop.add_reader(self._handle.channel.incoming_fd, self._on_messages)
+        loop.add_reader(self._handle.exit_fd, self._on_exit)
+        self._watch = loop.call_later(HEARTBEAT_INTERVAL, self._on_watch)
+        # The descriptor is edge-triggered: what came before is announced by nobody.
+        self._on_messages()
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        """Queue sequences."""
+        self.check_alive()
+        self._handle.channel.send(AddRequests(requests))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Drop sequences; unknown ids are ignored, and so is a dead core."""
+        if self.dead_error is None:
+            self._handle.channel.send(AbortRequests(list(request_ids)))
+
+    async def get_outputs(self) -> list[StepOutputs]:
+        """Every step's outputs that came since the last call; waits for at least one."""
+        while not self._outputs:
+            if self.dead_error is not None:
+                raise self.dead_error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return bool(await self._call(ResetPrefixCache))
+
+    async def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        stats = await self._call(GetStats)
+        assert isinstance(stats, SchedulerStats)
+        return stats
+
+    def is_dead(self) -> bool:
+        """Whether the core is gone, noticed by the event loop or not yet."""
+        return self.dead_error is not None or (self._is_open and self._handle.wait_ended(0))
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError where the core is dead; a stuck one dies within two intervals."""
+        if self.dead_error is None and self.is_dead():
+            self._on_exit()
+        if self.dead_error is not None:
+            raise self.dead_error
+
+    def kill(self, cause: str) -> None:
+        """End a core that is of no use any more."""
+        self._handle.kill()
+        if self.dead_error is None:
+            self._die(cause)
+
+    async def shutdown(self) -> None:
+        """End the core; calling it again does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._detach()
+        self.dead_error = self.dead_error or EngineDeadError("The engine was shut down")
+        self._wake_all()
+        await asyncio.to_thread(self._handle.stop, STOP_TIMEOUT)
+
+    async def _call(
+        self, command: type[ResetPrefixCache] | type[GetStats]
+    ) -> bool | SchedulerStats:
+        self.check_alive()
+        call_id = next(self._call_ids)
+        future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._handle.channel.send(command(call_id))
+        return await future
+
+    def _on_messages(self) -> None:
+        while (message := self._handle.channel.receive()) is not None:
+            if isinstance(message, StepOutputs):
+                self._outputs.append(message)
+            elif isinstance(message, CallResult):
+                call = self._calls.pop(message.call_id, None)
+                if call is not None and not call.done():
+                    call.set_result(message.value)
+            elif isinstance(message, CoreFailed):
+                self._die(f"{message.kind}: {message.message}")
+                return
+        if self._outputs:
+            self._wake()
+
+    def _on_exit(self) -> None:
+        self._on_messages()
+        if self.dead_error is None:
+            self._die(self._handle.last_words())
+
+    def _on_watch(self) -> None:
+        cause = stuck_step(self._handle)
+        if cause is not None:
+            self.kill(cause)
+        elif self._loop is not None:
+            self._watch = self._loop.call_later(HEARTBEAT_INTERVAL, self._on_watch)
+
+    def _die(self, cause: str) -> None:
+        self._detach()
+        self.dead_error = EngineDeadError(f"The engine core died: {cause}")
+        self._wake_all()
+
+    def _detach(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._handle.channel.incoming_fd)
+            self._loop.remove_reader(self._handle.exit_fd)
+        if self._watch is not None:
+            self._watch.cancel()
+        self._loop = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _wake_all(self) -> None:
+        self._wake()
+        for call in self._calls.values():
+            if not call.done() and self.dead_error is not None:
+                call.set_exception(self.dead_error)
+        self._calls.clear()
+
+
+def stuck_step(handle: CoreHandle) -> str | None:
+    """Why the core counts as stuck; None where it does not. Two looks make a verdict."""
+    limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+    if not handle.heartbeat.is_stuck(limit):
+        return None
+    return (
+        f"a step has been running for {handle.heartbeat.seconds_in_step():.0f} s, longer than "
+        f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit}"
+    )
+
+
+def log_ready(ready: CoreReady) -> None:
+    """Tell what the core found out about itself while it started."""
+    logger.info("%s", ready.kernels)
+    logger.info("%s", ready.kv_cache)
+    phases = " | ".join(f"{name} {seconds:.2f}" for name, seconds in ready.timeline)
+    total = sum(seconds for _, seconds in ready.timeline)
+    logger.info("Engine core ready in %.2f s: %s", total, phases)

@@ -1,0 +1,98 @@
+"""The engine core's life between two sockets: take messages, step, send, until told to stop.
+
+With no work it blocks in a receive and costs nothing. Messages that come during a step wait
+in ZMQ's queue and are taken before the next one, so an abort frees its blocks within a step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.heartbeat import Heartbeat
+from vllm_lite.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CallResult,
+    CoreFailed,
+    FromCore,
+    GetStats,
+    ResetPrefixCache,
+    Shutdown,
+    ToCore,
+)
+from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger
+
+if TYPE_CHECKING:
+    from vllm_lite.executor.executor import Executor
+
+logger = init_logger(__name__)
+
+MAX_MESSAGE = 2000
+
+
+class CoreLoop:
+    """Serves one EngineCore to one front end."""
+
+    def __init__(self, channel: Channel[FromCore, ToCore], heartbeat: Heartbeat) -> None:
+        self._channel = channel
+        self._heartbeat = heartbeat
+
+    def run(
+        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
+    ) -> BaseException | None:
+        """Build the core, serve it, and report how it ended; returns what killed it, if so."""
+        core: EngineCore | None = None
+        try:
+            core = EngineCore(config, executor_class)
+            self._channel.send(core.describe())
+            # What start-up made lives for ever: spare the collector looking at it again.
+            gc.collect()
+            gc.freeze()
+            self._serve(core)
+        except BaseException as error:
+            if not isinstance(error, UsageError):
+                logger.exception("The engine core ends")
+            self._channel.send(CoreFailed(type(error).__name__, _one_line(error)))
+            return error
+        finally:
+            if core is not None:
+                core.shutdown()
+        return None
+
+    def _serve(self, core: EngineCore) -> None:
+        channel, heartbeat = self._channel, self._heartbeat
+        while True:
+            message = channel.receive(block=not core.has_work())
+            while message is not None:
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(core, message)
+                message = channel.receive()
+            if not core.has_work():
+                continue
+            heartbeat.begin_step()
+            outputs = core.step()
+            heartbeat.end_step()
+            if outputs.outputs or outputs.stats:
+                channel.send(outputs)
+
+    def _handle(self, core: EngineCore, message: ToCore) -> None:
+        if isinstance(message, AddRequests):
+            core.add_requests(message.requests)
+        elif isinstance(message, AbortRequests):
+            core.abort_requests(message.request_ids)
+        elif isinstance(message, ResetPrefixCache):
+            self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
+        elif isinstance(message, GetStats):
+            self._channel.send(CallResult(message.call_id, core.make_stats()))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "..."

@@ -1,0 +1,60 @@
+"""The engine core as a process of its own: `python -m vllm_lite.engine.core_process`.
+
+Started by `core_handle.CoreProcess` with the channel's directory, the heartbeat's descriptor
+and the parent's pid as arguments, and the configuration as msgpack on standard input. Dies
+with its parent, whatever killed that, and leaves every other signal to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from vllm_lite.log import init_logger, set_process_name, timeline
+
+logger = init_logger(__name__)
+
+PR_SET_PDEATHSIG = 1
+# Seconds that the last message, with the cause of death in it, may take to leave.
+LINGER = 2.0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends; exit where it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one engine core until it is told to stop; the exit code."""
+    directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    die_with_parent(parent_pid)
+    # A terminal's Ctrl-C reaches the whole group; the parent drains and then stops its child.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    set_process_name("EngineCore")
+
+    # Imported once the death signal is set: they bring torch and take a second.
+    from vllm_lite.config.vllm import VllmConfig
+    from vllm_lite.engine.channel import Channel
+    from vllm_lite.engine.core_loop import CoreLoop
+    from vllm_lite.engine.heartbeat import Heartbeat
+    from vllm_lite.executor.uniproc import UniprocExecutor
+
+    timeline.mark("imports")
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
+    channel = Channel.for_core(directory)
+    error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(config, UniprocExecutor)
+    channel.close(LINGER)
+    return 0 if error is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

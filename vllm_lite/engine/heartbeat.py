@@ -1,0 +1,57 @@
+"""When the engine core began the step it is in: 8 shared bytes, no messages.
+
+One process stamps, the other reads; the clock is CLOCK_MONOTONIC, which all processes of a
+machine share. Zero means that no step runs, so an idle core is never taken for a stuck one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+
+SIZE = 8
+
+
+class Heartbeat:
+    """A step's start time in memory that both processes map."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, SIZE)
+        # One aligned 8-byte store: a reader never sees half a stamp.
+        self._stamp = memoryview(self._map).cast("q")
+        self._last_seen = 0
+
+    @classmethod
+    def create(cls) -> Heartbeat:
+        """New memory; hand `fd` to the process that stamps."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(SIZE)
+            return cls(os.dup(file.fileno()))
+
+    def begin_step(self) -> None:
+        """A step starts now."""
+        self._stamp[0] = time.monotonic_ns()
+
+    def end_step(self) -> None:
+        """No step runs."""
+        self._stamp[0] = 0
+
+    def seconds_in_step(self) -> float:
+        """How long the step in hand has run; 0 where none does."""
+        stamp = self._stamp[0]
+        return (time.monotonic_ns() - stamp) / 1e9 if stamp else 0.0
+
+    def is_stuck(self, limit: float) -> bool:
+        """Whether two calls in turn found the same step, older than `limit` seconds."""
+        stamp, before = self._stamp[0], self._last_seen
+        self._last_seen = stamp
+        return stamp != 0 and stamp == before and self.seconds_in_step() > limit
+
+    def close(self) -> None:
+        """Unmap; the other process keeps its own mapping."""
+        self._stamp.release()
+        self._map.close()
+        os.close(self.fd)

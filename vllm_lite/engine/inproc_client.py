@@ -1,0 +1,46 @@
+"""An engine core in the caller's own thread: a CoreClient whose get_output() runs a step.
+
+For offline use without a child process, and for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.messages import StepOutputs
+from vllm_lite.executor.executor import Executor
+from vllm_lite.metrics.stats import SchedulerStats
+
+
+class InprocClient:
+    """Satisfies core_client.CoreClient; whatever kills a step reaches the caller as it is."""
+
+    def __init__(
+        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
+    ) -> None:
+        self.core = EngineCore(config, executor_class)
+        self.ready = self.core.describe()
+        self._is_open = True
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        self.core.add_requests(requests)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        self.core.abort_requests(request_ids)
+
+    def get_output(self) -> StepOutputs:
+        return self.core.step()
+
+    def reset_prefix_cache(self) -> bool:
+        return self.core.reset_prefix_cache()
+
+    def get_stats(self) -> SchedulerStats:
+        return self.core.make_stats()
+
+    def shutdown(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.core.shutdown()

@@ -1,0 +1,215 @@
+"""From what a caller asks to what the engine core may be asked: tokens, and checks on both.
+
+Everything that needs the model's vocabulary or context length is refused here, before a
+request costs anything. Knows no queue and no process. Invariant: what it returns is safe to
+index an embedding with and leaves room for at least one token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.client import Prompt
+from vllm_lite.errors import RequestError
+from vllm_lite.log import init_logger
+from vllm_lite.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+logger = init_logger(__name__)
+
+# No vocabulary in use has longer tokens, so a longer text cannot fit; it is not even tokenised.
+MAX_CHARACTERS_PER_TOKEN = 256
+MAX_CACHE_SALT = 128
+
+
+@dataclass(slots=True)
+class ProcessedInput:
+    """A request that the engine can run."""
+
+    # Text as it was given; None where token ids were.
+    prompt: str | None
+    prompt_token_ids: list[int]
+    # The caller's own are never changed: these are a copy where they differ.
+    params: SamplingParams
+    eos_token_ids: list[int]
+    cache_salt: str | None
+
+
+class InputProcessor:
+    """Tokenises prompts and checks requests against the model."""
+
+    def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
+        self.config = config
+        self._tokenizer = tokenizer
+        self._vocab_size = config.facts.vocab_size
+        eos = set(config.facts.eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            eos.add(tokenizer.eos_token_id)
+        self._eos_token_ids = sorted(eos)
+        if config.sampling_defaults:
+            logger.info(
+                "Default sampling parameters from the model's generation config: %s "
+                "(--generation-config vllm turns them off)",
+                config.sampling_defaults,
+            )
+
+    def process(
+        self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+    ) -> ProcessedInput:
+        """Tokenise and check one request; raises RequestError that names the field."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling parameters cannot be {type(params).__name__}")
+        self._check_vocabulary(params)
+        text, token_ids, own_salt = self._read_prompt(prompt, params)
+        salt = own_salt if cache_salt is None else cache_salt
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
+            raise RequestError(
+                f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters", "cache_salt"
+            )
+        token_ids = self._truncate(token_ids, params)
+        self._check_length(token_ids)
+        changed = self._fit(params, len(token_ids))
+        return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
+
+    def _read_prompt(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[str | None, list[int], str | None]:
+        """(text, token ids, cache salt) of any of the forms a prompt may have."""
+        if isinstance(prompt, str):
+            return prompt, self._tokenize(prompt, params), None
+        if isinstance(prompt, list):
+            return None, self._checked_ids(prompt), None
+        if not isinstance(prompt, dict):
+            raise RequestError(
+                "a prompt is text, a list of token ids, or a dict with prompt or "
+                f"prompt_token_ids, not {type(prompt).__name__}",
+                "prompt",
+            )
+        text, salt = prompt.get("prompt"), prompt.get("cache_salt")
+        if text is not None and not isinstance(text, str):
+            raise RequestError("the value of prompt must be text", "prompt")
+        token_ids = prompt.get("prompt_token_ids")
+        if token_ids is not None:
+            return text, self._checked_ids(token_ids), salt
+        if text is None:
+            raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
+        return text, self._tokenize(text, params), salt
+
+    def _tokenize(self, text: str, params: SamplingParams) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError(
+                "this engine has no tokenizer (--skip-tokenizer-init): send token ids", "prompt"
+            )
+        if not text:
+            raise RequestError("the prompt is empty", "prompt")
+        limit = self.config.model.max_model_len * MAX_CHARACTERS_PER_TOKEN
+        if len(text) > limit and params.truncate_prompt_tokens is None:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, more than fit into this model's "
+                f"context of {self.config.model.max_model_len} tokens",
+                "input_text",
+            )
+        return self._tokenizer.encode(text)
+
+    def _checked_ids(self, token_ids: Sequence[object]) -> list[int]:
+        if not isinstance(token_ids, list):
+            raise RequestError("prompt token ids must be a list of integers", "prompt")
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"token id {token_id!r:.40} of the prompt is not in the vocabulary, which "
+                    f"has ids 0 to {self._vocab_size - 1}",
+                    "prompt",
+                )
+        return cast("list[int]", token_ids)
+
+    def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        """Keep the end of the prompt, as truncate_prompt_tokens asks."""
+        keep, longest = params.truncate_prompt_tokens, self.config.model.max_model_len
+        if keep is None:
+            return token_ids
+        if keep > longest:
+            raise RequestError(
+                f"truncate_prompt_tokens is {keep}, more than this model's context of "
+                f"{longest} tokens",
+                "truncate_prompt_tokens",
+            )
+        return token_ids[-(longest - 1 if keep == -1 else keep) :]
+
+    def _check_length(self, token_ids: list[int]) -> None:
+        longest = self.config.model.max_model_len
+        if not token_ids:
+            raise RequestError("the prompt is empty", "prompt")
+        if len(token_ids) >= longest:
+            raise RequestError(
+                f"This model's maximum context length is {longest} tokens, but the prompt has "
+                f"{len(token_ids)} and at least 1 is to be generated; shorten the prompt or set "
+                "truncate_prompt_tokens",
+                "input_tokens",
+            )
+
+    def _fit(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """`params` with max_tokens inside the context and bad words as ids; a copy if changed."""
+        room = self.config.model.max_model_len - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if max_tokens == params.max_tokens and not params.bad_words:
+            return params
+        fitted = copy.copy(params)
+        fitted.max_tokens = max_tokens
+        fitted.min_tokens = min(fitted.min_tokens, max_tokens)
+        if params.bad_words:
+            fitted.bad_words_token_ids = self._bad_word_ids(params.bad_words)
+        return fitted
+
+    def _bad_word_ids(self, words: list[str]) -> list[list[int]]:
+        """Each word as it is tokenised at the start of a text and, where it differs, inside one."""
+        if self._tokenizer is None:
+            raise RequestError(
+                "bad_words need a tokenizer, which --skip-tokenizer-init left out", "bad_words"
+            )
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = self._tokenizer.encode(word.lstrip(), add_special_tokens=False)
+            inside = self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not bare:
+                raise RequestError(f"bad_words: {word!r:.40} has no tokens", "bad_words")
+            sequences.append(bare)
+            # A space that became a token of its own would forbid the space, not the word.
+            if len(inside) == len(bare) and inside[0] != bare[0]:
+                sequences.append(inside)
+        return sequences
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        limit = self.config.model.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked is None or limit == -1:
+                continue
+            if asked > limit or (asked == -1 and self._vocab_size > limit):
+                shown = "the whole vocabulary" if asked == -1 else asked
+                raise RequestError(
+                    f"{name} asks for {shown}, more than the {limit} that --max-logprobs allows",
+                    name,
+                )
+        self._check_in_vocab("logit_bias", params.logit_bias)
+        self._check_in_vocab("allowed_token_ids", params.allowed_token_ids)
+        self._check_in_vocab("stop_token_ids", params.stop_token_ids)
+        if self._tokenizer is None and params.stop:
+            raise RequestError(
+                "stop strings need a tokenizer, which --skip-tokenizer-init left out", "stop"
+            )
+
+    def _check_in_vocab(self, name: str, token_ids: Iterable[int] | None) -> None:
+        for token_id in token_ids or ():
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"{name} holds token id {token_id}, which is not in the vocabulary of "
+                    f"{self._vocab_size}",
+                    name,
+                )

@@ -1,0 +1,80 @@
+"""What travels between the front end and the engine core, as plain data.
+
+Every message is a tagged msgspec struct, so the wire carries no code and an unknown tag is an
+error. A step's outputs go as one message, whatever the number of requests in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest
+from vllm_lite.metrics.stats import SchedulerStats
+
+
+class AddRequests(msgspec.Struct, tag="add"):
+    """Sequences to generate; the choices of one request come together."""
+
+    requests: list[EngineCoreRequest]
+
+
+class AbortRequests(msgspec.Struct, tag="abort"):
+    """Sequences nobody waits for any more; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
+    """Forget every cached prefix; the answer is False where blocks are in use."""
+
+    call_id: int
+
+
+class GetStats(msgspec.Struct, tag="get_stats"):
+    """Ask for the scheduler's counters now."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """Stop after the step in hand."""
+
+
+ToCore = AddRequests | AbortRequests | ResetPrefixCache | GetStats | Shutdown
+
+
+class CoreReady(msgspec.Struct, tag="ready"):
+    """The core can take requests; what it found out about itself on the way."""
+
+    num_blocks: int
+    block_size: int
+    # One line each, for the log.
+    kv_cache: str
+    kernels: str
+    # (phase, seconds) of the core's own start, in order.
+    timeline: list[tuple[str, float]]
+
+
+class CoreFailed(msgspec.Struct, tag="failed"):
+    """The core is about to exit; `kind` is the error's class, `message` fits one line."""
+
+    kind: str
+    message: str
+
+
+class StepOutputs(msgspec.Struct, tag="outputs", omit_defaults=True):
+    """What one step gave to all of its requests."""
+
+    outputs: list[EngineCoreOutput]
+    # Absent where statistics are off.
+    stats: SchedulerStats | None = None
+
+
+class CallResult(msgspec.Struct, tag="result"):
+    """The answer to a message with a call_id."""
+
+    call_id: int
+    value: bool | SchedulerStats
+
+
+FromCore = CoreReady | CoreFailed | StepOutputs | CallResult

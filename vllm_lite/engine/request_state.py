@@ -1,0 +1,217 @@
+"""What the front end keeps of a request and of each of its choices while they run.
+
+Owns text, tokens and log-probabilities as they grow, and what of them was already shown.
+Invariant: the deltas of a choice, joined, are its cumulative output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from vllm_lite.core.step import EngineCoreOutput
+from vllm_lite.engine.input_processor import ProcessedInput
+from vllm_lite.engine.logprobs import ChoiceLogprobs, position_logprobs
+from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
+from vllm_lite.outputs import (
+    CompletionOutput,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
+from vllm_lite.sampling_params import RequestOutputKind
+from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+
+class Sink(Protocol):
+    """Where a request's outputs go; neither method may wait."""
+
+    def put(self, output: RequestOutput) -> None:
+        """Take the next output."""
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no more outputs, and this is why."""
+
+
+class ChoiceState:
+    """One sequence of a request."""
+
+    def __init__(
+        self, request: RequestState, core_id: str, index: int, tokenizer: Tokenizer | None
+    ) -> None:
+        params = request.input.params
+        self.request = request
+        self.core_id = core_id
+        self.index = index
+        # Until its first token.
+        self.is_waiting = True
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens: int | None = None
+        self.num_preemptions = 0
+        self.scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, request.input.prompt_token_ids, params
+        )
+        self._logprobs = None if params.logprobs is None else ChoiceLogprobs(request.decode_token)
+        self._num_shown = 0
+        self._is_end_shown = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens, or an end, that no output has carried yet."""
+        ended = self.finish_reason is not None and not self._is_end_shown
+        return ended or len(self.token_ids) > self._num_shown
+
+    def is_due(self, interval: int) -> bool:
+        """Whether to show the news now: an end, a first token, or `interval` tokens."""
+        if not self.has_news:
+            return False
+        num_new = len(self.token_ids) - self._num_shown
+        return self.finish_reason is not None or self._num_shown == 0 or num_new >= interval
+
+    def update(self, output: EngineCoreOutput) -> bool:
+        """Take in a step's output; True where a stop string ended the choice just now."""
+        self.token_ids += output.new_token_ids
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+            self.scheduled_time = output.scheduled_time
+        if output.new_logprobs and self._logprobs is not None:
+            self._logprobs.append(output.new_logprobs)
+        stop = self._detokenizer.update(output.new_token_ids, output.finish_reason == "stop")
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        if stop is None:
+            return False
+        is_early = self.finish_reason is None
+        self.finish_reason, self.stop_reason = "stop", stop
+        return is_early
+
+    def fail(self, cause: str) -> None:
+        """End the choice here, with an error."""
+        self.finish_reason, self.stop_reason = "error", cause
+
+    def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
+        """Count what a step gave to this choice."""
+        self.num_preemptions = output.num_preemptions
+        num_tokens = len(output.new_token_ids)
+        if not num_tokens:
+            return
+        stats.num_generation_tokens += num_tokens
+        if self.last_token_time is None:
+            self.first_token_time = now
+            stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
+            stats.num_cached_tokens += self.num_cached_tokens or 0
+            stats.first_token_latencies.append(now - self.request.arrival_time)
+        else:
+            stats.inter_token_latencies.append(now - self.last_token_time)
+        self.last_token_time = now
+
+    def show(self, is_delta: bool) -> CompletionOutput:
+        """What a caller is to see now: all of it, or what is new."""
+        start = self._num_shown if is_delta else 0
+        self._num_shown = len(self.token_ids)
+        self._is_end_shown = self.finish_reason is not None
+        logprobs = self._logprobs
+        return CompletionOutput(
+            index=self.index,
+            text=self._detokenizer.get_next_output_text(self.finish_reason is not None, is_delta),
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=None if logprobs is None else logprobs.cumulative,
+            logprobs=None if logprobs is None else logprobs.positions[start:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def summary(self, now: float) -> FinishedRequest:
+        """Everything that the metrics want of a choice that ended."""
+        scheduled, first, last = self.scheduled_time, self.first_token_time, self.last_token_time
+        arrival = self.request.arrival_time
+        return FinishedRequest(
+            finish_reason=self.finish_reason or "abort",
+            num_prompt_tokens=len(self.request.input.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_generation_tokens=len(self.token_ids),
+            max_tokens=self.request.input.params.max_tokens,
+            num_preemptions=self.num_preemptions,
+            e2e_latency=now - arrival,
+            queue_time=None if scheduled is None else max(scheduled - arrival, 0.0),
+            prefill_time=None if scheduled is None or first is None else first - scheduled,
+            decode_time=None if first is None or last is None else last - first,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request with its choices; `sink` takes each output that is due."""
+
+    # The caller's id; need not be unique.
+    request_id: str
+    input: ProcessedInput
+    arrival_time: float
+    sink: Sink
+    stream_interval: int = 1
+    with_metrics: bool = False
+    decode_token: Callable[[int], str] | None = None
+    choices: list[ChoiceState] = field(default_factory=list)
+    # The first prompt token has no log-probability.
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    # Already in the list of this step's changed requests.
+    is_touched: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def add_prompt_logprobs(self, output: EngineCoreOutput) -> None:
+        """Take in the prompt positions that a step computed."""
+        if output.new_prompt_logprobs:
+            known = self.prompt_logprobs or [None]
+            known += [
+                position_logprobs(entry, self.decode_token) for entry in output.new_prompt_logprobs
+            ]
+            self.prompt_logprobs = known
+
+    def take_output(self) -> RequestOutput | None:
+        """What the caller is to see after a step; None where nothing is due yet."""
+        kind, finished = self.input.params.output_kind, self.is_finished
+        if not finished and kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        if not any(choice.is_due(self.stream_interval) for choice in self.choices):
+            return None
+        is_delta = kind is RequestOutputKind.DELTA
+        shown = [c for c in self.choices if c.has_news] if is_delta else self.choices
+        output = RequestOutput(
+            request_id=self.request_id,
+            prompt=self.input.prompt,
+            prompt_token_ids=self.input.prompt_token_ids,
+            outputs=[choice.show(is_delta) for choice in shown],
+            finished=finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.choices[0].num_cached_tokens,
+            metrics=self._metrics() if self.with_metrics else None,
+        )
+        if is_delta:
+            self.prompt_logprobs = None
+        return output
+
+    def summary(self) -> FinishedGroup:
+        """What the metrics want of a request that ended."""
+        longest = max(len(choice.token_ids) for choice in self.choices)
+        return FinishedGroup(self.input.params.n, longest)
+
+    def _metrics(self) -> RequestMetrics:
+        first = self.choices[0]
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_scheduled_time=first.scheduled_time,
+            first_token_time=first.first_token_time,
+            last_token_time=first.last_token_time,
+        )

@@ -1,0 +1,179 @@
+"""LLMEngine: the engine for a blocking caller: add requests, step, read what is finished.
+
+Owns nothing but the wiring; `LLM` is the friendlier face.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vllm_lite import envs
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.core_client import CoreClient, SyncMPClient, log_ready
+from vllm_lite.engine.core_handle import launch_core
+from vllm_lite.engine.fan_out import fan_out
+from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput
+from vllm_lite.engine.output_processor import OutputProcessor
+from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.metrics.engine_metrics import engine_metrics
+from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+# Sequences that travel to the core in one message.
+BATCH_SIZE = 512
+
+
+class _Outputs:
+    """A Sink for requests that all belong to one reader."""
+
+    def __init__(self) -> None:
+        self.waiting: list[RequestOutput] = []
+
+    def put(self, output: RequestOutput) -> None:
+        self.waiting.append(output)
+
+    def fail(self, error: BaseException) -> None:
+        """The reader gets the error from the core client itself."""
+
+    def take(self) -> list[RequestOutput]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class LLMEngine:
+    """An engine driven step by step."""
+
+    def __init__(self, config: VllmConfig, core: CoreClient, tokenizer: Tokenizer | None) -> None:
+        self.config = config
+        self._core = core
+        self._tokenizer = tokenizer
+        self._inputs = InputProcessor(config, tokenizer)
+        self._processor = OutputProcessor(config, tokenizer)
+        self._metrics = engine_metrics(config, core.ready.num_blocks)
+        self._outputs = _Outputs()
+        self._unsent: list[EngineCoreRequest] = []
+
+    @classmethod
+    def from_vllm_config(cls, config: VllmConfig, *, multiprocess: bool | None = None) -> LLMEngine:
+        """Start an engine; its core in a child process unless VLLM_ENABLE_V1_MULTIPROCESSING=0."""
+        if multiprocess is None:
+            multiprocess = envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        if not multiprocess:
+            # Imported only where the model runs in this process: they bring torch.
+            from vllm_lite.engine.inproc_client import InprocClient
+            from vllm_lite.executor.uniproc import UniprocExecutor
+
+            tokenizer = _tokenizer_of(config)
+            core: CoreClient = InprocClient(config, UniprocExecutor)
+        else:
+            handle = launch_core(config)
+            try:
+                # While the child imports and loads.
+                tokenizer = _tokenizer_of(config)
+            except BaseException:
+                handle.kill()
+                handle.close()
+                raise
+            core = SyncMPClient(handle)
+        log_ready(core.ready)
+        return cls(config, core, tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Resolve the options and start; raises UsageError."""
+        return cls.from_vllm_config(engine_args.create_engine_config("llm"))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UsageError with skip_tokenizer_init."""
+        if self._tokenizer is None:
+            raise UsageError("there is no tokenizer: drop skip_tokenizer_init to have one")
+        return self._tokenizer
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        """The metrics of this engine; None with disable_log_stats."""
+        return self._metrics.registry
+
+    def process(
+        self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+    ) -> ProcessedInput:
+        """Tokenise and check a request without adding it; raises RequestError."""
+        return self._inputs.process(prompt, params, cache_salt)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt | ProcessedInput,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request; raises RequestError. `request_id` must not be in use."""
+        if not isinstance(prompt, ProcessedInput):
+            prompt = self.process(prompt, params or SamplingParams())
+        arrival_time = time.monotonic()
+        sequences = fan_out(request_id, prompt, arrival_time, priority)
+        core_ids = [sequence.request_id for sequence in sequences]
+        self._processor.add_request(request_id, prompt, core_ids, arrival_time, self._outputs)
+        self._unsent += sequences
+        if len(self._unsent) >= BATCH_SIZE:
+            self._send()
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for the next step; what it gave that callers asked to see."""
+        if not self._processor.has_unfinished_requests():
+            return self._outputs.take()
+        self._send()
+        try:
+            step = self._core.get_output()
+        except EngineDeadError as error:
+            self._processor.fail_all(error)
+            raise
+        processed = self._processor.process(step.outputs)
+        self._metrics.record(step.stats, processed.stats)
+        if processed.aborted_ids:
+            self._core.abort_requests(processed.aborted_ids)
+        return self._outputs.take()
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests; step() gives their last output, with finish_reason "abort"."""
+        self._send()
+        processed = self._processor.abort(request_ids)
+        self._metrics.record(None, processed.stats)
+        self._core.abort_requests(processed.aborted_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether step() has anything to wait for."""
+        return self._processor.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return self._core.reset_prefix_cache()
+
+    def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        return self._core.get_stats()
+
+    def shutdown(self) -> None:
+        """End the engine core; calling it again does nothing."""
+        self._core.shutdown()
+
+    def _send(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._core.add_requests(unsent)
+
+
+def _tokenizer_of(config: VllmConfig) -> Tokenizer | None:
+    return None if config.model.skip_tokenizer_init else load_tokenizer(config)

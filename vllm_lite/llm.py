@@ -1,0 +1,231 @@
+"""LLM: offline generation, a list of prompts in and a list of results out, in order.
+
+The engine core runs in a child process of its own; that needs no `__main__` guard. Knows no
+tensors and no server.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from tqdm import tqdm
+
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.engine.client import Prompt, PromptDict
+from vllm_lite.engine.input_processor import ProcessedInput
+from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.errors import RequestError
+from vllm_lite.metrics.reader import MetricValue, read_metrics
+from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tokenizer.chat_template import load_chat_template, render_chat
+from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Item = TypeVar("Item")
+
+
+class LLM:
+    """A model to call from Python; also a context manager."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        chat_template: str | None = None,
+        disable_frontend_multiprocessing: bool = False,
+        **options: Any,
+    ) -> None:
+        """Load `model`: demo, a directory, a .gguf file or a hub id.
+
+        `options` are those of the command line, with underscores; a wrong name is a TypeError,
+        a wrong value a UsageError. `chat_template` is a file or the template itself. With
+        `disable_frontend_multiprocessing` the model runs in this process.
+        """
+        config = EngineArgs(model=model, **options).create_engine_config("llm")
+        self._chat_template = load_chat_template(chat_template)
+        multiprocess = False if disable_frontend_multiprocessing else None
+        self.llm_engine = LLMEngine.from_vllm_config(config, multiprocess=multiprocess)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; results in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`.
+        Sampling parameters: one for all, one for each, or None for the model's own defaults.
+        A request that fails in the engine has finish_reason "error"; a bad one raises
+        RequestError before anything runs.
+        """
+        listed = _as_prompts(prompts)
+        params = self._params_for(sampling_params, len(listed))
+        priorities = _one_each("priority", priority, len(listed)) if priority else [0] * len(listed)
+        inputs = [
+            self.llm_engine.process(prompt, own) for prompt, own in zip(listed, params, strict=True)
+        ]
+        return self._run(inputs, priorities, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them, as the chat template writes it."""
+        prompts: list[Prompt] = []
+        for conversation in _as_conversations(messages):
+            text = render_chat(
+                self.get_tokenizer(),
+                conversation,
+                tools=tools,
+                chat_template=chat_template or self._chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            # The template writes its own special tokens.
+            ids = self.get_tokenizer().encode(text, add_special_tokens=False)
+            prompts.append(PromptDict(prompt=text, prompt_token_ids=ids))
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generate() uses without sampling parameters."""
+        return SamplingParams.from_optional(**self.llm_engine.config.sampling_defaults)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        return self.llm_engine.get_stats()
+
+    def get_metrics(self) -> list[MetricValue]:
+        """The metrics that a server would export; needs disable_log_stats=False."""
+        return read_metrics(self.llm_engine.registry)
+
+    def close(self) -> None:
+        """End the engine and give its memory back; calling it again does nothing."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _params_for(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [_final_only(given)] * count
+        return [_final_only(own) for own in _one_each("sampling_params", given, count)]
+
+    def _run(
+        self, inputs: list[ProcessedInput], priorities: list[int], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        engine, first = self.llm_engine, self._num_requests
+        self._num_requests += len(inputs)
+        ids = [str(first + index) for index in range(len(inputs))]
+        for request_id, processed, priority in zip(ids, inputs, priorities, strict=True):
+            engine.add_request(request_id, processed, priority=priority)
+        done: dict[str, RequestOutput] = {}
+        progress = _Progress(len(inputs), is_shown=use_tqdm)
+        try:
+            while len(done) < len(inputs):
+                for output in engine.step():
+                    done[output.request_id] = output
+                    progress.add(output)
+        finally:
+            progress.close()
+            if len(done) < len(inputs):
+                engine.abort_request(ids)
+                engine.step()
+        return [done[request_id] for request_id in ids]
+
+
+class _Progress:
+    """The progress bar, with the speeds so far."""
+
+    def __init__(self, total: int, *, is_shown: bool) -> None:
+        self._bar = tqdm(
+            total=total,
+            desc="Processed prompts",
+            dynamic_ncols=True,
+            disable=not is_shown,
+            postfix=f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s",
+        )
+        self._num_prompt_tokens = self._num_output_tokens = 0
+
+    def add(self, output: RequestOutput) -> None:
+        self._num_prompt_tokens += len(output.prompt_token_ids) * len(output.outputs)
+        self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if not self._bar.disable:
+            seconds = max(self._bar.format_dict["elapsed"], 1e-9)
+            self._bar.set_postfix_str(
+                f"est. speed input: {self._num_prompt_tokens / seconds:.2f} toks/s, "
+                f"output: {self._num_output_tokens / seconds:.2f} toks/s",
+                refresh=False,
+            )
+            self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, dict)):
+        return [cast("Prompt", prompts)]
+    listed = list(cast("Sequence[Prompt | int]", prompts))
+    if listed and isinstance(listed[0], int):
+        return [cast("list[int]", listed)]
+    return cast("list[Prompt]", listed)
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast("Sequence[Message]", messages)]
+    return [*cast("Sequence[Sequence[Message]]", messages)]
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    final = copy.copy(params)
+    final.output_kind = RequestOutputKind.FINAL_ONLY
+    return final
+
+
+def _one_each(name: str, values: Sequence[Item], count: int) -> list[Item]:
+    if len(values) != count:
+        raise RequestError(
+            f"{name} has {len(values)} entries for {count} prompts; give one each", name
+        )
+    return list(values)

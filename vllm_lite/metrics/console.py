@@ -1,0 +1,59 @@
+"""The throughput line: what an engine did since the last one, once every ten seconds.
+
+Silent while idle, after one line of zeros. Knows no request and no metrics library.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vllm_lite.log import init_logger
+from vllm_lite.metrics.request_stats import StepStats
+from vllm_lite.metrics.stats import SchedulerStats
+
+logger = init_logger(__name__)
+
+
+class ConsoleStats:
+    """Adds up steps and prints them."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device.upper().replace("CUDA", "GPU")
+        self._scheduler = SchedulerStats()
+        self._since = time.monotonic()
+        self._prompt_tokens = self._generation_tokens = 0
+        self._num_preemptions = 0
+        self._was_idle = True
+
+    def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
+        """Count one step; tokens from the prefix cache are not throughput."""
+        if scheduler is not None:
+            self._scheduler = scheduler
+        self._prompt_tokens += step.num_prompt_tokens - step.num_cached_tokens
+        self._generation_tokens += step.num_generation_tokens
+
+    def log(self) -> str | None:
+        """Print the line of the time since the last call, and return it; None where silent."""
+        now, stats = time.monotonic(), self._scheduler
+        seconds = max(now - self._since, 1e-9)
+        prompt, generated = self._prompt_tokens / seconds, self._generation_tokens / seconds
+        preemptions = stats.num_preemptions - self._num_preemptions
+        self._since, self._prompt_tokens, self._generation_tokens = now, 0, 0
+        self._num_preemptions = stats.num_preemptions
+        is_idle = not (prompt or generated or stats.num_running or stats.num_waiting)
+        is_silent, self._was_idle = is_idle and self._was_idle, is_idle
+        if is_silent:
+            return None
+        line = (
+            f"Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
+            f"Avg generation throughput: {generated:.1f} tokens/s, "
+            f"Running: {stats.num_running} reqs, Waiting: {stats.num_waiting} reqs, "
+        )
+        if preemptions:
+            line += f"Preemptions: {preemptions}, "
+        line += (
+            f"{self._device} KV cache usage: {stats.kv_cache_usage:.1%}, "
+            f"Prefix cache hit rate: {stats.prefix_cache_hit_rate:.1%}"
+        )
+        logger.info("%s", line)
+        return line

@@ -1,0 +1,67 @@
+"""Everything that counts what an engine does, behind one door; nothing where that is off."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from vllm_lite import envs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.metrics.console import ConsoleStats
+from vllm_lite.metrics.prometheus import EngineCollector
+from vllm_lite.metrics.request_stats import StepStats
+from vllm_lite.metrics.stats import SchedulerStats
+
+
+class EngineMetrics:
+    """The Prometheus metrics and the throughput line."""
+
+    def __init__(self, config: VllmConfig, num_blocks: int) -> None:
+        self._collector = EngineCollector(config, num_blocks)
+        self._console = ConsoleStats(config.device)
+        self.registry: CollectorRegistry | None = self._collector.registry
+
+    def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
+        """Count one step, or what happened between two."""
+        self._collector.record(scheduler, step)
+        self._console.record(scheduler, step)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused because too much waits."""
+        self._collector.count_rejection(reason)
+
+    def log(self) -> None:
+        """Print the throughput line now."""
+        self._console.log()
+
+    async def log_regularly(self) -> None:
+        """Print the throughput line every VLLM_LOG_STATS_INTERVAL seconds, for ever."""
+        while True:
+            await asyncio.sleep(envs.VLLM_LOG_STATS_INTERVAL)
+            self._console.log()
+
+
+class NoMetrics:
+    """Counts nothing."""
+
+    registry: CollectorRegistry | None = None
+
+    def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
+        """Nothing."""
+
+    def count_rejection(self, reason: str) -> None:
+        """Nothing."""
+
+    def log(self) -> None:
+        """Nothing."""
+
+    async def log_regularly(self) -> None:
+        """Nothing."""
+
+
+def engine_metrics(config: VllmConfig, num_blocks: int) -> EngineMetrics | NoMetrics:
+    """What --disable-log-stats leaves."""
+    if config.observability.disable_log_stats:
+        return NoMetrics()
+    return EngineMetrics(config, num_blocks)

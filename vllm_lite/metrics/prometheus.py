@@ -1,0 +1,245 @@
+"""vLLM's metrics by name, type, label and bucket, in a registry of their own.
+
+Fed with plain numbers once a step, by additions and bisections; the library's objects are
+made only when somebody scrapes. Knows no request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.metrics.histogram import Histogram, one_two_five
+from vllm_lite.metrics.request_stats import FinishedRequest, StepStats
+from vllm_lite.metrics.stats import SchedulerStats
+
+# fmt: off
+FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40,
+               80, 160, 640, 2560)
+INTER_TOKEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
+           7680)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+# fmt: on
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+ENGINE = "0"
+
+_HELP = {
+    "time_to_first_token_seconds": "Seconds from arrival to the first token.",
+    "inter_token_latency_seconds": "Seconds between two tokens of a request.",
+    "request_time_per_output_token_seconds": "Mean seconds per token after the first.",
+    "e2e_request_latency_seconds": "Seconds from arrival to the end.",
+    "request_queue_time_seconds": "Seconds before a request first ran.",
+    "request_inference_time_seconds": "Seconds from a request's first run to its last token.",
+    "request_prefill_time_seconds": "Seconds from a request's first run to its first token.",
+    "request_decode_time_seconds": "Seconds from the first token to the last.",
+    "request_prompt_tokens": "Prompt tokens of finished requests.",
+    "request_generation_tokens": "Generated tokens of finished requests.",
+    "request_max_num_generation_tokens": "The longest choice of finished requests.",
+    "request_params_max_tokens": "max_tokens of finished requests.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens computed, without cached ones.",
+    "request_params_n": "n of finished requests.",
+    "request_num_preemptions": "Preemptions of finished requests.",
+    "iteration_tokens_total": "Tokens of a step.",
+}
+
+
+class EngineCollector(Collector):
+    """All metrics of one engine."""
+
+    def __init__(self, config: VllmConfig, num_blocks: int) -> None:
+        names = config.model.served_model_name or [config.model.model]
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._labels = {"model_name": names[0], "engine": ENGINE}
+        self._created = time.time()
+        self._cache_info = _cache_info(config, num_blocks)
+        self._scheduler = SchedulerStats()
+        self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
+        self._finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._rejected = dict.fromkeys(REJECTIONS, 0)
+        self._histograms = {
+            name: Histogram(bounds) for name, bounds in _bounds(config.model.max_model_len).items()
+        }
+        self.registry.register(self)
+
+    def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
+        """Count one step."""
+        if scheduler is not None:
+            self._scheduler = scheduler
+        self._prompt_tokens += step.num_prompt_tokens
+        self._cached_tokens += step.num_cached_tokens
+        self._generation_tokens += step.num_generation_tokens
+        histograms = self._histograms
+        num_tokens = step.num_prompt_tokens + step.num_generation_tokens
+        if num_tokens:
+            histograms["iteration_tokens_total"].observe(num_tokens)
+        histograms["time_to_first_token_seconds"].observe_all(step.first_token_latencies)
+        histograms["inter_token_latency_seconds"].observe_all(step.inter_token_latencies)
+        for request in step.finished:
+            self._record_finished(request)
+        for group in step.finished_groups:
+            histograms["request_params_n"].observe(group.n)
+            histograms["request_max_num_generation_tokens"].observe(group.max_num_generation_tokens)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused because too much waits."""
+        self._rejected[reason] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric as the library's family, for one scrape."""
+        yield from self._gauges()
+        yield from self._counters()
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", _HELP[name], labels=list(self._labels))
+            values = list(self._labels.values())
+            family.add_metric(values, histogram.buckets(), histogram.total)
+            family.add_sample(f"vllm:{name}_created", self._labels, self._created)
+            yield family
+
+    def _record_finished(self, request: FinishedRequest) -> None:
+        self._finished[request.finish_reason] += 1
+        computed = request.num_prompt_tokens - request.num_cached_tokens
+        observed: dict[str, float | None] = {
+            "e2e_request_latency_seconds": request.e2e_latency,
+            "request_queue_time_seconds": request.queue_time,
+            "request_prefill_time_seconds": request.prefill_time,
+            "request_decode_time_seconds": request.decode_time,
+            "request_prompt_tokens": request.num_prompt_tokens,
+            "request_generation_tokens": request.num_generation_tokens,
+            "request_params_max_tokens": request.max_tokens,
+            "request_prefill_kv_computed_tokens": computed,
+            "request_num_preemptions": request.num_preemptions,
+        }
+        decode, prefill = request.decode_time, request.prefill_time
+        if decode is not None and prefill is not None:
+            observed["request_inference_time_seconds"] = prefill + decode
+        if decode is not None and request.num_generation_tokens > 1:
+            per_token = decode / (request.num_generation_tokens - 1)
+            observed["request_time_per_output_token_seconds"] = per_token
+        for name, value in observed.items():
+            if value is not None:
+                self._histograms[name].observe(value)
+
+    def _gauges(self) -> Iterator[Metric]:
+        now = self._scheduler
+        yield self._gauge("num_requests_running", "Requests in the step.", now.num_running)
+        yield self._gauge("num_requests_waiting", "Requests that wait.", now.num_waiting)
+        yield self._gauge(
+            "num_requests_waiting_by_reason",
+            "Requests that wait, by what for.",
+            {"capacity": now.num_waiting, "deferred": 0},
+            label="reason",
+        )
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", now.kv_cache_usage
+        )
+        yield self._gauge(
+            "engine_sleep_state",
+            "1 for the state the engine is in.",
+            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            label="sleep_state",
+        )
+        labels = {"engine": ENGINE, **self._cache_info}
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The cache's configuration.", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), 1)
+        yield info
+
+    def _counters(self) -> Iterator[Metric]:
+        now, cached = self._scheduler, self._cached_tokens
+        computed = self._prompt_tokens - cached
+        yield self._counter(
+            "prefix_cache_queries", "Tokens looked up in the cache.", now.prefix_cache_queries
+        )
+        yield self._counter("prefix_cache_hits", "Tokens found there.", now.prefix_cache_hits)
+        yield self._counter("num_preemptions", "Preemptions.", now.num_preemptions)
+        yield self._counter("prompt_tokens", "Prompt tokens.", self._prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens from the cache.", cached)
+        yield self._counter("generation_tokens", "Generated tokens.", self._generation_tokens)
+        yield self._counter(
+            "prompt_tokens_by_source",
+            "Prompt tokens, by where their keys and values came from.",
+            {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0},
+            label="source",
+        )
+        yield self._counter(
+            "request_success", "Finished requests.", self._finished, label="finished_reason"
+        )
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Requests refused because too much waits.",
+            labels=["model_name", "reason"],
+        )
+        for reason, count in self._rejected.items():
+            values = [self._labels["model_name"], reason]
+            rejected.add_metric(values, count, created=self._created)
+        yield rejected
+
+    def _gauge(
+        self, name: str, text: str, value: float | dict[str, int], label: str | None = None
+    ) -> Metric:
+        names, samples = self._samples(value, label)
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
+        for labels, number in samples:
+            family.add_metric(labels, number)
+        return family
+
+    def _counter(
+        self, name: str, text: str, value: float | dict[str, int], label: str | None = None
+    ) -> Metric:
+        names, samples = self._samples(value, label)
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=names)
+        for labels, number in samples:
+            family.add_metric(labels, number, created=self._created)
+        return family
+
+    def _samples(
+        self, value: float | dict[str, int], label: str | None
+    ) -> tuple[list[str], Iterable[tuple[list[str], float]]]:
+        """Label names, and (label values, number) for each value."""
+        names, own = list(self._labels), list(self._labels.values())
+        if isinstance(value, dict):
+            return [*names, label or ""], [([*own, key], number) for key, number in value.items()]
+        return names, [(own, value)]
+
+
+def _bounds(max_model_len: int) -> dict[str, Sequence[float]]:
+    tokens = one_two_five(max_model_len)
+    return {
+        "time_to_first_token_seconds": FIRST_TOKEN,
+        "inter_token_latency_seconds": INTER_TOKEN,
+        "request_time_per_output_token_seconds": INTER_TOKEN,
+        "e2e_request_latency_seconds": LATENCY,
+        "request_queue_time_seconds": LATENCY,
+        "request_inference_time_seconds": LATENCY,
+        "request_prefill_time_seconds": LATENCY,
+        "request_decode_time_seconds": LATENCY,
+        "request_prompt_tokens": tokens,
+        "request_generation_tokens": tokens,
+        "request_max_num_generation_tokens": tokens,
+        "request_params_max_tokens": tokens,
+        "request_prefill_kv_computed_tokens": tokens,
+        "request_params_n": CHOICES,
+        "request_num_preemptions": PREEMPTIONS,
+        "iteration_tokens_total": STEP_TOKENS,
+    }
+
+
+def _cache_info(config: VllmConfig, num_blocks: int) -> dict[str, str]:
+    info = {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
+    return {**info, "num_gpu_blocks": str(num_blocks)}
