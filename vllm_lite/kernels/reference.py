@@ -1,0 +1,144 @@
+"""Every operation in plain torch: the specification that all faster twins are tested against.
+
+Knows nothing of threads or instruction sets. Arithmetic is float32 whatever the storage type;
+a result is rounded to its storage type where the unfused operations would round it.
+Shapes: T tokens, R requests, N hidden, H heads, K kv-heads, D head size, B blocks, S block size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import UsageError
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """Scale rows of x [T, N] to unit root mean square, then by weight [N] (arXiv:1910.07467)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = wide.to(x.dtype) * weight
+    return normed if out is None else out.copy_(normed)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual), both [T, N], written over x and residual."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps, out=x), residual
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    """Rotate query [T, H, D] and key [T, K, D] in place by their positions [T] (arXiv:2104.09864).
+
+    cos_sin_cache [P, rot_dim] float32 holds rot_dim/2 cosines, then as many sines; only the first
+    rot_dim of D are rotated. Pairs are (i, i + rot_dim/2), or (2i, 2i + 1) if not is_neox.
+    """
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    rot_dim = cos_sin_cache.shape[-1]
+    for heads in (query, key):
+        rotated = heads[..., :rot_dim].float()
+        if is_neox:
+            first, second = rotated.chunk(2, dim=-1)
+        else:
+            first, second = rotated[..., 0::2], rotated[..., 1::2]
+        pair = (first * cos - second * sin, second * cos + first * sin)
+        result = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
+        heads[..., :rot_dim] = result.to(heads.dtype)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return silu(gate) * up [T, I] of x [T, 2I], whose halves are gate and up."""
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write key and value [T, K, D] into caches [B, K, S, D] at slots [T] = block * S + offset.
+
+    A negative slot is skipped; a slot beyond the cache raises IndexError.
+    """
+    block_size = key_cache.shape[2]
+    if slot_mapping.numel() and int(slot_mapping.max()) >= key_cache.shape[0] * block_size:
+        raise IndexError(f"slot_mapping holds {int(slot_mapping.max())}, beyond the cache")
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    blocks, offsets = slots // block_size, slots % block_size
+    key_cache[blocks, :, offsets] = key[kept].to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value[kept].to(value_cache.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+) -> Tensor:
+    """Causal attention of query [T, H, D] over caches [B, K, S, D]; returns [T, H, D].
+
+    Request r owns queries query_start_loc[r] : query_start_loc[r + 1] ([R + 1] int32); they are the
+    last of its seq_lens[r] positions ([R] int32). Position j lies in block block_table[r, j // S]
+    ([R, M] int32). Key j is visible to the query at position p iff j <= p and, with a window w,
+    p - j < w. A soft cap c bends scores to c * tanh(score / c). Tokens of no request become 0.
+    """
+    output = torch.zeros_like(query)
+    block_size = key_cache.shape[2]
+    bounds = query_start_loc.tolist()
+    for r, seq_len in enumerate(seq_lens.tolist()):
+        start, end = bounds[r], bounds[r + 1]
+        if start == end:
+            continue
+        blocks = block_table[r, : math.ceil(seq_len / block_size)].long()
+        keys = _gather(key_cache, blocks, seq_len, query.shape[1])
+        values = _gather(value_cache, blocks, seq_len, query.shape[1])
+        scores = torch.einsum("thd,hjd->htj", query[start:end].float(), keys) * scale
+        if logits_soft_cap > 0:
+            scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)
+        position = torch.arange(seq_len - (end - start), seq_len).unsqueeze(1)
+        key_position = torch.arange(seq_len).unsqueeze(0)
+        visible = key_position <= position
+        if sliding_window > 0:
+            visible &= position - key_position < sliding_window
+        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+        output[start:end] = torch.einsum("htj,hjd->thd", weights, values).to(query.dtype)
+    return output
+
+
+def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int) -> Tensor:
+    """A request's keys or values [H, seq_len, D] float32, each kv-head repeated for its group."""
+    _, num_kv_heads, _, head_size = cache.shape
+    rows = cache[blocks].float().transpose(0, 1).reshape(num_kv_heads, -1, head_size)
+    return rows[:, :seq_len].repeat_interleave(num_heads // num_kv_heads, dim=0)
+
+
+def dequantize_gguf(
+    raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Expand GGUF storage `raw` to a tensor of shape (torch order) and dtype; needs `gguf`."""
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise UsageError(
+            "reading GGUF without the compiled kernels needs the gguf package: pip install gguf"
+        ) from None
+    storage = raw if isinstance(raw, Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+    data = storage.reshape(*shape[:-1], -1).numpy()
+    kind = GGMLQuantizationType(ggml_type)
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        # gguf reads these two as typed arrays, all others as bytes.
+        data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
+    return torch.from_numpy(dequantize(data, kind)).to(dtype).reshape(tuple(shape))
