@@ -19,10 +19,11 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
+    processors,
 )
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.tokenizer.parts import TokenizerParts, surround_with
+from vllm_lite.tokenizer.parts import TokenizerParts
 from vllm_lite.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -55,7 +56,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     _add_tokens(backend, tokens, _types(metadata, tokens), special_tokens)
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
-    backend.post_processor = surround_with(
+    backend.post_processor = _surround_with(
         backend,
         special_tokens.get("bos_token") if add_bos else None,
         special_tokens.get("eos_token") if add_eos else None,
@@ -186,6 +187,18 @@ def _add_tokens(
             plain.append(AddedToken(token, special=False, normalized=False))
     backend.add_special_tokens(control)
     backend.add_tokens(plain)
+
+
+def _surround_with(
+    backend: Tokenizer, bos: str | None, eos: str | None
+) -> processors.TemplateProcessing:
+    """A post-processor that puts `bos` before and `eos` after a text, where they are given."""
+    before, after = [bos] if bos else [], [eos] if eos else []
+    single = [*before, "$A", *after]
+    known = [(token, backend.token_to_id(token)) for token in (*before, *after)]
+    return processors.TemplateProcessing(
+        single=single, pair=[*single, *before, "$B", *after], special_tokens=known
+    )
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.tokenizer.parts import TokenizerParts, surround_with
+from vllm_lite.tokenizer.parts import TokenizerParts
 
 _NAMES = (
     "bos_token",
@@ -46,13 +46,8 @@ def tokenizer_from_directory(path: Path, *, trust_remote_code: bool = False) -> 
     backend.no_padding()
     special_tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
     _add_missing(backend, config, special_tokens)
-    # As transformers has it: stated flags overrule what tokenizer.json itself would add.
-    if "add_bos_token" in config or "add_eos_token" in config:
-        backend.post_processor = surround_with(
-            backend,
-            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
-        )
+    # What is put around a text is tokenizer.json's own affair: like transformers 5, this passes
+    # over the flags add_bos_token and add_eos_token beside it.
     return TokenizerParts(backend, special_tokens, templates)
 
 

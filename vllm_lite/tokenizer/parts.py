@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken
 
 
 class Encoded(Protocol):
@@ -40,15 +40,3 @@ class TokenizerParts:
     backend: Backend
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-
-
-def surround_with(
-    backend: Tokenizer, bos: str | None, eos: str | None
-) -> processors.TemplateProcessing:
-    """A post-processor that puts `bos` before and `eos` after a text, where they are given."""
-    before, after = [bos] if bos else [], [eos] if eos else []
-    single = [*before, "$A", *after]
-    known = [(token, backend.token_to_id(token)) for token in (*before, *after)]
-    return processors.TemplateProcessing(
-        single=single, pair=[*single, *before, "$B", *after], special_tokens=known
-    )
