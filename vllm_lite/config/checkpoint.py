@@ -26,6 +26,8 @@ LOADABLE_GGML_TYPES = (
 
 # The first of these that a configuration holds is the longest context it was made for.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# In a config.json only null switches off the window that Mistral's class has by default.
+_MISTRAL_WINDOW = 4096
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
 
@@ -55,10 +57,12 @@ def read_facts(
     hf["rope_parameters"] = _rope_parameters(path, hf, overrides)
     for key in ("rope_theta", "rope_scaling"):
         hf.pop(key, None)
+    if gguf is None and architecture == "MistralForCausalLM":
+        hf.setdefault("sliding_window", _MISTRAL_WINDOW)
     window = None
     if disable_sliding_window:
-        window = None if hf.get("use_sliding_window") is False else hf.get("sliding_window")
-        hf = {**hf, "sliding_window": None}
+        window = hf.get("sliding_window") if hf.get("use_sliding_window", True) else None
+        hf["sliding_window"] = None
         hf.pop("layer_types", None)
     facts = _facts(path, architecture, hf)
     facts = _with_gguf(facts, gguf) if gguf else _with_generation_config(facts)
@@ -106,7 +110,6 @@ def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
         raise CheckpointError(
             f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
-    num_layers = read.count("num_hidden_layers")
     bos = _ids(hf.get("bos_token_id"))
     return ModelFacts(
         path=path,
@@ -115,13 +118,13 @@ def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
         hf_config=hf,
         dtype=_stored_dtype(hf),
         max_position=_max_position(path, hf),
-        num_layers=num_layers,
+        num_layers=read.count("num_hidden_layers"),
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         vocab_size=read.count("vocab_size"),
-        sliding_window=_sliding_window(path, hf, num_layers),
+        sliding_window=_sliding_window(architecture, hf),
         eos_token_ids=tuple(_ids(hf.get("eos_token_id"))),
         bos_token_id=bos[0] if bos else None,
     )
@@ -201,27 +204,20 @@ def _max_position(path: str, hf: dict[str, Any]) -> int:
     return length
 
 
-def _sliding_window(path: str, hf: dict[str, Any], num_layers: int) -> int | None:
-    """The window that all layers share; layers that differ are refused."""
-    window = hf.get("sliding_window")
-    if not window or hf.get("use_sliding_window") is False:
+def _sliding_window(architecture: str, hf: dict[str, Any]) -> int | None:
+    """The window that every layer has; None where one or more attend to everything."""
+    if architecture == "LlamaForCausalLM":
+        return None
+    window: int | None = hf.get("sliding_window") or None
+    if architecture == "MistralForCausalLM" or window is None:
+        return window
+    if not hf.get("use_sliding_window"):
         return None
     kinds = hf.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        windowed = kinds.count("sliding_attention")
-    elif "use_sliding_window" in hf:
-        # Qwen2: the first max_window_layers layers attend to everything.
-        windowed = max(num_layers - (hf.get("max_window_layers") or 0), 0)
-    else:
-        windowed = num_layers
-    if windowed == 0:
-        return None
-    if windowed < num_layers:
-        raise CheckpointError(
-            f"{path} has a sliding window in {windowed} of its {num_layers} layers, which this "
-            "build cannot mix; add --disable-sliding-window"
-        )
-    return _NumberReader(path, hf).count("sliding_window")
+    if kinds:
+        return window if set(kinds) == {"sliding_attention"} else None
+    # Qwen: the first max_window_layers layers attend to everything.
+    return window if hf.get("max_window_layers", 28) == 0 else None
 
 
 def _stored_dtype(hf: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ class ModelFacts:
     num_kv_heads: int
     head_size: int
     vocab_size: int
-    # Tokens each layer looks back; None: all of them.
+    # Tokens that every layer looks back; None where one or more look back at everything.
     sliding_window: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

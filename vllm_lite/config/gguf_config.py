@@ -24,6 +24,9 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"{name}.{key}", default)
 
+    window = get("attention.sliding_window") or None
+    if architecture == "LlamaForCausalLM" and window:
+        architecture = "MistralForCausalLM"  # converters write both as llama
     num_heads = _per_layer(gguf, get("attention.head_count"))
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -38,7 +41,7 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon", 1e-6)),
         "max_position_embeddings": get("context_length"),
         "vocab_size": _vocab_size(gguf, get("vocab_size")),
-        "sliding_window": get("attention.sliding_window") or None,
+        "sliding_window": window,
         "rope_parameters": _rope_parameters(get),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,

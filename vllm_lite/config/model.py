@@ -30,7 +30,7 @@ class ModelConfig:
     tokenizer_mode: Literal["auto", "hf", "slow", "mistral", "custom"] = option(
         "auto",
         "Which tokenizer implementation to load.",
-        works=("auto", "hf", "slow"),
+        works=("auto", "hf"),
         remedy="use auto",
     )
     skip_tokenizer_init: bool = option(False, "Load no tokenizer: take and give token ids only.")

@@ -115,8 +115,6 @@ def _find_tokenizer(values: dict[str, Any], facts: ModelFacts, source: dict[str,
     name: str = values.get("tokenizer") or values["model"]
     if name == values["model"] or values.get("skip_tokenizer_init", False):
         return facts.path
-    if Path(name).expanduser().is_dir():
-        return name  # a directory of its own need not hold a model
     revision = values.get("tokenizer_revision")
     return resolve_model_source(name, weights=False, **{**source, "revision": revision})
 

@@ -35,18 +35,13 @@ class SchedulerConfig:
         0, "Most prompt tokens of one request in one step; 0: no limit of its own.", ge=0
     )
     max_num_partial_prefills: int = option(
-        1,
-        "Prompts that may be partly computed at once.",
-        ge=1,
-        works=(1,),
-        remedy="leave it at 1 and set --long-prefill-token-threshold to share steps",
+        1, "Prompts that may be partly computed at once; 1: as many as the steps hold.", ge=1
     )
     max_long_partial_prefills: int = option(
         1,
-        "Long prompts that may be partly computed at once.",
+        "Of those, how many may be longer than --long-prefill-token-threshold; "
+        "shorter prompts pass the others.",
         ge=1,
-        works=(1,),
-        remedy="leave it at 1 and set --long-prefill-token-threshold to share steps",
     )
     stream_interval: int = option(1, "Tokens gathered before each streamed chunk.", ge=1)
     max_num_queued_reqs: int | None = option(
@@ -69,4 +64,10 @@ class SchedulerConfig:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
                 f"--max-num-seqs {self.max_num_seqs}; each request needs a token of every step, "
                 "so raise the one or lower the other"
+            )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise UsageError(
+                f"--max-long-partial-prefills {self.max_long_partial_prefills} is more than "
+                f"--max-num-partial-prefills {self.max_num_partial_prefills}, which counts long "
+                "prompts too; raise the one or lower the other"
             )

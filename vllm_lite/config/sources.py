@@ -32,6 +32,7 @@ _DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
 _DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHT_FILES = ["*.safetensors"]
 
 
@@ -83,8 +84,8 @@ def resolve_model_source(
 
 
 def _model_in_directory(path: Path) -> str:
-    """The directory itself, or the only .gguf file of one without a config.json."""
-    if (path / "config.json").is_file():
+    """The directory itself, or its only .gguf file where it describes nothing else."""
+    if any((path / name).is_file() for name in ("config.json", *_TOKENIZER_FILES)):
         return str(path)
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:

@@ -80,19 +80,49 @@ def test_eos_ids_come_from_both_files_without_repeats(tmp_path: Path) -> None:
     assert facts.generation_config == generation
 
 
-def test_sliding_windows(tmp_path: Path) -> None:
-    assert hf_facts(tmp_path / "a", sliding_window=128).sliding_window == 128
-    off = hf_facts(tmp_path / "b", sliding_window=128, use_sliding_window=False)
-    assert off.sliding_window is None
-    late = {"sliding_window": 128, "use_sliding_window": True}
-    assert hf_facts(tmp_path / "c", **late, max_window_layers=2).sliding_window is None
-    assert hf_facts(tmp_path / "d", **late, max_window_layers=0).sliding_window == 128
-    mixed = write_hf(tmp_path / "e", **late, max_window_layers=1)
-    with pytest.raises(CheckpointError, match="--disable-sliding-window"):
-        read_facts(str(mixed))
-    facts = read_facts(str(mixed), disable_sliding_window=True)
+@pytest.mark.parametrize(
+    ("family", "changes", "window"),
+    [
+        ("Llama", {"sliding_window": 128}, None),
+        ("Mistral", {"sliding_window": 128}, 128),
+        ("Mistral", {}, 4096),
+        ("Qwen2", {"sliding_window": 128}, None),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 128}, None),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, 128),
+        (
+            "Qwen3",
+            {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
+            None,
+        ),
+        (
+            "Qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "sliding_attention"],
+            },
+            128,
+        ),
+    ],
+)
+def test_a_window_counts_where_every_layer_has_it(
+    tmp_path: Path, family: str, changes: dict[str, Any], window: int | None
+) -> None:
+    facts = hf_facts(tmp_path, architectures=[f"{family}ForCausalLM"], **changes)
+    assert facts.sliding_window == window
+
+
+def test_without_its_window_a_model_is_as_long_as_the_window(tmp_path: Path) -> None:
+    path = str(write_hf(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128))
+    facts = read_facts(path, disable_sliding_window=True)
     assert (facts.sliding_window, facts.max_position) == (None, 128)
     assert facts.hf_config["sliding_window"] is None
+
+
+def test_a_null_window_is_no_window(tmp_path: Path) -> None:
+    config = write_hf(tmp_path, architectures=["MistralForCausalLM"]) / "config.json"
+    config.write_text(config.read_text()[:-1] + ', "sliding_window": null}')
+    assert read_facts(str(tmp_path)).sliding_window is None
 
 
 @pytest.mark.parametrize(
@@ -146,6 +176,12 @@ def test_gguf_tensors_say_what_the_metadata_does_not(tmp_path: Path) -> None:
     assert facts.hf_config["tie_word_embeddings"] is False
     assert facts.hf_config["attention_bias"] is True
     assert facts.has_rope_freqs is True
+
+
+def test_a_gguf_llama_with_a_window_is_mistral(tmp_path: Path) -> None:
+    metadata = {**LLAMA_GGUF, "llama.attention.sliding_window": 128}
+    facts = read_facts(str(write_gguf(tmp_path / "m.gguf", metadata)))
+    assert (facts.architecture, facts.sliding_window) == ("MistralForCausalLM", 128)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral"])

@@ -136,6 +136,7 @@ def test_sampling_defaults_follow_the_generation_config(tmp_path: Path) -> None:
 
 def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").write_text("{}")
     assert resolved(model, tokenizer=str(tmp_path / "tok")).model.tokenizer == str(tmp_path / "tok")
     gguf = write_gguf(tmp_path / "m.gguf")
     assert resolved(str(gguf)).model.tokenizer == str(gguf)
