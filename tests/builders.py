@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.option import sections
+from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.scheduler import Scheduler
@@ -17,34 +19,36 @@ _ids = count()
 
 TINY_SPEC = KVCacheSpec(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
 
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"max_model_len": 64},
-    "cache": {
-        "block_size": 4,
-        "gpu_memory_utilization": 0.9,
-        "kv_cache_memory_bytes": None,
-        "num_gpu_blocks_override": None,
-        "enable_prefix_caching": True,
-    },
-    "scheduler": {
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "enable_chunked_prefill": True,
-        "scheduling_policy": "fcfs",
-        "long_prefill_token_threshold": 0,
-        "max_num_partial_prefills": 1,
-        "max_long_partial_prefills": 1,
-    },
+_FACTS = ModelFacts(
+    path="",
+    format="hf",
+    architecture="LlamaForCausalLM",
+    hf_config={},
+    dtype="float32",
+    max_position=1 << 20,
+    num_layers=1,
+    hidden_size=8,
+    num_heads=1,
+    num_kv_heads=1,
+    head_size=8,
+    vocab_size=101,
+)
+_DEFAULTS = {
+    "block_size": 8,
+    "max_model_len": 128,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
 }
 
 
-def core_config(**options: Any) -> Any:
-    """What the core reads of a VllmConfig; options go where they belong by name."""
-    tree = {group: dict(values) for group, values in _DEFAULTS.items()}
-    for name, value in options.items():
-        (group,) = (group for group in tree if name in tree[group])
-        tree[group][name] = value
-    return SimpleNamespace(**{group: SimpleNamespace(**values) for group, values in tree.items()})
+def core_config(**options: Any) -> VllmConfig:
+    """A config of small numbers for a model that nobody loads; options by their own names."""
+    given = {**_DEFAULTS, **options}
+    parts = {
+        name: cls(**{key: given.pop(key) for key in list(given) if key in cls.__annotations__})
+        for name, cls in sections(VllmConfig).items()
+    }
+    return VllmConfig(facts=_FACTS, **parts, **given)
 
 
 def message(

@@ -92,6 +92,8 @@ class SchedulerOutput:
     Order of requests in the step: that of `num_scheduled_tokens`. A preempted request is
     forgotten by the workers and comes back as new. A request samples a token in this step
     iff num_computed_tokens + num_scheduled_tokens == its number of known tokens.
+    Workers drop first and add after: one step may name an id as gone and as new. An id that
+    they never met may be named as gone too.
     """
 
     new_requests: list[NewRequestData]

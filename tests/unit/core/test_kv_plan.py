@@ -1,0 +1,75 @@
+"""Bytes become blocks; too few are an error whose numbers work."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.builders import TINY_SPEC, core_config
+from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.errors import UsageError
+
+BLOCK_BYTES = 8 * TINY_SPEC.bytes_per_token
+
+
+def test_a_token_takes_keys_and_values_of_all_layers() -> None:
+    assert KVCacheSpec(30, 3, 64, "bfloat16").bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+
+def test_memory_is_used_up_to_what_the_requests_can_hold() -> None:
+    config = core_config(max_model_len=64, max_num_seqs=4)
+    assert plan_kv_cache(config, TINY_SPEC, 20 * BLOCK_BYTES + 1).num_blocks == 20
+    plan = plan_kv_cache(config, TINY_SPEC, 1 << 40)
+    assert plan.num_blocks == 4 * 8 + 1
+    assert plan.total_bytes == plan.num_blocks * BLOCK_BYTES
+    assert plan.num_tokens == 4 * 64
+
+
+def test_the_users_numbers_go_before_the_machines() -> None:
+    given = {"max_model_len": 64, "kv_cache_memory_bytes": 12 * BLOCK_BYTES}
+    assert plan_kv_cache(core_config(**given), TINY_SPEC, 0).num_blocks == 12
+    config = core_config(**given, num_gpu_blocks_override=1000)
+    assert plan_kv_cache(config, TINY_SPEC, 0).num_blocks == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"num_gpu_blocks_override": 5}, "num_gpu_blocks_override"),
+        ({"kv_cache_memory_bytes": 5 * BLOCK_BYTES}, "kv_cache_memory_bytes"),
+    ],
+)
+def test_too_little_names_both_ways_out_and_both_work(options: dict[str, int], flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_kv_cache(core_config(max_model_len=64, **options), TINY_SPEC, 0)
+    text = str(caught.value)
+    assert "\n" not in text and "--" + flag.replace("_", "-") in text
+    (length,) = re.findall(r"--max-model-len to (\d+)", text)
+    (more,) = re.findall(r"set it to (\d+)", text)
+    plan_kv_cache(core_config(max_model_len=int(length), **options), TINY_SPEC, 0)
+    plan_kv_cache(core_config(max_model_len=64, **{flag: int(more)}), TINY_SPEC, 0)
+    with pytest.raises(UsageError):
+        plan_kv_cache(core_config(max_model_len=int(length) + 1, **options), TINY_SPEC, 0)
+
+
+def test_too_little_free_memory_names_the_share() -> None:
+    with pytest.raises(UsageError, match=r"--max-model-len to 32 .*--gpu-memory-utilization"):
+        plan_kv_cache(core_config(max_model_len=64), TINY_SPEC, 5 * BLOCK_BYTES)
+    with pytest.raises(UsageError, match="--gpu-memory-utilization") as caught:
+        plan_kv_cache(core_config(max_model_len=64), TINY_SPEC, -1)
+    assert "--max-model-len" not in str(caught.value)
+
+
+def test_a_window_needs_room_for_itself_and_one_step() -> None:
+    spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=17)
+    options = {"max_model_len": 1024, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+    plan = plan_kv_cache(core_config(**options), spec, 1 << 40)
+    assert plan.num_blocks == 2 * 5 + 1
+
+
+def test_the_plan_describes_itself_in_one_line() -> None:
+    config = core_config(max_model_len=64, num_gpu_blocks_override=13)
+    text = describe_plan(config, plan_kv_cache(config, TINY_SPEC, 0))
+    assert text == "KV cache: 0.00 GiB, 96 tokens, 1.50x concurrency at 64 tokens per request"
