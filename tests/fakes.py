@@ -111,6 +111,9 @@ class ScriptedExecutor:
                 self._run(request_id, num_scheduled, output)
         return output
 
+    def describe(self) -> str:
+        return "a script, no kernels"
+
     def shutdown(self) -> None:
         self.is_shut_down = True
 
