@@ -81,7 +81,7 @@ def merge_dotted(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[s
             rest.append(word)
             continue
         if not equals:
-            if not words:
+            if not words or words[0].startswith("--"):
                 raise UsageError(f"{head} needs a value")
             value = words.pop(0)
         _put(objects.setdefault(entry.flag, {}), head, key.split("."), value)

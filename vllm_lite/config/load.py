@@ -33,6 +33,7 @@ class LoadConfig:
         None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."
     )
     ignore_patterns: list[str] = option(
-        ["original/**/*"], "Files of a hub repository not to download, as glob patterns."
+        ["original/**/*", "consolidated*"],
+        "Files of a hub repository not to download, as glob patterns.",
     )
     use_tqdm_on_load: bool = option(True, "Show a progress bar while weights are read.")

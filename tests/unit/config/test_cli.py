@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def test_dotted_keys_rebuild_any_object(value: dict[str, Any]) -> None:
     ("line", "cause"),
     [
         ("demo --hf-overrides.a", "--hf-overrides.a needs a value"),
+        ("demo --hf-overrides.a --port 1", "--hf-overrides.a needs a value"),
         ("demo --hf-overrides.a 1 --hf-overrides.a.b 2", "not an object"),
         ("demo --hf-overrides.a 1 --hf-overrides.a+ 2", "not a list"),
         ("demo --hf-overrides. 1", "empty key"),
@@ -144,15 +146,11 @@ def test_unreadable_lines(line: str, cause: str, capsys: pytest.CaptureFixture[s
     assert cause in refusal(line, capsys)
 
 
-def test_repeats_warn_and_the_last_one_wins(caplog: pytest.LogCaptureFixture) -> None:
-    import logging
-
-    logger = logging.getLogger("vllm_lite")
-    logger.addHandler(caplog.handler)
-    try:
-        assert server("demo --port 1 --port=2").port == 2
-    finally:
-        logger.removeHandler(caplog.handler)
+def test_repeats_warn_and_the_last_one_wins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    assert server("demo --port 1 --port=2").port == 2
     assert "Found duplicate keys --port" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,10 @@ def test_cache_space_in_gib_becomes_bytes(model: str, monkeypatch: pytest.Monkey
         resolved(model)
 
 
-def test_deprecated_rope_options_are_overrides(model: str) -> None:
+def test_deprecated_rope_options_are_overrides(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
     config = resolved(model, rope_theta=5e5, rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert config.facts.hf_config["rope_parameters"] == {
         "rope_type": "linear",
@@ -121,6 +125,7 @@ def test_deprecated_rope_options_are_overrides(model: str) -> None:
         "rope_theta": 5e5,
     }
     assert config.model.max_model_len == 8192
+    assert "--rope-theta is deprecated; use --hf-overrides.rope_theta" in caplog.text
 
 
 def test_sampling_defaults_follow_the_generation_config(tmp_path: Path) -> None:
