@@ -86,6 +86,7 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
         "revision": values.get("revision"),
         "download_dir": values.get("download_dir"),
         "hf_token": values.get("hf_token", envs.HF_TOKEN),
+        "trust_remote_code": values.get("trust_remote_code", False),
         "ignore_patterns": values.get("ignore_patterns", table["ignore_patterns"].default),
     }
     overrides = dict(values.get("hf_overrides", {}))
@@ -112,10 +113,11 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
 def _find_tokenizer(values: dict[str, Any], facts: ModelFacts, source: dict[str, Any]) -> str:
     """A local directory or .gguf file."""
     name: str = values.get("tokenizer") or values["model"]
-    if name == values["model"] or values.get("skip_tokenizer_init", False):
-        return facts.path
     revision = values.get("tokenizer_revision")
-    return resolve_model_source(name, weights=False, **{**source, "revision": revision})
+    is_own = name == values["model"] and revision is None
+    if is_own or values.get("skip_tokenizer_init", False):
+        return facts.path
+    return resolve_model_source(name, **{**source, "revision": revision, "weights": False})
 
 
 def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:

@@ -45,12 +45,14 @@ def resolve_model_source(
     download_dir: str | None = None,
     hf_token: str | bool | None = None,
     ignore_patterns: list[str] | None = None,
+    trust_remote_code: bool = False,
     weights: bool = True,
 ) -> str:
     """The local directory or .gguf file of `model`, downloaded if need be.
 
     `model` is "demo", a directory, a .gguf file or a hub id. With weights=False, only a hub
-    repository's configuration and tokenizer files are fetched. Raises CheckpointError.
+    repository's configuration and tokenizer files are fetched (code only where it is
+    trusted). Raises CheckpointError.
     """
     if model == DEMO_NAME:  # a directory of that name is ./demo
         return str(fetch_demo())
@@ -69,6 +71,7 @@ def resolve_model_source(
             "such as org/name"
         )
     patterns = _DESCRIPTION_FILES + (_WEIGHT_FILES if weights else [])
+    patterns += ["*.py"] if trust_remote_code else []
     folder = _fetch_from_hub(
         model,
         revision=revision,
