@@ -1,0 +1,241 @@
+"""An EngineClient that says what it is told to: scripted replies over a byte tokenizer.
+
+Requests are checked by the real input processor, so that what the engine would refuse is
+refused here as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.input_processor import InputProcessor
+from vllm_lite.errors import EngineDeadError, UnavailableError
+from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+
+EOS = 256
+VOCAB_SIZE = 258
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if tools %}[{{ tools | length }} tools]{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class ByteTokenizer:
+    """A token is a byte; 256 ends a text, 257 pads."""
+
+    def __init__(self, template: str = TEMPLATE) -> None:
+        self.chat_templates = {"default": template}
+        self.special_tokens = {"eos_token": "<eos>"}
+        self.eos_token_id = EOS
+        self.bos_token_id = None
+        self.all_special_ids = frozenset({EOS, EOS + 1})
+        self.vocab_size = VOCAB_SIZE
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.chat_templates["default"]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return bytes(i for i in ids if i < EOS).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [f"<{i}>" for i in ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < EOS else b"<eos>"
+
+    def decode_token(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+
+def fake_config(**model: Any) -> VllmConfig:
+    """A config as the server reads it."""
+    model.setdefault("max_model_len", 128)
+    model.setdefault("served_model_name", ["tiny", "alias"])
+    facts = ModelFacts(
+        path="/models/tiny",
+        format="hf",
+        architecture="LlamaForCausalLM",
+        hf_config={},
+        dtype="float32",
+        max_position=1024,
+        num_layers=1,
+        hidden_size=8,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=8,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(EOS,),
+    )
+    return VllmConfig(facts=facts, model=ModelConfig(model="tiny", **model))
+
+
+class FakeEngineClient:
+    """Answers choice i of every request with `replies[i]` and an end of text."""
+
+    def __init__(self, *replies: str, defaults: dict[str, Any] | None = None, **model: Any) -> None:
+        self.config = fake_config(**model)
+        self.tokenizer = ByteTokenizer()
+        self.registry: CollectorRegistry | None = CollectorRegistry()
+        Gauge("vllm:num_requests_running", "Running.", registry=self.registry).set(0)
+        self.replies = replies or ("Hello",)
+        self.defaults = defaults or {}
+        # Raised by the stream after that many tokens.
+        self.failure: Exception | None = None
+        self.fail_after = 0
+        self.refusal: Exception | None = None
+        # A request waits here before every token; set it to let all run.
+        self.gate: asyncio.Event | None = None
+        self.seen: list[tuple[Prompt, SamplingParams, str]] = []
+        self.options: list[dict[str, Any]] = []
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.dead_error: BaseException = EngineDeadError("engine core died: killed by signal 9")
+        self.errored = False
+        self.is_running = True
+        self._asked_to_stop: set[str] = set()
+        self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
+        self._inputs.process(prompt, params)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        if self.errored:
+            raise self.dead_error
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.is_running:
+            raise UnavailableError("The server is shutting down and takes no new requests")
+        processed = self._inputs.process(prompt, params, cache_salt)
+        self.seen.append((prompt, params, request_id))
+        self.options.append({"priority": priority, "cache_salt": cache_salt})
+        return self._run(processed.prompt, processed.prompt_token_ids, processed.params, request_id)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        self._asked_to_stop |= {request_id} if isinstance(request_id, str) else set(request_id)
+        if self.gate is not None:
+            self.gate.set()
+
+    async def check_health(self) -> None:
+        if self.errored:
+            raise self.dead_error
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    def get_default_sampling_params(self) -> dict[str, Any]:
+        return self.defaults
+
+    async def shutdown(self, timeout: float = 0.0) -> None:
+        self.is_running = False
+
+    async def _run(
+        self, text: str | None, prompt_ids: list[int], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        self.running.add(request_id)
+        try:
+            choices = [self._choice(index, params) for index in range(params.n)]
+            is_delta = params.output_kind is RequestOutputKind.DELTA
+            whole = {i: _joined(steps) for i, steps in enumerate(choices)}
+            scores = None
+            if params.prompt_logprobs is not None:
+                known = [_candidates(i, params.prompt_logprobs) for i in prompt_ids[1:]]
+                scores = [None, *known]
+            for step in range(max(map(len, choices))):
+                if self.gate is not None:
+                    await self.gate.wait()
+                if self.failure is not None and step >= self.fail_after:
+                    raise self.failure
+                outputs = [steps[step] for steps in choices if step < len(steps)]
+                stopped = request_id in self._asked_to_stop
+                if stopped:
+                    outputs = [CompletionOutput(o.index, "", [], finish_reason="abort") for o in outputs]
+                finished = stopped or step + 1 == max(map(len, choices))
+                if not is_delta and not finished:
+                    continue
+                if not is_delta and not stopped:
+                    outputs = list(whole.values())
+                yield RequestOutput(
+                    request_id,
+                    text,
+                    prompt_ids,
+                    outputs,
+                    finished,
+                    prompt_logprobs=scores if finished or step == 0 else None,
+                    num_cached_tokens=len(prompt_ids) // 16 * 16,
+                )
+                if finished:
+                    return
+                await asyncio.sleep(0)
+            return
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted.append(request_id)
+            raise
+        finally:
+            self.running.discard(request_id)
+
+    def _choice(self, index: int, params: SamplingParams) -> list[CompletionOutput]:
+        """The deltas of one choice, a token each."""
+        reply = self.replies[index % len(self.replies)]
+        stop_reason: str | None = None
+        for stop in params.stop_strings:
+            if stop in reply:
+                reply, stop_reason = reply[: reply.index(stop)], stop
+        tokens = list(reply.encode())
+        limit = params.max_tokens or 0
+        steps = []
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        for token_id in [*tokens, EOS][:limit]:
+            text = decode(bytes([token_id])) if token_id != EOS else ""
+            delta = CompletionOutput(index, text, [token_id])
+            if params.logprobs is not None:
+                delta.logprobs = [_candidates(token_id, params.logprobs)]
+            steps.append(delta)
+        last = steps[-1]
+        last.finish_reason = "stop" if last.token_ids == [EOS] else "length"
+        last.stop_reason = stop_reason if last.finish_reason == "stop" else None
+        return steps
+
+
+def _candidates(token_id: int, count: int) -> dict[int, Logprob]:
+    """The token itself, likeliest, and runners-up."""
+    number = VOCAB_SIZE if count == -1 else max(count, 1)
+    ids = [(token_id + i) % EOS if i else token_id for i in range(number)]
+    show: Callable[[int], str] = ByteTokenizer().decode_token
+    return {one: Logprob(-0.25 * (i + 1), i + 1, show(one)) for i, one in enumerate(ids)}
+
+
+def _joined(steps: list[CompletionOutput]) -> CompletionOutput:
+    last = steps[-1]
+    return CompletionOutput(
+        last.index,
+        "".join(step.text for step in steps),
+        [token for step in steps for token in step.token_ids],
+        logprobs=[p for step in steps for p in step.logprobs or ()]
+        if last.logprobs is not None
+        else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

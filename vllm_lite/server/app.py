@@ -1,0 +1,183 @@
+"""The application: every route, who may use it, and what a failure looks like.
+
+Owns the table of routes. Knows an engine only as an EngineClient. Invariant: a route is guarded
+unless the table says that it is open, and no failure leaves in another shape than errors.py's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from vllm_lite import __version__
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.engine.client import EngineClient
+from vllm_lite.errors import RequestError
+from vllm_lite.server.auth import ApiKeys
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.disconnect import ClientLeftError
+from vllm_lite.server.errors import Failure, failure_of, router_failure
+from vllm_lite.server.health import HealthService
+from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
+from vllm_lite.server.openai.chat_service import ChatService
+from vllm_lite.server.openai.completion_protocol import CompletionRequest
+from vllm_lite.server.openai.completion_service import CompletionService
+from vllm_lite.server.openai.models_service import ModelsService
+from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
+from vllm_lite.server.openai.tokenize_service import TokenizeService
+from vllm_lite.server.request_id import RequestIdHeader
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+# What a client that has left would have been told; nobody reads it.
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table. Only an open route is served without a key."""
+
+    methods: tuple[str, ...]
+    path: str
+    endpoint: Endpoint
+    body: type[BaseModel] | None = None
+    is_open: bool = False
+
+
+def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
+    """The application that serves `client`; raises UsageError for an unusable option.
+
+    `app.state.context` is its ServingContext, for whoever drains it.
+    """
+    has_docs = not server_config.disable_fastapi_docs
+    app = FastAPI(
+        title="vllm-lite",
+        version=__version__,
+        root_path=server_config.root_path or "",
+        openapi_url="/openapi.json" if has_docs else None,
+        redirect_slashes=False,
+    )
+    context = ServingContext(client, server_config)
+    app.state.context = context
+    keys = ApiKeys(server_config.api_key)
+    table = _routes(context)
+    for route in table:
+        app.add_api_route(
+            route.path,
+            _served(route, keys),
+            methods=list(route.methods),
+            response_model=None,
+            summary=route.endpoint.__doc__,
+        )
+    app.add_exception_handler(HTTPException, _on_router_error(keys))
+    _describe_bodies(app, table)
+    _add_middleware(app, server_config)
+    return app
+
+
+def _routes(context: ServingContext) -> list[Route]:
+    health = HealthService(context)
+    models = ModelsService(context)
+    tokens = TokenizeService(context)
+    chat, completion = ChatService(context), CompletionService(context)
+    return [
+        Route(("GET",), "/health", health.health, is_open=True),
+        Route(("GET", "POST"), "/ping", health.health, is_open=True),
+        Route(("GET",), "/version", health.version, is_open=True),
+        Route(("GET",), "/metrics", health.metrics, is_open=True),
+        Route(("GET",), "/load", health.load),
+        Route(("GET",), "/v1/models", models.list),
+        Route(("GET",), "/v1/models/{model:path}", models.retrieve),
+        Route(("POST",), "/v1/chat/completions", chat.create, ChatCompletionRequest),
+        Route(("POST",), "/v1/completions", completion.create, CompletionRequest),
+        Route(("POST",), "/tokenize", tokens.tokenize, TokenizeRequest),
+        Route(("POST",), "/detokenize", tokens.detokenize, DetokenizeRequest),
+    ]
+
+
+def _served(route: Route, keys: ApiKeys) -> Endpoint:
+    """The route's endpoint behind its guard, its errors turned into responses."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            if not route.is_open:
+                keys.check(request.headers)
+            return await route.endpoint(request)
+        except (ClientLeftError, ClientDisconnect):
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+            return failure_of(error, request_id[:256]).response()
+
+    endpoint.__name__ = route.path.strip("/").replace("/", "_")
+    return endpoint
+
+
+def _on_router_error(keys: ApiKeys) -> Callable[[Request, Any], Awaitable[Response]]:
+    """Unknown paths and wrong methods; without a key, which of them exist stays hidden."""
+
+    async def answer(request: Request, error: HTTPException) -> Response:
+        try:
+            keys.check(request.headers)
+        except RequestError as refusal:
+            return failure_of(refusal, "").response()
+        return router_failure(error, dict(request.scope)).response()
+
+    return answer
+
+
+def _describe_bodies(app: FastAPI, table: list[Route]) -> None:
+    """Have the OpenAPI document name the bodies, which endpoints read by themselves."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for route in table:
+                if route.body is not None:
+                    schema = route.body.model_json_schema()
+                    document["paths"][route.path]["post"]["requestBody"] = {
+                        "content": {"application/json": {"schema": schema}},
+                        "required": True,
+                    }
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+class _Cors(CORSMiddleware):
+    """Refuses a preflight in the server's own error shape."""
+
+    def preflight_response(self, request_headers: Any) -> Response:
+        """The answer to an OPTIONS request of a browser."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        text = bytes(response.body).decode()
+        failure = Failure(response.status_code, "BadRequestError", text).response()
+        failure.headers.update({"Vary": response.headers.get("vary", "Origin")})
+        return failure
+
+
+def _add_middleware(app: FastAPI, server_config: ServerConfig) -> None:
+    """The last one added is the outermost."""
+    if server_config.allowed_origins:
+        app.add_middleware(
+            _Cors,
+            allow_origins=server_config.allowed_origins,
+            allow_credentials=server_config.allow_credentials,
+            allow_methods=server_config.allowed_methods,
+            allow_headers=server_config.allowed_headers,
+        )
+    if server_config.enable_request_id_headers:
+        app.add_middleware(RequestIdHeader)

@@ -1,0 +1,126 @@
+"""Request bodies: bytes to checked JSON to a request model, and errors that name the field.
+
+Knows no particular request. Invariant: what comes out holds finite numbers only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from vllm_lite.errors import RequestError
+from vllm_lite.log import init_logger
+from vllm_lite.server.errors import BodyTooLargeError
+
+logger = init_logger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_BODY_BYTES = 64 << 20
+_MAX_WARNED = 256
+_MAX_REPORTED = 5
+_warned: set[str] = set()
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; raises RequestError."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError("Send the body as JSON, with the header Content-Type: application/json")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLargeError(f"The body is larger than {MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    value = decode_json(b"".join(parts))
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object")
+    return value
+
+
+def decode_json(raw: bytes) -> Any:
+    """Decode strict JSON; raises RequestError, naming the field that holds NaN or Infinity."""
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise RequestError("The body is nested too deeply") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _json_error(raw, str(error)) from None
+
+
+def _json_error(raw: bytes, reason: str) -> RequestError:
+    """Why strict decoding failed, told by Python's lenient decoder where that knows more."""
+    if not raw.strip():
+        return RequestError("The body is empty; send a JSON object")
+    try:
+        value = json.loads(raw.decode())
+    except UnicodeDecodeError:
+        return RequestError("The body is not valid UTF-8")
+    except RecursionError:
+        return RequestError("The body is nested too deeply")
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        return RequestError(f"The body is not valid JSON: {error.msg} at {place}")
+    except ValueError:
+        return RequestError("The body holds a number with too many digits")
+    path = _non_finite_path(value)
+    if path is not None:
+        return RequestError(f"{path} must be a finite number", path)
+    return RequestError(f"The body is not valid JSON: {reason}")
+
+
+def _non_finite_path(value: Any) -> str | None:
+    """Dotted path of the first NaN or infinity under `value`."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    entries: Any = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for key, item in entries:
+        rest = _non_finite_path(item)
+        if rest is not None:
+            return f"{key}.{rest}".rstrip(".")
+    return None
+
+
+def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozenset()) -> M:
+    """Check `body` against `model`; raises RequestError.
+
+    Unknown fields are dropped with one log line per name; those in `ignored` without.
+    """
+    for name in body.keys() - model.model_fields.keys() - ignored:
+        _warn_unknown(name)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _schema_error(error) from None
+
+
+def _warn_unknown(name: str) -> None:
+    if name not in _warned and len(_warned) < _MAX_WARNED:
+        _warned.add(name)
+        logger.warning("the unknown field %r of a request is ignored", name[:64])
+
+
+def _schema_error(error: ValidationError) -> RequestError:
+    reasons: dict[str, str] = {}
+    for entry in error.errors(include_url=False, include_context=False, include_input=False):
+        reasons.setdefault(_field(entry["loc"]), entry["msg"])
+    shown = list(reasons.items())[:_MAX_REPORTED]
+    text = "; ".join(f"{name}: {reason}" for name, reason in shown)
+    return RequestError(text, shown[0][0])
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Dotted path of a field, without the names that pydantic gives to a union's members."""
+    first, *rest = location
+    named = [str(part) for part in rest if isinstance(part, int)]
+    return ".".join([str(first), *named])

@@ -1,0 +1,134 @@
+"""What every service of one server shares: the engine, the options, the model's names.
+
+Owns request ids and the check of a request's model. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+
+from vllm_lite import __version__
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.engine.client import EngineClient
+from vllm_lite.errors import NotFoundError, RequestError, UsageError
+from vllm_lite.log import init_logger
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.generation import Generations
+from vllm_lite.tokenizer.chat_template import load_chat_template
+
+if TYPE_CHECKING:
+    from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+logger = init_logger(__name__)
+
+MAX_REQUEST_ID = 256
+# Shorter texts are tokenised faster than a thread is woken.
+_THREADED_ENCODE = 32768
+# No vocabulary in use has longer tokens, so a longer text cannot fit.
+_MAX_CHARACTERS_PER_TOKEN = 256
+
+
+class ServingContext:
+    """The engine behind the routes and what is known of it from the start."""
+
+    def __init__(self, client: EngineClient, server_config: ServerConfig) -> None:
+        """Raises UsageError where --chat-template cannot be used."""
+        self.client = client
+        self.server_config = server_config
+        self.generations = Generations(client)
+        model = client.config.model
+        self.model_names = list(model.served_model_name) or [model.model]
+        self.max_model_len = model.max_model_len
+        self.max_logprobs = model.max_logprobs
+        self.vocab_size = client.config.facts.vocab_size
+        self.sampling_defaults = client.get_default_sampling_params()
+        self.chat_template = load_chat_template(server_config.chat_template)
+        self.fingerprint = _fingerprint(client)
+        self.started = int(time.time())
+        self._tokenizer = _tokenizer_of(client)
+
+    @property
+    def model_name(self) -> str:
+        """The name that replies report."""
+        return self.model_names[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; raises RequestError with --skip-tokenizer-init."""
+        if self._tokenizer is None:
+            raise RequestError(
+                "This server has no tokenizer (--skip-tokenizer-init); send token ids to "
+                "/v1/completions"
+            )
+        return self._tokenizer
+
+    @property
+    def maybe_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None with --skip-tokenizer-init."""
+        return self._tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFoundError unless `name` is absent or one of the served names."""
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise NotFoundError(
+                f"The model {name!r:.200} does not exist; served: {served}", "model"
+            )
+
+    def request_id(self, prefix: str, request: Request, own: str | None) -> str:
+        """`prefix` and the client's id (X-Request-Id, then the body's) or a random one."""
+        given = request.headers.get("x-request-id") or own or uuid.uuid4().hex
+        if len(given) > MAX_REQUEST_ID or not given.isprintable():
+            raise RequestError(
+                f"request_id must be at most {MAX_REQUEST_ID} printable characters", "request_id"
+            )
+        return prefix + given
+
+    async def encode(self, text: str, param: str, *, special: bool, cut: bool) -> list[int]:
+        """Token ids of `text`; `cut` tells that the prompt is to be truncated afterwards.
+
+        Raises RequestError, naming `param`, for a text that cannot fit into the context.
+        """
+        if not cut and len(text) > self.max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+            raise RequestError(
+                f"{param} has {len(text)} characters, more than fit into this model's context "
+                f"of {self.max_model_len} tokens",
+                param,
+            )
+        if len(text) < _THREADED_ENCODE:
+            return self.tokenizer.encode(text, add_special_tokens=special)
+        return await asyncio.to_thread(self.tokenizer.encode, text, special)
+
+    def log_request(self, request_id: str, prompt: str | None, params: SamplingParams) -> None:
+        """One line for a request, with --enable-log-requests."""
+        if self.server_config.enable_log_requests:
+            shown = (prompt or "")[: self.server_config.max_log_len]
+            logger.info("Received request %s: prompt: %r, params: %s", request_id, shown, params)
+
+    def log_output(self, request_id: str, text: str, finish_reason: str | None) -> None:
+        """One line for a finished choice, with --enable-log-outputs."""
+        if self.server_config.enable_log_outputs:
+            shown = text[: self.server_config.max_log_len]
+            logger.info("Generated for %s: %r, finish_reason: %s", request_id, shown, finish_reason)
+
+
+def _tokenizer_of(client: EngineClient) -> Tokenizer | None:
+    try:
+        return client.tokenizer
+    except UsageError:
+        return None
+
+
+def _fingerprint(client: EngineClient) -> str:
+    """Changes with the version and with whatever may change a seeded reply."""
+    model = client.config.model
+    facts = [model.model, model.revision, model.dtype, model.max_model_len, model.seed]
+    digest = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+    return f"vllm-lite-{__version__}-{digest[:8]}"

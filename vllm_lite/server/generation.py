@@ -1,0 +1,153 @@
+"""The engine requests behind HTTP requests: started together, merged, and always closed.
+
+Knows no HTTP. Invariant: after `close()` nothing of a Generation runs in the engine, whether
+or not its outputs were ever read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from vllm_lite.engine.client import EngineClient, Prompt
+from vllm_lite.errors import UnavailableError
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import SamplingParams
+
+
+class Generation:
+    """One HTTP request's prompts in the engine; iterate for (prompt index, output)."""
+
+    def __init__(
+        self,
+        registry: Generations,
+        request_ids: list[str],
+        iterators: list[AsyncIterator[RequestOutput]],
+    ) -> None:
+        self._registry = registry
+        self.request_ids = request_ids
+        self._iterators = iterators
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Outputs of all prompts as they come; raises what any of them raises."""
+        if len(self._iterators) == 1:
+            async for output in self._iterators[0]:
+                yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+        self._tasks = [
+            asyncio.create_task(_forward(index, iterator, queue))
+            for index, iterator in enumerate(self._iterators)
+        ]
+        num_open = len(self._tasks)
+        while num_open:
+            index, item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+
+    async def last_outputs(self) -> list[RequestOutput]:
+        """The last output of every prompt, in order."""
+        last: dict[int, RequestOutput] = {}
+        async for index, output in self:
+            last[index] = output
+        return [last[index] for index in range(len(self._iterators))]
+
+    async def close(self) -> None:
+        """Abort what still runs; safe to call twice."""
+        if not self._registry.forget(self):
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for iterator in self._iterators:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                # An iterator that is being read cannot be closed; its reader's end closes it.
+                with contextlib.suppress(RuntimeError):
+                    await close()
+
+
+async def _forward(
+    index: int,
+    outputs: AsyncIterator[RequestOutput],
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]],
+) -> None:
+    try:
+        async for output in outputs:
+            queue.put_nowait((index, output))
+    except Exception as error:
+        queue.put_nowait((index, error))
+    else:
+        queue.put_nowait((index, None))
+
+
+class Generations:
+    """Every generation that runs, and whether new ones are admitted."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._running: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def check_open(self) -> None:
+        """Raise UnavailableError while the server drains."""
+        if self.is_draining:
+            raise UnavailableError("The server is shutting down and takes no new requests")
+
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """Put every prompt into the engine, or none.
+
+        Raises what the engine's generate() raises; the caller has to close the result.
+        """
+        self.check_open()
+        single = len(prompts) == 1
+        ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
+        iterators = [
+            self._client.generate(prompt, params, one_id, priority=priority, cache_salt=cache_salt)
+            for prompt, one_id in zip(prompts, ids, strict=True)
+        ]
+        generation = Generation(self, ids, iterators)
+        self._running.add(generation)
+        self._idle.clear()
+        return generation
+
+    def forget(self, generation: Generation) -> bool:
+        """Whether `generation` was still counted; it no longer is."""
+        known = generation in self._running
+        self._running.discard(generation)
+        if not self._running:
+            self._idle.set()
+        return known
+
+    async def drain(self, timeout: float) -> None:
+        """Admit nothing more, wait `timeout` seconds for what runs, then end it with "abort"."""
+        self.is_draining = True
+        if timeout > 0 and await self._wait_idle(timeout):
+            return
+        await self._client.abort([i for running in self._running for i in running.request_ids])
+
+    async def _wait_idle(self, timeout: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,54 @@
+"""The routes that watch a server: /health, /ping, /version, /load, /metrics."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite import __version__
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.log import init_logger
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.errors import Failure
+
+logger = init_logger(__name__)
+
+
+class HealthService:
+    """Whether the engine lives, and how busy it is."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+
+    async def health(self, request: Request) -> Response:
+        """Answer 200 while the engine lives, else 503."""
+        client = self._context.client
+        try:
+            if client.errored:
+                raise client.dead_error
+            await client.check_health()
+        except EngineDeadError:
+            message = "The engine has stopped; the server is about to exit"
+            return Failure(503, "ServiceUnavailableError", message).response()
+        return Response()
+
+    async def version(self, request: Request) -> Response:
+        """Report the version of the server."""
+        return _json({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        """Report how many requests run; 0 without --enable-server-load-tracking."""
+        is_tracked = self._context.server_config.enable_server_load_tracking
+        return _json({"server_load": len(self._context.generations) if is_tracked else 0})
+
+    async def metrics(self, request: Request) -> Response:
+        """Report the engine's metrics in Prometheus' text format."""
+        registry = self._context.client.registry
+        text = b"" if registry is None else generate_latest(registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _json(payload: dict[str, object]) -> Response:
+    return Response(msgspec.json.encode(payload), media_type="application/json")

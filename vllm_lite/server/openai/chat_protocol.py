@@ -1,0 +1,173 @@
+"""The body of POST /v1/chat/completions, checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.sampling_protocol import HARMLESS, SamplingFields
+
+MAX_MESSAGES = 16384
+MAX_PARTS = 16384
+MAX_ROLE = 64
+MAX_TOOLS = 1024
+MAX_DOCUMENTS = 4096
+MAX_TEMPLATE = 1 << 18
+
+CHAT_HARMLESS = HARMLESS | {"parallel_tool_calls", "include_reasoning", "verbosity"}
+CHAT_LATER = {
+    "functions": "function calling (and is deprecated: use tools)",
+    "function_call": "function calling (and is deprecated: use tool_choice)",
+    "audio": "audio output",
+    "prediction": "predicted output",
+    "web_search_options": "web search",
+}
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+
+
+class TemplateFields(SamplingFields):
+    """What decides how messages become a prompt."""
+
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+    def check_template_fields(self, *, trust_template: bool) -> None:
+        """Raise RequestError that names the message or field at fault."""
+        if not self.messages:
+            raise RequestError("messages must not be empty", "messages")
+        for index, message in enumerate(self.messages):
+            _check_message(f"messages.{index}", message)
+        if self.chat_template is not None and not trust_template:
+            raise RequestError(
+                "chat_template is refused: this server was started without "
+                "--trust-request-chat-template",
+                "chat_template",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message needs add_generation_prompt to be false",
+                "continue_final_message",
+            )
+        if self.tools is not None and not self.tools:
+            raise RequestError("tools must not be empty; leave it out", "tools")
+        for index, tool in enumerate(self.tools or ()):
+            _check_tool(f"tools.{index}", tool)
+
+
+class ChatCompletionRequest(TemplateFields):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    modalities: Annotated[list[str], Field(max_length=8)] | None = None
+    return_prompt_text: bool | None = None
+
+    def check(self, *, trust_template: bool, max_logprobs: int) -> None:
+        """Raise RequestError for what the types alone do not refuse."""
+        self.check_together()
+        self.check_template_fields(trust_template=trust_template)
+        self._check_tool_choice()
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise UnsupportedError('modalities can only be ["text"] here', "modalities")
+        top = self.top_logprobs
+        if top is None:
+            return
+        if top < -1 or (max_logprobs != -1 and not 0 <= top <= max_logprobs):
+            raise RequestError(
+                f"top_logprobs must be in [0, {max_logprobs}] (--max-logprobs), got {top}"
+                if max_logprobs != -1
+                else f"top_logprobs must be at least -1, got {top}",
+                "top_logprobs",
+            )
+        if top and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+
+    def _check_tool_choice(self) -> None:
+        choice = self.tool_choice if self.tool_choice is not None else "auto"
+        if choice == "none":
+            return
+        if self.tools is not None:
+            raise UnsupportedError(
+                "Tool calls are not supported yet; send tool_choice none to only show the tools "
+                "to the model",
+                "tool_choice",
+            )
+        if choice != "auto":
+            raise RequestError("tool_choice needs tools", "tool_choice")
+
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """The largest number of tokens asked for, and the field that asks."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Extra variables of the chat template."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+            given.setdefault("enable_thinking", self.reasoning_effort != "none")
+        return given
+
+
+def _check_message(path: str, message: dict[str, Any]) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
+        raise RequestError(
+            f"{path}.role must be a string of 1 to {MAX_ROLE} characters", f"{path}.role"
+        )
+    calls = message.get("tool_calls")
+    if calls is not None and not (
+        isinstance(calls, list)
+        and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)
+    ):
+        raise RequestError(
+            f"{path}.tool_calls must be a list of objects, each with a function",
+            f"{path}.tool_calls",
+        )
+    content = message.get("content")
+    if content is None and role == "assistant":
+        return
+    if isinstance(content, list) and len(content) <= MAX_PARTS:
+        for index, part in enumerate(content):
+            _check_part(f"{path}.content.{index}", part)
+    elif not isinstance(content, str):
+        raise RequestError(
+            f"{path}.content must be a string or a list of at most {MAX_PARTS} parts",
+            f"{path}.content",
+        )
+
+
+def _check_part(path: str, part: object) -> None:
+    if isinstance(part, str):
+        return
+    if not isinstance(part, dict):
+        raise RequestError(f"{path} must be an object with a type", path)
+    kind = part.get("type", "text")
+    if kind not in _TEXT_PARTS:
+        raise RequestError(
+            f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
+        )
+    field = kind if kind in ("refusal", "thinking") else "text"
+    if not isinstance(part.get(field), str):
+        raise RequestError(f"{path}.{field} must be a string", f"{path}.{field}")
+
+
+def _check_tool(path: str, tool: dict[str, Any]) -> None:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{path}.function must be an object with a name", f"{path}.function")

@@ -1,0 +1,53 @@
+"""Chunks of a stream as bytes, made of parts that are encoded once per request.
+
+A chunk is `data: {HEAD,"choices":[CHOICE]TAIL}`; only CHOICE changes from token to token. Knows
+no engine. This is the hottest code of the API process: no models, no dicts per token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vllm_lite.server.openai.usage import UsageCounter
+
+encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """Frames the chunks of one streamed reply."""
+
+    def __init__(
+        self,
+        identity: dict[str, Any],
+        usage: UsageCounter,
+        *,
+        include_usage: bool,
+        continuous_usage: bool,
+        fingerprint: str,
+    ) -> None:
+        """`identity` holds what every chunk begins with: id, object, created, model."""
+        self._open = b"data: " + encode(identity)[:-1] + b',"choices":['
+        self._usage = usage
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        self._fingerprint = b'"system_fingerprint":' + encode(fingerprint)
+
+    def chunk(self, choice: bytes, extra: bytes = b"", *, last: bool = False) -> bytes:
+        """One event that carries `choice` and, beside the choices, `extra` (",key:value...").
+
+        `last` says that the choice finishes with it.
+        """
+        if self._continuous_usage:
+            extra += b',"usage":' + encode(self._usage.brief())
+        if last and not self._include_usage:
+            extra += b"," + self._fingerprint
+        return b"%b%b]%b}\n\n" % (self._open, choice, extra)
+
+    def usage_chunk(self) -> bytes:
+        """The event after the last choice; empty where usage was not asked for."""
+        if not self._include_usage:
+            return b""
+        usage = encode(self._usage.final())
+        return b'%b],"usage":%b,%b}\n\n' % (self._open, usage, self._fingerprint)

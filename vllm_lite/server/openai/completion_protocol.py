@@ -1,0 +1,77 @@
+"""The body of POST /v1/completions, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.sampling_protocol import HARMLESS, SamplingFields
+
+MAX_PROMPTS = 1024
+
+COMPLETION_HARMLESS = HARMLESS
+COMPLETION_LATER = {
+    "prompt_embeds": "prompts given as embeddings",
+    "suffix": "a model that fills in the middle",
+}
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions."""
+
+    # str | list[str] | list[int] | list[list[int]]; read by `prompts`, whose errors are clearer.
+    prompt: Any = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Raise RequestError for what the types alone do not refuse."""
+        self.check_together()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise UnsupportedError("best_of can only be equal to n here", "best_of")
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Whether the prompt is to be scored and echoed, and nothing generated."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each text or token ids; raises RequestError that names the one at fault."""
+        given = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and _is_ids(given)):
+            given = [given]
+            paths = ["prompt"]
+        elif isinstance(given, list):
+            paths = [f"prompt.{index}" for index in range(len(given))]
+        else:
+            raise RequestError(
+                "prompt must be a string, a list of strings, a list of token ids, or a list of "
+                "such lists",
+                "prompt",
+            )
+        if not given:
+            raise RequestError("prompt must not be empty", "prompt")
+        if len(given) > MAX_PROMPTS:
+            raise RequestError(
+                f"prompt must have at most {MAX_PROMPTS} entries, got {len(given)}", "prompt"
+            )
+        for path, one in zip(paths, given, strict=True):
+            _check_prompt(path, one)
+        return given
+
+
+def _is_ids(given: list[Any]) -> bool:
+    return bool(given) and all(type(item) is int for item in given)
+
+
+def _check_prompt(path: str, prompt: object) -> None:
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
+        if prompt == []:
+            raise RequestError(f"{path} must not be empty", path)
+        raise RequestError(f"{path} must be a string or a list of token ids", path)
+    if not prompt:
+        raise RequestError(f"{path} must not be empty", path)
+    if isinstance(prompt, list) and min(prompt) < 0:
+        raise RequestError(f"{path} holds the negative token id {min(prompt)}", path)

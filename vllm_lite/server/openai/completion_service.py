@@ -1,0 +1,221 @@
+"""POST /v1/completions: prompts in, continuations out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite.engine.client import Prompt
+from vllm_lite.outputs import CompletionOutput, RequestOutput
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.disconnect import run_while_connected
+from vllm_lite.server.generation import Generation
+from vllm_lite.server.openai.chunks import ChunkWriter
+from vllm_lite.server.openai.completion_protocol import (
+    COMPLETION_HARMLESS,
+    COMPLETION_LATER,
+    CompletionRequest,
+)
+from vllm_lite.server.openai.completion_stream import (
+    CompletionOptions,
+    CompletionStream,
+    Shown,
+    finish_of,
+    with_echo,
+)
+from vllm_lite.server.openai.logprobs import TokenView, completion_logprobs, prompt_logprobs
+from vllm_lite.server.openai.sampling_protocol import (
+    effective_max_tokens,
+    includes_usage,
+    refuse_unsupported,
+)
+from vllm_lite.server.openai.usage import UsageCounter
+from vllm_lite.server.sse import EventStream
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionService:
+    """Completions over one engine."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """Create a completion, streamed or whole."""
+        context = self._context
+        raw = await read_json(request)
+        refuse_unsupported(raw, COMPLETION_LATER)
+        body = parse(CompletionRequest, raw, COMPLETION_HARMLESS)
+        context.check_model(body.model)
+        body.check()
+        request_id = context.request_id("cmpl-", request, body.request_id)
+        params = self._sampling_params(body)
+        context.generations.check_open()
+        prompts, texts = await self._prompts(body)
+        context.log_request(request_id, texts[0], params)
+        generation = context.generations.start(
+            prompts, params, request_id, priority=body.priority, cache_salt=body.cache_salt
+        )
+        reply = _CompletionReply(context, body, params, request_id, texts)
+        if body.stream:
+            return EventStream(reply.stream().events(generation), generation, request_id)
+        return await reply.whole(request, generation)
+
+    def _sampling_params(self, body: CompletionRequest) -> SamplingParams:
+        defaults = self._context.sampling_defaults
+        scored = body.prompt_logprobs
+        if scored is None and body.echo:
+            scored = body.logprobs
+        # A prompt is scored in the step that samples after it, so one token is generated.
+        asked = 1 if body.is_prompt_only else body.max_tokens
+        return body.sampling_params(
+            defaults,
+            max_tokens=effective_max_tokens(
+                asked,
+                "max_tokens",
+                defaults,
+                default=DEFAULT_MAX_TOKENS,
+                limit=self._context.max_model_len,
+            ),
+            logprobs=body.logprobs,
+            prompt_logprobs=scored,
+        )
+
+    async def _prompts(self, body: CompletionRequest) -> tuple[list[Prompt], list[str | None]]:
+        """The prompts for the engine and their texts, None where they are token ids."""
+        prompts: list[Prompt] = []
+        texts: list[str | None] = []
+        for one in body.prompts():
+            if isinstance(one, list):
+                prompts.append(one)
+                texts.append(None)
+                continue
+            token_ids = await self._context.encode(
+                one,
+                "prompt",
+                special=body.add_special_tokens,
+                cut=body.truncate_prompt_tokens is not None,
+            )
+            prompts.append({"prompt": one, "prompt_token_ids": token_ids})
+            texts.append(one)
+        return prompts, texts
+
+
+class _CompletionReply:
+    """One completion on its way to the client."""
+
+    def __init__(
+        self,
+        context: ServingContext,
+        body: CompletionRequest,
+        params: SamplingParams,
+        request_id: str,
+        texts: list[str | None],
+    ) -> None:
+        config = context.server_config
+        self._context = context
+        self._body = body
+        self._request_id = request_id
+        self._usage = UsageCounter(config.enable_prompt_tokens_details)
+        as_ids = body.return_tokens_as_token_ids
+        if as_ids is None:
+            as_ids = config.return_tokens_as_token_ids
+        self._view = TokenView(context.maybe_tokenizer, as_ids=as_ids)
+        self._options = CompletionOptions(
+            num_choices=params.n,
+            logprobs=body.logprobs,
+            return_token_ids=bool(body.return_token_ids),
+            echoes=self._echoes(texts) if body.echo else None,
+            is_prompt_only=body.is_prompt_only,
+        )
+
+    def _echoes(self, texts: list[str | None]) -> list[str]:
+        given = self._body.prompts()
+        return [
+            text if text is not None else self._context.tokenizer.decode(_ids(one))
+            for one, text in zip(given, texts, strict=True)
+        ]
+
+    def stream(self) -> CompletionStream:
+        """The reply as events."""
+        usage = includes_usage(self._body.stream_options, self._context.server_config)
+        writer = ChunkWriter(
+            self._identity(),
+            self._usage,
+            include_usage=usage.at_end,
+            continuous_usage=usage.always,
+            fingerprint=self._context.fingerprint,
+        )
+        return CompletionStream(writer, self._usage, self._view, self._options)
+
+    async def whole(self, request: Request, generation: Generation) -> Response:
+        """The reply as one JSON object, once every choice is finished."""
+        try:
+            outputs = await run_while_connected(request.receive, generation.last_outputs())
+        finally:
+            await generation.close()
+        choices = []
+        for index, output in enumerate(outputs):
+            self._usage.add_prompt(output)
+            for choice in sorted(output.outputs, key=lambda choice: choice.index):
+                choices.append(self._choice(index, output, choice))
+        payload = {
+            **self._identity(),
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": self._context.fingerprint,
+            "usage": self._usage.full(),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+        return Response(msgspec.json.encode(payload), media_type="application/json")
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "id": self._request_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._context.model_name,
+        }
+
+    def _choice(
+        self, prompt_index: int, output: RequestOutput, choice: CompletionOutput
+    ) -> dict[str, Any]:
+        options = self._options
+        shown = Shown("", [], [])
+        if not options.is_prompt_only:
+            self._usage.num_completion_tokens += len(choice.token_ids)
+            shown = Shown(choice.text, choice.token_ids, list(choice.logprobs or ()))
+        if options.echoes is not None:
+            shown = with_echo(output, options.echoes[prompt_index], shown)
+        self._context.log_output(self._request_id, choice.text, choice.finish_reason)
+        finish_reason, stop_reason = finish_of(choice, options)
+        logprobs = None
+        if options.logprobs is not None:
+            positions = shown.logprobs or []
+            logprobs, _ = completion_logprobs(
+                self._view, shown.token_ids, positions, options.logprobs, 0
+            )
+        return {
+            "index": prompt_index * options.num_choices + choice.index,
+            "text": shown.text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+            "token_ids": choice.token_ids if options.return_token_ids else None,
+            "prompt_logprobs": prompt_logprobs(self._view, output.prompt_logprobs),
+            "prompt_token_ids": output.prompt_token_ids if options.return_token_ids else None,
+            "routed_experts": None,
+        }
+
+
+def _ids(prompt: str | list[int]) -> list[int]:
+    return prompt if isinstance(prompt, list) else []

@@ -1,0 +1,61 @@
+"""GET /v1/models and /v1/models/{id}: what is served, under which names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite.server.context import ServingContext
+
+
+class ModelsService:
+    """The served names, as OpenAI's model objects."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+
+    async def list(self, request: Request) -> Response:
+        """List the served models."""
+        data = [self._entry(name) for name in self._context.model_names]
+        return _json({"object": "list", "data": data})
+
+    async def retrieve(self, request: Request) -> Response:
+        """Describe one served model."""
+        name = request.path_params["model"]
+        self._context.check_model(name)
+        return _json(self._entry(name))
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        context = self._context
+        return {
+            "id": name,
+            "object": "model",
+            "created": context.started,
+            "owned_by": "vllm-lite",
+            "root": context.client.config.model.model,
+            "parent": None,
+            "max_model_len": context.max_model_len,
+            "permission": [
+                {
+                    "id": f"modelperm-{name}",
+                    "object": "model_permission",
+                    "created": context.started,
+                    "allow_create_engine": False,
+                    "allow_sampling": True,
+                    "allow_logprobs": True,
+                    "allow_search_indices": False,
+                    "allow_view": True,
+                    "allow_fine_tuning": False,
+                    "organization": "*",
+                    "group": None,
+                    "is_blocking": False,
+                }
+            ],
+        }
+
+
+def _json(payload: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -1,0 +1,215 @@
+"""The request fields that chat and completions share, and how they become SamplingParams.
+
+Types are checked here, ranges by SamplingParams, which names the field in its errors. A field
+that this server cannot honour yet is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.errors import RequestError
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.server.errors import UnsupportedError
+
+MAX_STOP_STRINGS = 4
+MAX_CACHE_SALT = 128
+
+# Accepted from any client and without effect on what is generated.
+HARMLESS = frozenset(
+    {
+        "user",
+        "service_tier",
+        "metadata",
+        "store",
+        "session_id",
+        "safety_identifier",
+        "prompt_cache_key",
+        "length_penalty",
+        "early_stopping",
+    }
+)
+# Field -> what it would need. Refused unless its value says "off".
+_LATER = {
+    "use_beam_search": "beam search",
+    "structured_outputs": "structured output",
+    "guided_json": "structured output",
+    "guided_regex": "structured output",
+    "guided_choice": "structured output",
+    "guided_grammar": "structured output",
+    "logprob_token_ids": "log-probabilities of chosen tokens",
+    "thinking_token_budget": "a budget of reasoning tokens",
+    "repetition_detection": "repetition detection",
+    "stream_interval": "a stream interval of a request's own (use --stream-interval)",
+    "watermarking": "watermarking",
+    "mm_processor_kwargs": "media input",
+    "media_io_kwargs": "media input",
+    "kv_transfer_params": "a KV connector",
+    "ec_transfer_params": "an encoder connector",
+    "vllm_xargs": "engine extensions",
+    "routed_experts_prompt_start": "reports of routed experts",
+}
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
+
+# Copied to SamplingParams where the client set them.
+_SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """Fields with the same name and meaning in chat and completions; None is the default."""
+
+    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    priority: int = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    def check_together(self) -> None:
+        """Raise RequestError for values that do not go together or have no effect here."""
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        if self.stream and self.prompt_logprobs not in (None, 0):
+            raise RequestError("prompt_logprobs cannot be streamed", "prompt_logprobs")
+        if self.truncation_side not in (None, "left"):
+            raise UnsupportedError(
+                'truncation_side can only be "left" here: the end of the prompt is kept',
+                "truncation_side",
+            )
+        if self.cache_salt is not None and set(self.cache_salt) & set("@/\\\0"):
+            raise RequestError("cache_salt must not hold @, /, \\ or NUL", "cache_salt")
+        kind = (self.response_format or {"type": "text"}).get("type")
+        if kind != "text":
+            raise UnsupportedError(
+                f"response_format {kind!r:.40} is not supported yet; the only type is text",
+                "response_format",
+            )
+
+    def sampling_params(
+        self,
+        defaults: dict[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """The engine's parameters; `defaults` hold where the client is silent."""
+        fields = dict(defaults)
+        for name in _SAMPLING:
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = value
+        fields["max_tokens"] = max_tokens
+        fields["logprobs"] = logprobs
+        fields["prompt_logprobs"] = prompt_logprobs
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams.from_optional(**fields, output_kind=kind)
+
+
+def refuse_unsupported(body: dict[str, Any], later: dict[str, str]) -> None:
+    """Raise UnsupportedError where `body` asks for something of `later` or of all requests."""
+    for name in body.keys() & (_LATER.keys() | later.keys()):
+        if body[name] not in _OFF:
+            needs = later.get(name) or _LATER[name]
+            raise UnsupportedError(f"{name} needs {needs}, which is not supported yet", name)
+
+
+def effective_max_tokens(
+    asked: int | None, name: str, defaults: dict[str, Any], *, default: int | None, limit: int
+) -> int | None:
+    """Most tokens to generate; None is the rest of the context.
+
+    `asked` is the value of the field `name`. The generation config's own limit also caps what a
+    client asks for. Raises RequestError where `asked` cannot be met by a context of `limit`.
+    """
+    if asked is not None and not 1 <= asked <= limit:
+        raise RequestError(
+            f"{name} must be at least 1 and at most this model's context of {limit} tokens, "
+            f"got {asked}",
+            name,
+        )
+    configured: int | None = defaults.get("max_tokens")
+    if configured is None:
+        return asked if asked is not None else default
+    return configured if asked is None else min(asked, configured)
+
+
+class UsageChoice(NamedTuple):
+    """Where a stream reports usage."""
+
+    at_end: bool
+    always: bool
+
+
+def includes_usage(options: StreamOptions | None, server_config: ServerConfig) -> UsageChoice:
+    """Where a stream with `options` reports usage, the server's own wish included."""
+    if server_config.enable_force_include_usage:
+        return UsageChoice(at_end=True, always=True)
+    at_end = options is not None and bool(options.include_usage)
+    return UsageChoice(
+        at_end, at_end and options is not None and bool(options.continuous_usage_stats)
+    )

@@ -1,0 +1,69 @@
+"""Server-sent events: the framing, and a response that ends when its reader does.
+
+Knows no chunk format. Invariant: however the response ends, its generation is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vllm_lite.server.disconnect import ClientLeftError, run_while_connected
+from vllm_lite.server.errors import failure_of
+from vllm_lite.server.generation import Generation
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(payload: bytes) -> bytes:
+    """One event that carries `payload`, JSON without line breaks."""
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends `events` (framed already) as they come, then [DONE]; an error becomes an event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        generation: Generation,
+        request_id: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", **(headers or {})})
+        # The length of a stream is not known before its end.
+        del self.headers["content-length"]
+        self._events = events
+        self._generation = generation
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send headers at once, then every event."""
+        try:
+            await run_while_connected(receive, self._send_all(send))
+        except (ClientLeftError, OSError):
+            pass
+        finally:
+            await self._generation.close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            last = DONE
+        except OSError:
+            raise
+        except Exception as error:
+            last = sse(failure_of(error, self._request_id).body()) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
