@@ -1,0 +1,56 @@
+"""Random tiny checkpoints, written by transformers as its users would write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+TINY: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+
+
+def make_model(family: str, **changes: Any) -> PreTrainedModel:
+    """A random model in float32 whose weights, norms and biases all matter to its logits."""
+    config_class, model_class = FAMILIES[family]
+    settings = {**TINY, **({"head_dim": 16} if family == "qwen3" else {}), **changes}
+    torch.manual_seed(sum(map(ord, family)))
+    model = model_class(config_class(**settings, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.25)
+    return model
+
+
+def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    """Write `model` where a serving engine would find it."""
+    model.save_pretrained(directory, **options)
+    return directory

@@ -1,0 +1,90 @@
+"""Runs a loaded model through a paged cache, step by step, as the model runner would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.loader.load import load_model
+from vllm_lite.models.interfaces import CausalLM
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load(path: Path | str, dtype: str = "float32", **options: Any) -> CausalLM:
+    """The model at `path`, loaded as an engine would load it."""
+    args = EngineArgs(
+        model=str(path), dtype=dtype, device="cpu", skip_tokenizer_init=True, **options
+    )
+    return load_model(args.create_engine_config(), "cpu")
+
+
+class PagedRunner:
+    """Feeds tokens of several sequences to a model; blocks are handed out in a mixed order."""
+
+    def __init__(self, model: CausalLM, block_size: int = 8, num_blocks: int = 64) -> None:
+        spec = model.kv_cache_spec()
+        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_size)
+        dtype = DTYPES[spec.dtype]
+        # NaN everywhere: reading a slot that was never written spoils the result.
+        caches = [
+            (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+            for _ in range(spec.num_layers)
+        ]
+        model.bind_kv_cache(caches)
+        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
+        self._free = order.tolist()
+        self._model = model
+        self._block_size = block_size
+        self._blocks: dict[str, list[int]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def step(self, tokens: dict[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+        """Compute each sequence's next tokens; the logits [len, V] of every one of them."""
+        ids, positions, slots, lengths, counts = [], [], [], [], []
+        for name, new in tokens.items():
+            start = self._lengths.get(name, 0)
+            end = start + len(new)
+            blocks = self._blocks.setdefault(name, [])
+            while len(blocks) * self._block_size < end:
+                blocks.append(self._free.pop())
+            ids += new
+            positions += range(start, end)
+            size = self._block_size
+            slots += [blocks[p // size] * size + p % size for p in range(start, end)]
+            self._lengths[name] = end
+            lengths.append(end)
+            counts.append(len(new))
+        logits = self._run(list(tokens), ids, positions, slots, lengths, counts)
+        return dict(zip(tokens, logits.split(counts), strict=True))
+
+    def _run(
+        self,
+        names: list[str],
+        ids: list[int],
+        positions: list[int],
+        slots: list[int],
+        lengths: list[int],
+        counts: list[int],
+    ) -> torch.Tensor:
+        width = max(len(self._blocks[name]) for name in names)
+        table = [self._blocks[name] + [0] * (width - len(self._blocks[name])) for name in names]
+        starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+        metadata = AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_table=torch.tensor(table, dtype=torch.int32),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64),
+            num_tokens=len(ids),
+            num_requests=len(names),
+            max_query_len=max(counts),
+            max_seq_len=max(lengths),
+        )
+        with attention_metadata(metadata):
+            hidden = self._model.forward(torch.tensor(ids), torch.tensor(positions))
+        return self._model.compute_logits(hidden)

@@ -1,0 +1,154 @@
+"""Every family's logits are transformers', however its tokens are cut into steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.checkpoints import make_model, save
+from tests.models.runner import PagedRunner, load
+
+LENGTH = 44
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 7}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 20}),
+    "llama-head-size-6": ("llama", {"head_dim": 6, "num_key_value_heads": 1}),
+    "llama-many-heads": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 6}),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}},
+    ),
+    "llama-rope-dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-rope-yarn-mscale": (
+        "llama",
+        {"rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}},
+    ),
+    "llama-rope-yarn-attention-factor": (
+        "llama",
+        {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 9, "head_dim": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("qwen2", {**WINDOWED, "max_window_layers": 0}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3-window": ("qwen3", {**WINDOWED, "max_window_layers": 0}),
+}
+# Layers that differ in how far they look back.
+MIXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-mixed": ("qwen2", {**WINDOWED, "max_window_layers": 1}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+}
+
+
+def ids_of(seed: int, length: int = LENGTH) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 131, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def expected(model: Any, ids: list[int]) -> torch.Tensor:
+    return model(torch.tensor([ids])).logits[0].float()
+
+
+@pytest.mark.parametrize("case", [*CASES, *MIXED])
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    family, changes = {**CASES, **MIXED}[case]
+    reference = make_model(family, **changes)
+    model = load(save(reference, tmp_path))
+    ids, other = ids_of(1), ids_of(2, 21)
+    want, want_other = expected(reference, ids), expected(reference, other)
+
+    whole = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(whole, want, atol=1e-4, rtol=0)
+
+    # Prompt in chunks, then token by token, beside another sequence that starts later.
+    runner = PagedRunner(model, block_size=16)
+    parts = [runner.step({"a": ids[:13]})["a"]]
+    mixed = runner.step({"b": other[:20], "a": ids[13:30]})
+    parts += [mixed["a"]]
+    others = [mixed["b"]]
+    mixed = runner.step({"a": ids[30:31], "b": other[20:]})
+    parts += [mixed["a"]]
+    others += [mixed["b"]]
+    parts += [runner.step({"a": [token]})["a"] for token in ids[31:]]
+    torch.testing.assert_close(torch.cat(parts), want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(others), want_other, atol=1e-4, rtol=0)
+
+
+def test_dynamic_rope_beyond_the_trained_length_is_that_of_decoding(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    reference = make_model("llama", max_position_embeddings=32, rope_parameters=rope)
+    model = load(save(reference, tmp_path))
+    ids = ids_of(4)
+    with torch.inference_mode():
+        result = reference(torch.tensor([ids[:30]]), use_cache=True)
+        want = [result.logits[0]]
+        for token in ids[30:]:
+            result = reference(torch.tensor([[token]]), past_key_values=result.past_key_values)
+            want.append(result.logits[0])
+    got = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(got, torch.cat(want), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_is_close_to_float32(family: str, tmp_path: Path) -> None:
+    reference = make_model(family)
+    save(reference, tmp_path)
+    got = PagedRunner(load(tmp_path, dtype="bfloat16")).step({"a": ids_of(1)})["a"]
+    want = expected(reference, ids_of(1))
+    assert got.dtype is torch.float32
+    assert torch.nn.functional.cosine_similarity(got, want, dim=1).min() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("case", "window"),
+    [("mistral-window", 9), ("qwen2-window", 7), ("qwen2", None), ("qwen3-layer-types", None)],
+)
+def test_the_cache_slides_only_where_all_layers_do(
+    case: str, window: int | None, tmp_path: Path
+) -> None:
+    family, changes = {**CASES, **MIXED}[case]
+    spec = load(save(make_model(family, **changes), tmp_path)).kv_cache_spec()
+    assert spec.sliding_window == window
+    assert (spec.num_layers, spec.num_kv_heads, spec.dtype) == (2, 2, "float32")
+
+
+def test_a_sliding_window_can_be_switched_off(tmp_path: Path) -> None:
+    reference = make_model("mistral", sliding_window=9)
+    save(reference, tmp_path)
+    model = load(tmp_path, disable_sliding_window=True)
+    assert model.kv_cache_spec().sliding_window is None
+    ids = ids_of(1, 9)
+    got = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)
