@@ -49,13 +49,17 @@ MAX_PRIORITY = 2**31
 class AsyncLLM:
     """An EngineClient over an engine core of its own; belongs to one event loop."""
 
-    def __init__(self, config: VllmConfig, core: CoreHandle) -> None:
+    def __init__(
+        self, config: VllmConfig, core: CoreHandle, *, tokenizer: Tokenizer | None = None
+    ) -> None:
         """`core` has been started with `config`; returns once it is ready.
 
-        The tokenizer loads while the core does. Raises what keeps the core from starting.
+        Unless it is given, the tokenizer loads while the core does. Raises what keeps the
+        core from starting.
         """
         try:
-            tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(config)
+            if tokenizer is None and not config.model.skip_tokenizer_init:
+                tokenizer = load_tokenizer(config)
             inputs = InputProcessor(config, tokenizer)
         except BaseException:
             core.kill()

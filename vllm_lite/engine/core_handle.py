@@ -26,6 +26,8 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import CoreFailed, CoreReady, Shutdown
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
@@ -250,12 +252,11 @@ class CoreThread(CoreHandle):
         super().close()
 
     def _run(self, config: VllmConfig) -> None:
-        # Imported here, as in core_process: the core brings torch.
-        from vllm_lite.engine.core_loop import CoreLoop
-
         channel = Channel.for_core(self._directory)
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
-        self._error = CoreLoop(channel, heartbeat).run(config, self._executor_class)
+        self._error = CoreLoop(channel, heartbeat).run(
+            lambda: EngineCore(config, self._executor_class)
+        )
         channel.close(linger=1.0)
         heartbeat.close()
         os.write(self._exit_writer, b"x")

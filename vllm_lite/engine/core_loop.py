@@ -10,9 +10,7 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
-from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import (
     AbortRequests,
@@ -29,7 +27,7 @@ from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
 if TYPE_CHECKING:
-    from vllm_lite.executor.executor import Executor
+    from vllm_lite.engine.core import EngineCore
 
 logger = init_logger(__name__)
 
@@ -43,13 +41,14 @@ class CoreLoop:
         self._channel = channel
         self._heartbeat = heartbeat
 
-    def run(
-        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
-    ) -> BaseException | None:
-        """Build the core, serve it, and report how it ended; returns what killed it, if so."""
+    def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
+        """Build a core, serve it until told to stop; returns what ended it otherwise.
+
+        Whatever goes wrong, from the first import on, is sent to the front end as one line.
+        """
         core: EngineCore | None = None
         try:
-            core = EngineCore(config, executor_class)
+            core = build()
             self._channel.send(core.describe())
             # What start-up made lives for ever: spare the collector looking at it again.
             gc.collect()

@@ -12,12 +12,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_lite.log import init_logger, set_process_name, timeline
+from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.core_loop import CoreLoop
+from vllm_lite.engine.heartbeat import Heartbeat
+from vllm_lite.log import set_process_name, timeline
 
-logger = init_logger(__name__)
+if TYPE_CHECKING:
+    from vllm_lite.engine.core import EngineCore
 
 PR_SET_PDEATHSIG = 1
 # Seconds that the last message, with the cause of death in it, may take to leave.
@@ -32,6 +37,18 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def build_core() -> EngineCore:
+    """Import, read the configuration, load."""
+    # Imported here, once the death signal is set and errors are reported: they bring torch.
+    from vllm_lite.config.vllm import VllmConfig
+    from vllm_lite.engine.core import EngineCore
+    from vllm_lite.executor.uniproc import UniprocExecutor
+
+    timeline.mark("imports")
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
+    return EngineCore(config, UniprocExecutor)
+
+
 def main(arguments: list[str]) -> int:
     """Run one engine core until it is told to stop; the exit code."""
     directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
@@ -41,17 +58,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")
 
-    # Imported once the death signal is set: they bring torch and take a second.
-    from vllm_lite.config.vllm import VllmConfig
-    from vllm_lite.engine.channel import Channel
-    from vllm_lite.engine.core_loop import CoreLoop
-    from vllm_lite.engine.heartbeat import Heartbeat
-    from vllm_lite.executor.uniproc import UniprocExecutor
-
-    timeline.mark("imports")
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
     channel = Channel.for_core(directory)
-    error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(config, UniprocExecutor)
+    error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(build_core)
     channel.close(LINGER)
     return 0 if error is None else 1
 
