@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -161,13 +161,15 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    content_format: Literal["auto", "string", "openai"] = "auto",
 ) -> str:
     """The prompt for `messages`; encode it with add_special_tokens=False.
 
     `chat_template` is Jinja source, or the name of one of the model's templates; by default
     the model's own ("tool_use" if it has one and there are tools). With
-    `continue_final_message` the prompt ends where the last message's text does. Raises
-    RequestError, also for whatever the template refuses.
+    `continue_final_message` the prompt ends where the last message's text does. Content reaches
+    the template as text ("string") or as a list of parts ("openai"); "auto" reads from the
+    template which it wants. Raises RequestError, also for whatever the template refuses.
     """
     if continue_final_message and add_generation_prompt:
         raise RequestError(
@@ -182,7 +184,9 @@ def render_chat(
             "chat_template_kwargs",
         )
     try:
-        as_parts = _iterates_content(source)
+        as_parts = content_format == "openai"
+        if content_format == "auto":
+            as_parts = _iterates_content(source)
         prepared = [_prepare_message(message, as_parts) for message in messages]
         if continue_final_message:
             _mark_end(prepared)

@@ -59,6 +59,12 @@ def test_content_comes_as_the_template_wants_it(
     assert render(template, messages) == expected
 
 
+def test_the_shape_of_content_can_be_forced() -> None:
+    kind = "{{ messages[0].content is string }}"
+    assert render(kind) == render(kind, content_format="string") == "True"
+    assert render(kind, content_format="openai") == "False"
+
+
 def test_arguments_of_calls_come_as_objects() -> None:
     template = "{% for c in messages[0].tool_calls %}{{ c.function.arguments['x'] }}{% endfor %}"
     call = {"function": {"name": "f", "arguments": '{"x": 3}'}}
