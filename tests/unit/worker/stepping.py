@@ -1,0 +1,136 @@
+"""Drives a ModelRunner step by step, with the scheduler's part played by the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests.builders import core_config
+from tests.unit.worker.tiny_model import TinyModel
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.step import (
+    CachedRequestData,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.model_runner import ModelRunner
+
+VOCAB = 101  # of the builders' facts
+
+
+@dataclass
+class Running:
+    """A request as the scheduler sees it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    is_known: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+class Stepper:
+    """A runner over a tiny model, and block ids to give out."""
+
+    def __init__(self, block_size: int = 8, num_blocks: int = 200, **options: Any) -> None:
+        self.model = TinyModel(VOCAB)
+        config = core_config(block_size=block_size, **options)
+        spec = self.model.kv_cache_spec()
+        plan = KVCachePlan(spec, num_blocks, block_size, 0)
+        self.model.bind_kv_cache(allocate_kv_cache(plan, torch.device("cpu")))
+        self.runner = ModelRunner(config, plan, self.model, torch.device("cpu"))
+        self.block_size = block_size
+        # Scattered, so that neighbours in a request are none in memory.
+        self.free_blocks = [1 + (i * 37) % (num_blocks - 1) for i in range(num_blocks - 1)]
+        self.requests: dict[str, Running] = {}
+        self._gone: list[str] = []
+        self._preempted: list[str] = []
+
+    def add(self, request_id: str, prompt: list[int], **params: Any) -> Running:
+        """Make a request waiting."""
+        params = {"temperature": 0.0, "max_tokens": None, **params}
+        self.requests[request_id] = Running(prompt, SamplingParams(**params))
+        return self.requests[request_id]
+
+    def preempt(self, request_id: str) -> None:
+        """Take a request's blocks; the next step that names it starts it anew."""
+        request = self.requests[request_id]
+        self.free_blocks += request.blocks
+        request.blocks, request.num_computed, request.is_known = [], 0, False
+        self._preempted.append(request_id)
+
+    def finish(self, request_id: str) -> None:
+        """Let a request go."""
+        self.free_blocks += self.requests.pop(request_id).blocks
+        self._gone.append(request_id)
+
+    def step(self, counts: dict[str, int]) -> ModelRunnerOutput:
+        """Compute so many tokens of each request; what they sampled becomes known."""
+        new: list[NewRequestData] = []
+        cached: list[CachedRequestData] = []
+        for request_id, count in counts.items():
+            request = self.requests[request_id]
+            assert 0 < count <= request.num_tokens - request.num_computed
+            needed = -(-(request.num_computed + count) // self.block_size)
+            added = [self.free_blocks.pop() for _ in range(needed - len(request.blocks))]
+            request.blocks += added
+            if request.is_known:
+                cached.append(CachedRequestData(request_id, added, request.num_computed))
+            else:
+                new.append(
+                    NewRequestData(
+                        request_id,
+                        request.prompt,
+                        request.params,
+                        list(request.blocks),
+                        request.num_computed,
+                        list(request.output),
+                    )
+                )
+                request.is_known = True
+        step = SchedulerOutput(
+            new, cached, counts, sum(counts.values()), self._gone, self._preempted
+        )
+        self._gone, self._preempted = [], []
+        output = self.runner.execute_model(step)
+        self._learn(counts, output)
+        return output
+
+    def generate(self, num_tokens: int, chunk: int, limit: int = 10**9) -> None:
+        """Step all requests, at most `chunk` tokens each, until each has `num_tokens` outputs."""
+        for _ in range(limit):
+            counts = {
+                request_id: min(chunk, request.num_tokens - request.num_computed)
+                for request_id, request in self.requests.items()
+                if len(request.output) < num_tokens and request.error is None
+            }
+            if not counts:
+                return
+            self.step(counts)
+
+    def _learn(self, counts: dict[str, int], output: ModelRunnerOutput) -> None:
+        for request_id, count in counts.items():
+            request = self.requests[request_id]
+            due = request.num_computed + count == request.num_tokens
+            request.num_computed += count
+            request.prompt_logprobs += output.prompt_logprobs.get(request_id, [])
+            request.error = output.errors.get(request_id)
+            assert due == (request_id in output.sampled_token_ids or request.error is not None)
+            if request_id in output.sampled_token_ids:
+                request.output.append(output.sampled_token_ids[request_id])
+            if request_id in output.logprobs:
+                request.logprobs.append(output.logprobs[request_id])

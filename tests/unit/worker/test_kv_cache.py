@@ -1,0 +1,62 @@
+"""The cache's tensors and the tables that point into them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.errors import UsageError
+from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.kv_cache import allocate_kv_cache
+
+CPU = torch.device("cpu")
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shapes_are_as_planned_and_everything_is_zero(dtype: str) -> None:
+    caches = allocate_kv_cache(KVCachePlan(KVCacheSpec(3, 2, 24, dtype), 5, 16, 0), CPU)
+    assert len(caches) == 3
+    for tensor in (tensor for pair in caches for tensor in pair):
+        assert tensor.shape == (5, 2, 16, 24) and tensor.dtype == getattr(torch, dtype)
+        assert tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        assert not tensor.any()
+
+
+def test_memory_is_taken_when_blocks_are_written_not_before() -> None:
+    before = resident_bytes()
+    spec = KVCacheSpec(4, 8, 128, "float32")
+    size = 2000 * 16 * spec.bytes_per_token
+    caches = allocate_kv_cache(KVCachePlan(spec, 2000, 16, size), CPU)
+    assert size > 1 << 29 and resident_bytes() - before < size // 20
+    caches[0][0][:1000] = 1.0
+    assert resident_bytes() - before > 1000 * 16 * 8 * 128 * 4 // 2
+
+
+def test_a_cache_beyond_all_memory_is_a_usage_error() -> None:
+    plan = KVCachePlan(KVCacheSpec(1, 8, 128, "float32"), 1 << 40, 16, 1 << 60)
+    with pytest.raises(UsageError, match="--gpu-memory-utilization"):
+        allocate_kv_cache(plan, CPU)
+
+
+def test_slot_mapping_follows_the_blocks() -> None:
+    table = BlockTable(num_slots=3, max_blocks=4, block_size=8)
+    table.set_row(2, [5, 9])
+    table.append_row(2, [7])
+    slots, positions = np.full(4, 2), np.array([0, 7, 8, 23])
+    assert table.slot_mapping(slots, positions).tolist() == [40, 47, 72, 63]
+    assert table.gather(np.array([2, 0]), 17).tolist() == [[5, 9, 7], [0, 0, 0]]
+
+
+def test_a_row_set_anew_keeps_no_block_of_before() -> None:
+    table = BlockTable(num_slots=1, max_blocks=4, block_size=8)
+    table.set_row(0, [1, 2, 3, 4])
+    table.set_row(0, [6])
+    assert table.gather(np.array([0]), 32).tolist() == [[6, 0, 0, 0]]

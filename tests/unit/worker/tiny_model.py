@@ -1,0 +1,75 @@
+"""A model small enough to read: one attention layer over the real cache, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vllm_lite.attention.metadata import current_metadata
+from vllm_lite.core.kv_spec import KVCacheSpec
+
+HEADS, HEAD_SIZE = 2, 8
+WIDTH = HEADS * HEAD_SIZE
+
+
+class TinyModel(nn.Module):
+    """Embedding, positions, one paged attention layer, output head."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        self.embedding = weight(vocab_size, WIDTH)
+        self.places = weight(512, WIDTH)
+        self.mix = weight(3, WIDTH, WIDTH) / WIDTH**0.5
+        self.caches: tuple[Tensor, Tensor] | None = None
+        # Most rows of logits asked for at a time; a test may look.
+        self.most_logit_rows = 0
+        # Token whose presence as an input makes a row's logits not a number.
+        self.poison: int | None = None
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        assert self.caches is not None
+        metadata, (keys, values) = current_metadata(), self.caches
+        hidden = self.embedding[input_ids] + self.places[positions]
+        query, key, value = ((hidden @ w).view(-1, HEADS, HEAD_SIZE) for w in self.mix)
+        size = keys.shape[2]
+        block, offset = metadata.slot_mapping // size, metadata.slot_mapping % size
+        keys[block, :, offset] = key
+        values[block, :, offset] = value
+        mixed = torch.empty_like(query)
+        starts = metadata.query_start_loc.tolist()
+        for row, length in enumerate(metadata.seq_lens.tolist()):
+            blocks = metadata.block_table[row].long()
+            # [M, K, S, D] -> [K, length, D]
+            seen_keys, seen_values = (
+                cache[blocks].transpose(1, 2).flatten(0, 1)[:length].transpose(0, 1)
+                for cache in (keys, values)
+            )
+            own = slice(starts[row], starts[row + 1])
+            scores = query[own].transpose(0, 1) @ seen_keys.transpose(1, 2)
+            at = torch.arange(length - scores.shape[1], length)
+            scores = scores.masked_fill(torch.arange(length) > at[:, None], float("-inf"))
+            mixed[own] = (scores.softmax(-1) @ seen_values).transpose(0, 1)
+        hidden = hidden + mixed.flatten(1)
+        if self.poison is not None:
+            hidden[input_ids == self.poison] = float("nan")
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.most_logit_rows = max(self.most_logit_rows, len(hidden))
+        return hidden @ self.embedding.T
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return KVCacheSpec(1, HEADS, HEAD_SIZE, "float32")
+
+    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        (self.caches,) = caches
+
+    def as_module(self) -> nn.Module:
+        return self

@@ -1,0 +1,45 @@
+"""Which cache blocks each slot's tokens lie in.
+
+Knows slots and block ids, not requests. Entries past a slot's blocks are 0, the null block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class BlockTable:
+    """Block ids by slot."""
+
+    def __init__(self, num_slots: int, max_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._table = np.zeros((num_slots, max_blocks), np.int32)
+        self._num_blocks = [0] * num_slots
+
+    def set_row(self, slot: int, block_ids: list[int]) -> None:
+        """Make `slot` hold exactly these blocks."""
+        self._table[slot, : self._num_blocks[slot]] = 0
+        self._num_blocks[slot] = 0
+        self.append_row(slot, block_ids)
+
+    def append_row(self, slot: int, block_ids: list[int]) -> None:
+        """Add blocks at the end of `slot`'s."""
+        start = self._num_blocks[slot]
+        end = start + len(block_ids)
+        self._table[slot, start:end] = block_ids
+        self._num_blocks[slot] = end
+
+    def gather(self, slots: Int64s, num_tokens: int) -> Int32s:
+        """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [R, M], a copy."""
+        width = -(-num_tokens // self.block_size)
+        return self._table[slots, :width]
+
+    def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
+        """Cache position, block * block_size + offset, of each (slot, position); all [T]."""
+        block, offset = np.divmod(positions, self.block_size)
+        result: Int64s = self._table[slots, block] * np.int64(self.block_size) + offset
+        return result

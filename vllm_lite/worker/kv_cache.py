@@ -1,0 +1,44 @@
+"""The KV cache's tensors: one pair a layer, [B, K, S, D], all zeros, in memory touched late.
+
+A page costs memory only once a block in it is written. What was never written reads as zero,
+so that masked positions and the null block, where padding points, are always finite.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.errors import UsageError
+
+_ALIGNMENT = 64  # bytes of a cache line
+
+
+def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """(key, value) tensors of each layer for `plan`; UsageError where memory does not reach."""
+    spec = plan.spec
+    shape = (plan.num_blocks, spec.num_kv_heads, plan.block_size, spec.head_size)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    make = _untouched_zeros if device.type == "cpu" else torch.zeros
+    try:
+        return [
+            (make(shape, dtype=dtype, device=device), make(shape, dtype=dtype, device=device))
+            for _ in range(spec.num_layers)
+        ]
+    except (MemoryError, RuntimeError) as error:
+        raise UsageError(
+            f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower "
+            "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
+        ) from error
+
+
+def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that the system provides page by page; torch.zeros would write them all."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,0 +1,131 @@
+"""Runs one step: keeps request state, builds the batch, runs the model, samples.
+
+Knows requests and tensors, not how memory is planned. Logits exist only for the positions
+that sample or report; a row whose logits are not sound fails its own request and no other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm_lite.attention.metadata import attention_metadata
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.sample.logprobs import gather_logprobs
+from vllm_lite.sample.sampler import Sampler, SamplerOutput
+from vllm_lite.sample.states import SamplingStates
+from vllm_lite.worker.batch import Batch, build_batch
+from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.request_states import RequestStates
+
+# Prompt logits at a time: 8 Mi elements, 32 MiB.
+MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
+UNSOUND_LOGITS = (
+    "the model gave this request no usable logits: they are not finite, or every token is banned"
+)
+
+
+class ModelRunner:
+    """Executes steps on one device."""
+
+    def __init__(
+        self, config: VllmConfig, plan: KVCachePlan, model: CausalLM, device: torch.device
+    ) -> None:
+        num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
+        max_blocks = -(-(max_len + 1) // plan.block_size)
+        blocks = BlockTable(num_slots, max_blocks, plan.block_size)
+        self._device = device
+        self._model = model
+        self._vocab_size = config.facts.vocab_size
+        self._requests = RequestStates(num_slots, max_len, blocks)
+        tokens = self._requests.tokens
+        self._sampling = SamplingStates(tokens, self._vocab_size, config.model.seed, device)
+        self._sampler = Sampler(tokens, config.model.logprobs_mode)
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step and sample where a request's last known token is in it."""
+        self._update_requests(step)
+        if not step.num_scheduled_tokens:
+            return ModelRunnerOutput({})
+        batch = build_batch(self._requests, step.num_scheduled_tokens, self._device)
+        with attention_metadata(batch.attention):
+            hidden = self._model.forward(batch.input_ids, batch.positions)
+        output = ModelRunnerOutput({})
+        if len(batch.sampling_rows):
+            self._sample(hidden, batch, output)
+        if self._requests.prompt_logprobs:
+            output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
+        return output
+
+    def _update_requests(self, step: SchedulerOutput) -> None:
+        for request_ids in (step.finished_request_ids, step.preempted_request_ids):
+            for request_id in request_ids:
+                slot = self._requests.remove(request_id)
+                if slot is not None:
+                    self._sampling.remove(slot)
+        for request in step.new_requests:
+            slot = self._requests.add(request)
+            self._sampling.add(slot, request.sampling_params, request.eos_token_ids)
+        if step.cached_requests:
+            self._requests.update(step.cached_requests)
+
+    def _sample(self, hidden: Tensor, batch: Batch, output: ModelRunnerOutput) -> None:
+        if batch.logits_indices is not None:
+            hidden = hidden[batch.logits_indices]
+        slots = batch.sampling_slots
+        sampled = self._sampler.sample(
+            self._model.compute_logits(hidden), self._sampling.batch(slots)
+        )
+        tokens = self._requests.tokens
+        tokens.token_ids[slots, tokens.num_tokens[slots]] = sampled.token_ids
+        tokens.num_tokens[slots] += 1
+        self._report(batch, sampled, output)
+
+    def _report(self, batch: Batch, sampled: SamplerOutput, output: ModelRunnerOutput) -> None:
+        request_ids = batch.request_ids
+        if len(batch.sampling_rows) < len(request_ids):
+            request_ids = [request_ids[row] for row in batch.sampling_rows.tolist()]
+        output.sampled_token_ids = dict(zip(request_ids, sampled.token_ids, strict=True))
+        for row, logprobs in sampled.logprobs.items():
+            output.logprobs[request_ids[row]] = logprobs
+        for row in sampled.failed_rows:
+            request_id = request_ids[row]
+            del output.sampled_token_ids[request_id]
+            output.logprobs.pop(request_id, None)
+            output.errors[request_id] = UNSOUND_LOGITS
+
+    def _prompt_logprobs(self, hidden: Tensor, batch: Batch) -> dict[str, list[TokenLogprobs]]:
+        """Log-probabilities of the prompt tokens that follow this step's positions."""
+        found: dict[str, list[TokenLogprobs]] = {}
+        tokens = self._requests.tokens
+        first_token = np.concatenate([[0], np.cumsum(batch.num_scheduled)]).tolist()
+        for row, slot in enumerate(batch.slots.tolist()):
+            wanted = self._requests.prompt_logprobs.get(slot)
+            if wanted is None:
+                continue
+            start, length = int(batch.starts[row]), int(tokens.num_prompt_tokens[slot])
+            # The prompt's last position predicts the first output, not a prompt token.
+            count = min(int(batch.num_scheduled[row]), length - 1 - start)
+            if count > 0:
+                targets = tokens.token_ids[slot, start + 1 : start + 1 + count]
+                rows = hidden[first_token[row] : first_token[row] + count]
+                ids = torch.from_numpy(targets.astype(np.int64)).to(self._device)
+                found[batch.request_ids[row]] = self._score(rows, ids, wanted)
+            if start + int(batch.num_scheduled[row]) >= length:
+                del self._requests.prompt_logprobs[slot]
+        return found
+
+    def _score(self, hidden: Tensor, targets: Tensor, wanted: int) -> list[TokenLogprobs]:
+        """Log-probabilities of `targets` [P] after the positions `hidden` [P, N]."""
+        size = max(1, MAX_PROMPT_LOGIT_ELEMENTS // self._vocab_size)
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(targets), size):
+            logits = self._model.compute_logits(hidden[start : start + size])
+            part = targets[start : start + size]
+            found += gather_logprobs(logits.log_softmax(-1), part, [wanted] * len(part))
+        return found

@@ -1,0 +1,29 @@
+"""How much memory one step needs beside weights and KV cache, worked out from the shapes.
+
+Computed, not measured: a trial step of full size would take longer than the rest of start-up.
+"""
+
+from __future__ import annotations
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.worker.model_runner import MAX_PROMPT_LOGIT_ELEMENTS
+
+_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Hidden-sized tensors alive at a time in a layer: stream, normed, projections, attention.
+_HIDDEN_TENSORS = 8
+# Logits, their copy for log-probabilities, weights of the draw, a mask.
+_LOGIT_TENSORS = 4
+
+
+def activation_bytes(config: VllmConfig) -> int:
+    """An upper estimate of the largest step's temporaries, in bytes."""
+    facts, scheduler = config.facts, config.scheduler
+    tokens = scheduler.max_num_batched_tokens
+    intermediate = facts.hf_config.get("intermediate_size")
+    width = intermediate if isinstance(intermediate, int) else 4 * facts.hidden_size
+    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_size
+    per_token = _HIDDEN_TENSORS * facts.hidden_size + 2 * heads + 3 * width
+    layers = tokens * per_token * _ITEM_SIZES[config.model.dtype]
+    sampled = scheduler.max_num_seqs * facts.vocab_size
+    logits = (_LOGIT_TENSORS * sampled + 2 * MAX_PROMPT_LOGIT_ELEMENTS) * 4
+    return layers + logits

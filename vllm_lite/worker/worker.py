@@ -1,0 +1,75 @@
+"""One device's worker: loads the model, says what memory is left, holds the cache, runs steps.
+
+Knows nothing of scheduling. Order of calls: construct, available_memory, initialize_cache,
+then execute_model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_lite import envs, platform
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.errors import UsageError
+from vllm_lite.kernels.dispatch import ops, select_ops
+from vllm_lite.loader.load import load_model
+from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.model_runner import ModelRunner
+from vllm_lite.worker.profile import activation_bytes
+
+_GIB = 1 << 30
+
+
+class Worker:
+    """The model on one device, with its cache."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._device = torch.device(config.device)
+        self._runner: ModelRunner | None = None
+        self.num_threads = platform.num_compute_threads()
+        torch.set_num_threads(self.num_threads)
+        select_ops(config.device)
+        ops().set_num_threads(self.num_threads)
+        self._model = load_model(config, config.device)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The shape of the cache that the model needs."""
+        return self._model.kv_cache_spec()
+
+    def available_memory(self) -> int:
+        """Bytes for the KV cache, once the weights are in memory.
+
+        VLLM_CPU_KVCACHE_SPACE where it is set, else the utilisation's share of what is free,
+        less what a step needs for itself.
+        """
+        space = envs.VLLM_CPU_KVCACHE_SPACE
+        if space is not None:
+            if not 0 < space < 2**24:
+                raise UsageError(
+                    f"VLLM_CPU_KVCACHE_SPACE={space:g} is not a positive number of GiB; "
+                    "set it to one or unset it"
+                )
+            return int(space * _GIB)
+        share = self._config.cache.gpu_memory_utilization * platform.free_memory()
+        return max(0, int(share) - activation_bytes(self._config))
+
+    def initialize_cache(self, plan: KVCachePlan) -> None:
+        """Allocate the cache and make ready to run."""
+        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
+        self._runner = ModelRunner(self._config, plan, self._model, self._device)
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        if self._runner is None:
+            raise RuntimeError("initialize_cache comes before execute_model")
+        return self._runner.execute_model(step)
+
+    def describe(self) -> str:
+        """One line for the log: kernels, threads, number type, instruction sets."""
+        isa = " ".join(platform.isa_flags()) or "no vector extensions known"
+        dtype = self._config.model.dtype
+        return f"{self._device.type}, {self.num_threads} threads, {dtype} ({isa})"
