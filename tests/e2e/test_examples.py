@@ -1,0 +1,50 @@
+"""Every example runs as a user would run it, and stays short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_examples_stay_short() -> None:
+    assert len(EXAMPLES) == 4
+    for example in EXAMPLES:
+        assert len(example.read_text().splitlines()) < 40, f"{example.name} is too long"
+
+
+def test_offline() -> None:
+    printed = run("offline.py")
+    assert "'The capital of France is' -> ' Paris" in printed
+    assert "reply:" in printed
+
+
+def test_async_engine() -> None:
+    lines = run("async_engine.py").splitlines()
+    assert [line[1:8].strip() for line in lines] == ["The sea", "The sky", "The for"]
+
+
+@pytest.mark.parametrize("name", ["chat_client.py", "streaming_client.py"])
+def test_clients(demo_server: ServerProcess, name: str) -> None:
+    printed = run(name, f"{demo_server.url}/v1")
+    assert "Paris" in printed if name == "chat_client.py" else " tokens" in printed
