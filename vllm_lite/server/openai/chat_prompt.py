@@ -28,6 +28,7 @@ async def render_prompt(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=template_kwargs,
+            content_format=context.server_config.chat_template_content_format,
         )
 
     is_long = len(body.messages) > _THREADED_RENDER
