@@ -1,0 +1,110 @@
+"""The core's own laws: what it refuses, what it survives, and when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import message
+from tests.fakes import ScriptedExecutor
+from tests.unit.engine.engines import Scripted, engine_config
+from vllm_lite.core.step import EngineCoreOutput
+from vllm_lite.engine.codec import core_codec, front_end_codec
+from vllm_lite.engine.core import MAX_FAILED_STEPS, EngineCore
+from vllm_lite.engine.heartbeat import Heartbeat
+from vllm_lite.engine.messages import AbortRequests, AddRequests, StepOutputs
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.metrics.stats import SchedulerStats
+
+
+def core() -> tuple[EngineCore, ScriptedExecutor]:
+    executor = Scripted()
+    return EngineCore(engine_config(), executor), executor.made
+
+
+def test_an_idle_core_has_no_work() -> None:
+    engine, _ = core()
+    assert not engine.has_work()
+    engine.add_requests([message(5, max_tokens=1)])
+    assert engine.has_work()
+    (output,) = engine.step().outputs
+    assert output.finish_reason == "length"
+    engine.step()
+    assert not engine.has_work()
+
+
+def test_a_request_that_can_never_run_fails_alone() -> None:
+    engine, _ = core()
+    good = message(5, request_id="good", max_tokens=1)
+    engine.add_requests([message(5000, request_id="bad"), good, good])
+    outputs = engine.step().outputs
+    reasons = [(output.request_id, output.finish_reason) for output in outputs]
+    assert reasons == [("bad", "error"), ("good", "error"), ("good", "length")]
+
+
+def test_an_abort_frees_blocks_at_once_and_is_reported() -> None:
+    engine, _ = core()
+    engine.add_requests([message(20, request_id="r", max_tokens=50), message(9, request_id="s")])
+    engine.step()
+    assert engine.make_stats().num_used_blocks > 0
+    engine.abort_requests(["r", "s", "unknown"])
+    assert engine.make_stats().num_used_blocks == 0
+    assert engine.has_work()
+    stats = engine.step().stats
+    assert stats is not None and stats.num_running == 0
+    assert not engine.has_work()
+
+
+def test_failures_in_a_row_end_the_core() -> None:
+    engine, executor = core()
+    for _ in range(MAX_FAILED_STEPS - 1):
+        engine.add_requests([message(3)])
+        executor.raise_next = RuntimeError("broken")
+        (output,) = engine.step().outputs
+        assert output.finish_reason == "error"
+    engine.add_requests([message(3)])
+    executor.raise_next = RuntimeError("broken for good")
+    with pytest.raises(EngineDeadError, match="broken for good"):
+        engine.step()
+
+
+def test_a_step_that_works_forgives_the_failures_before() -> None:
+    engine, executor = core()
+    for _ in range(3 * MAX_FAILED_STEPS):
+        engine.add_requests([message(3, max_tokens=1)])
+        executor.raise_next = RuntimeError("broken")
+        engine.step()
+        engine.add_requests([message(3, max_tokens=1)])
+        assert engine.step().outputs[0].finish_reason == "length"
+
+
+def test_an_error_in_the_books_goes_up() -> None:
+    engine, _ = core()
+    engine.add_requests([message(3)])
+
+    def broken(*_: object) -> list[EngineCoreOutput]:
+        raise KeyError("lost")
+
+    engine._scheduler.update_from_output = broken  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        engine.step()
+
+
+def test_messages_survive_the_wire() -> None:
+    front, back = front_end_codec(), core_codec()
+    request = message(7, temperature=0.5, stop_token_ids=[3], logit_bias={4: 1.5}, seed=2**62)
+    assert back.decode(front.encode(AddRequests([request]))) == AddRequests([request])
+    assert back.decode(front.encode(AbortRequests(["a"]))) == AbortRequests(["a"])
+    outputs = StepOutputs([EngineCoreOutput("a", [1], finish_reason="stop")], SchedulerStats(1))
+    assert front.decode(back.encode(outputs)) == outputs
+
+
+def test_a_step_is_stuck_when_two_looks_find_the_same_one() -> None:
+    heartbeat = Heartbeat.create()
+    other = Heartbeat(heartbeat.fd)
+    assert not other.is_stuck(0) and other.seconds_in_step() == 0
+    heartbeat.begin_step()
+    assert not other.is_stuck(0)
+    assert other.is_stuck(0) and not other.is_stuck(60)
+    assert 0 < other.seconds_in_step() < 5
+    heartbeat.end_step()
+    assert not other.is_stuck(0)
