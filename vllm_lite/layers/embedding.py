@@ -37,16 +37,17 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self._vocab_size = vocab_size
         self._shard = _vocab_shard(vocab_size)
+        self._group = tp_group()
         self.rows = torch.empty(self._shard.size, hidden_size, dtype=dtype)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, N], a new tensor."""
-        if tp_size() == 1:
+        if self._group.size == 1:
             return F.embedding(input_ids, self.rows)
         local = input_ids - self._shard.start
         elsewhere = (local < 0) | (local >= self._shard.size)
         hidden = F.embedding(local.masked_fill_(elsewhere, 0), self.rows)
-        return tp_group().all_reduce(hidden.masked_fill_(elsewhere.unsqueeze(1), 0))
+        return self._group.all_reduce(hidden.masked_fill_(elsewhere.unsqueeze(1), 0))
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield NamedSlot("", "weight", _vocab_slot(self.rows, self._shard, self._vocab_size))
@@ -75,6 +76,7 @@ class ParallelLMHead(nn.Module):
         self._method = method
         self._vocab_size = vocab_size
         self._shard = _vocab_shard(vocab_size)
+        self._group = tp_group()
         if tied_to is None:
             stored = method.create_weights(hidden_size, self._shard.size)
             self._weights = {name: tensor.data for name, tensor in stored.items()}
@@ -84,7 +86,7 @@ class ParallelLMHead(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, N] -> [R, vocab_size] float32."""
-        logits = tp_group().all_gather(self.kernel(hidden))
+        logits = self._group.all_gather(self.kernel(hidden))
         return logits[:, : self._vocab_size].float().contiguous()
 
     def weight_slots(self) -> Iterator[NamedSlot]:

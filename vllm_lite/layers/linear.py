@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from vllm_lite.distributed.groups import Shard, head_shards, tp_group, tp_rank, tp_size
+from vllm_lite.distributed.groups import Shard, head_shards, tp_group
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 
@@ -126,11 +126,13 @@ class RowParallelLinear(ParallelLinear):
     ) -> None:
         outputs = {"": Shard.whole(output_size)}
         super().__init__(method, Shard.even(input_size, "features"), outputs, bias=bias)
+        self._group = tp_group()
 
     def process_weights_after_loading(self) -> None:
-        if tp_rank() > 0 and self._bias is not None:
+        group = self._group
+        if group.rank > 0 and self._bias is not None:
             self._bias.zero_()  # the sum over ranks must hold it once
         super().process_weights_after_loading()
-        if tp_size() > 1:
-            part, all_reduce = self.kernel, tp_group().all_reduce
-            self.kernel = lambda x: all_reduce(part(x))
+        if group.size > 1:
+            part = self.kernel
+            self.kernel = lambda x: group.all_reduce(part(x))

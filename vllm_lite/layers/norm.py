@@ -21,12 +21,13 @@ class RMSNorm(nn.Module):
         self._eps = eps
         self._ops = ops()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, N] -> [T, N], a new tensor."""
-        return self._ops.rms_norm(x, self._weight, self._eps)
+    def add_and_norm(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(normalised sum, sum) of [T, N] tensors, which both may be overwritten.
 
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(normalised sum, sum) of [T, N] tensors, which both may be overwritten."""
+        Without a residual yet, x itself is the sum.
+        """
+        if residual is None:
+            return self._ops.rms_norm(x, self._weight, self._eps), x
         return self._ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
 
     def norm_heads(self, x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def open_safetensors(directory: Path, needed: Iterable[str]) -> list[Safetensors
 def _open_file(path: Path, names: set[str] | None) -> list[SafetensorsTensor]:
     """Tensors of one file; `names` limits it to those that the index places there."""
     try:
-        file = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
         found = list(file.offset_keys())
         return [_describe(path, file, name) for name in found if names is None or name in names]
     except (SafetensorError, OSError) as error:

@@ -98,10 +98,7 @@ class DecoderLayer(nn.Module):
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """One layer's output and the stream to add it to, both [T, N]; the first has no stream."""
-        if residual is None:
-            residual, hidden = hidden, self.input_layernorm.forward(hidden)
-        else:
-            hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
+        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         hidden = self.self_attn.forward(positions, hidden)
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
         return self.mlp.forward(hidden), residual
@@ -121,7 +118,8 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
-        hidden, residual = self.embed_tokens.forward(input_ids), None
+        hidden = self.embed_tokens.forward(input_ids)
+        residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer.forward(positions, hidden, residual)
         return self.norm.add_and_norm(hidden, residual)[0]
@@ -141,6 +139,7 @@ class DecoderForCausalLM(nn.Module):
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
         )
         self._spec = spec
+        self._num_kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)[1].size
         self._cache_dtype = options.cache_dtype
 
     @staticmethod
@@ -159,10 +158,9 @@ class DecoderForCausalLM(nn.Module):
     def kv_cache_spec(self) -> KVCacheSpec:
         spec = self._spec
         windows = set(spec.sliding_windows)
-        _, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
         return KVCacheSpec(
             num_layers=spec.num_layers,
-            num_kv_heads=kv_heads.size,
+            num_kv_heads=self._num_kv_heads,
             head_size=spec.head_size,
             dtype=str(self._cache_dtype).removeprefix("torch."),
             # Blocks may be let go only when no layer looks further back.

@@ -22,7 +22,6 @@ def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
         raise CheckpointError(
             f"the architecture {architecture} is not supported; known: {', '.join(_MODULES)}"
         )
-    model_class = getattr(importlib.import_module(f"vllm_lite.models.{module}"), architecture)
-    if not issubclass(model_class, DecoderForCausalLM):
-        raise TypeError(f"{architecture} is not a decoder")
+    home = importlib.import_module(f"vllm_lite.models.{module}")
+    model_class: type[DecoderForCausalLM] = getattr(home, architecture)
     return model_class

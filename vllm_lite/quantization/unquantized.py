@@ -39,7 +39,7 @@ class UnquantizedLinearMethod:
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return False
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
