@@ -141,11 +141,12 @@ class Generations:
     async def drain(self, timeout: float) -> None:
         """Admit nothing more, wait `timeout` seconds for what runs, then end it with "abort"."""
         self.is_draining = True
-        if timeout > 0 and await self._wait_idle(timeout):
+        if timeout > 0 and await self.wait_idle(timeout):
             return
         await self._client.abort([i for running in self._running for i in running.request_ids])
 
-    async def _wait_idle(self, timeout: float) -> bool:
+    async def wait_idle(self, timeout: float) -> bool:
+        """Whether nothing runs any more, within `timeout` seconds."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:

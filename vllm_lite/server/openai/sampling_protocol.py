@@ -209,7 +209,6 @@ def includes_usage(options: StreamOptions | None, server_config: ServerConfig) -
     """Where a stream with `options` reports usage, the server's own wish included."""
     if server_config.enable_force_include_usage:
         return UsageChoice(at_end=True, always=True)
-    at_end = options is not None and bool(options.include_usage)
-    return UsageChoice(
-        at_end, at_end and options is not None and bool(options.continuous_usage_stats)
-    )
+    if options is None or not options.include_usage:
+        return UsageChoice(at_end=False, always=False)
+    return UsageChoice(at_end=True, always=bool(options.continuous_usage_stats))

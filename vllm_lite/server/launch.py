@@ -1,0 +1,110 @@
+"""`serve`, from options to exit code: what is started in which order, and what is logged.
+
+The one module of the server that makes an engine. The engine core is started as soon as it has
+a config and an address is taken, so that it loads while this process imports the HTTP stack.
+"""
+
+from __future__ import annotations
+
+import gc
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from vllm_lite import __version__, envs
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.core_handle import launch_core
+from vllm_lite.log import init_logger, set_process_name, timeline
+from vllm_lite.server.listen import Listener
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from vllm_lite.engine.async_llm import AsyncLLM
+
+logger = init_logger(__name__)
+
+
+def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
+    """Serve until a signal ends it; returns the exit code 0.
+
+    Raises UsageError or CheckpointError for what a user can mend, EngineDeadError where the
+    engine failed; then nothing of the server is left either.
+    """
+    timeline.mark("imports")
+    set_process_name("APIServer")
+    logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
+    config = engine_args.create_engine_config("server")
+    timeline.mark("config")
+    listener = Listener(server_config)
+    try:
+        _start_and_serve(config, server_config, listener)
+    finally:
+        listener.close()
+    return 0
+
+
+def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: Listener) -> None:
+    core = launch_core(config, in_process=server_config.disable_frontend_multiprocessing)
+    # Imported here, while the core loads.
+    import uvloop
+
+    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.server.app import build_app
+    from vllm_lite.server.lifecycle import terminable
+
+    timeline.mark("HTTP imports")
+    with terminable():
+        client = AsyncLLM(config, core)
+        timeline.mark("waiting for the engine")
+        app = build_app(client, server_config)
+        timeline.mark("app")
+    _log_ready(app, listener)
+    # What lives now lives to the end; collections need not look at it.
+    gc.freeze()
+    uvloop.run(_serve(client, app, server_config, listener))
+
+
+async def _serve(
+    client: AsyncLLM, app: FastAPI, server_config: ServerConfig, listener: Listener
+) -> None:
+    import uvicorn
+
+    from vllm_lite.server.lifecycle import FLUSH_TIMEOUT, HttpServer, Lifecycle
+
+    settings: dict[str, Any] = {}
+    if server_config.log_config_file:
+        settings["log_config"] = server_config.log_config_file
+    http_config = uvicorn.Config(
+        app,
+        http="httptools",
+        loop="none",
+        ws="none",
+        log_level=server_config.uvicorn_log_level,
+        access_log=not server_config.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=round(FLUSH_TIMEOUT),
+        ssl_keyfile=server_config.ssl_keyfile,
+        ssl_certfile=server_config.ssl_certfile,
+        ssl_ca_certs=server_config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.VerifyMode(server_config.ssl_cert_reqs),
+        **settings,
+    )
+    lifecycle = Lifecycle(
+        HttpServer(http_config),
+        listener,
+        client,
+        app.state.context.generations,
+        server_config.shutdown_timeout,
+    )
+    await lifecycle.run()
+
+
+def _log_ready(app: FastAPI, listener: Listener) -> None:
+    logger.info("Ready: %s", timeline)
+    logger.info("Starting vLLM-lite server on %s", listener.url)
+    logger.info("Available routes are:")
+    for route in app.routes:
+        methods = ", ".join(sorted(getattr(route, "methods", None) or ()))
+        logger.info("Route: %s, Methods: %s", getattr(route, "path", ""), methods)

@@ -1,0 +1,116 @@
+"""A server from its first request to its exit: signals, drain, and the engine's death.
+
+Knows an engine only as an EngineClient. Invariant: every way out ends in bounded time, and the
+engine is shut down on each of them but the second signal, where the kernel ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from vllm_lite.engine.client import EngineClient
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.log import init_logger
+from vllm_lite.server.generation import Generations
+from vllm_lite.server.listen import Listener
+
+logger = init_logger(__name__)
+
+# Seconds between two looks at the engine.
+WATCH_INTERVAL = 0.5
+# Seconds that replies may take to reach their clients once nothing is generated any more.
+FLUSH_TIMEOUT = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the Lifecycle."""
+        yield
+
+
+class Lifecycle:
+    """Runs one HTTP server until a signal or the engine's death ends it."""
+
+    def __init__(
+        self,
+        server: HttpServer,
+        listener: Listener,
+        client: EngineClient,
+        generations: Generations,
+        shutdown_timeout: float,
+    ) -> None:
+        self._server = server
+        self._listener = listener
+        self._client = client
+        self._generations = generations
+        self._shutdown_timeout = shutdown_timeout
+        self._signal: asyncio.Event = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve; returns after a signal, raises EngineDeadError after the engine's death."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener.socket]))
+        watching = asyncio.create_task(self._wait_engine_dead())
+        signalled = asyncio.create_task(self._signal.wait())
+        try:
+            await asyncio.wait((serving, watching, signalled), return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done() and not watching.done():
+                await self._drain()
+            self._server.should_exit = True
+            await serving
+            if self._client.errored and not self._signal.is_set():
+                raise self._client.dead_error
+        finally:
+            for task in (watching, signalled, serving):
+                task.cancel()
+            await asyncio.gather(watching, signalled, serving, return_exceptions=True)
+            await self._client.shutdown(0)
+
+    async def _drain(self) -> None:
+        num_running = len(self._generations)
+        logger.info(
+            "Shutting down: %d requests may run on for %g s; a second signal exits at once",
+            num_running,
+            self._shutdown_timeout if num_running else 0,
+        )
+        await self._generations.drain(self._shutdown_timeout)
+        await self._generations.wait_idle(FLUSH_TIMEOUT)
+
+    async def _wait_engine_dead(self) -> None:
+        with contextlib.suppress(EngineDeadError):
+            while True:
+                await self._client.check_health()
+                await asyncio.sleep(WATCH_INTERVAL)
+
+    def _on_signal(self, number: int) -> None:
+        if self._signal.is_set():
+            # Children die with this process; there is nothing else to wait for.
+            self._listener.close()
+            os._exit(128 + number)
+        self._signal.set()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While the server starts, SIGTERM unwinds the stack as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous: Callable[..., object] | int | None = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,93 @@
+"""The socket that a server listens on, taken before the model loads.
+
+Knows no HTTP. Invariant: a Unix socket's file is there as long as the Listener is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.errors import UsageError
+
+
+class Listener:
+    """A bound socket that does not listen yet: clients are refused until the server is ready."""
+
+    def __init__(self, server_config: ServerConfig) -> None:
+        """Raises UsageError where the address cannot be had."""
+        self._path = server_config.uds
+        if self._path is not None:
+            self.socket = _bind_unix(self._path)
+            self.url = f"unix:{self._path}"
+            return
+        self.socket = _bind_tcp(server_config.host, server_config.port)
+        scheme = "https" if server_config.ssl_certfile else "http"
+        host = server_config.host or "0.0.0.0"
+        host = f"[{host}]" if ":" in host else host
+        self.url = f"{scheme}://{host}:{self.socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Free the address; a Unix socket's file goes with it."""
+        self.socket.close()
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._path = None
+
+
+def _bind_tcp(host: str | None, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(
+            host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise UsageError(f"--host {host}: no such address ({error.strerror})") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        # Two sockets may be bound to one port while neither listens; asking here would let
+        # clients in too early, so a second server that starts at the same moment fails later.
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"Port {port} of {address[0]} cannot be used: {error.strerror}; "
+            "choose another with --port or --host"
+        ) from None
+    return listener
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise UsageError(f"--uds {path} cannot be used: {reason}; choose another path") from None
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket that a killed server left behind; raises OSError if one is served."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(0, "a file that is no socket is in its place")
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    else:
+        raise OSError(0, "another server listens there")
+    finally:
+        probe.close()
