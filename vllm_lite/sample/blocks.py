@@ -54,6 +54,16 @@ def argmax(values: Tensor) -> Tensor:
     return values.argmax(-1)
 
 
+def zero_below(values: Tensor, least: Tensor) -> None:
+    """Set what is less than its row's `least` [R, 1] in `values` [R, V] to zero, in place."""
+    if values.device.type == "cpu":
+        # Here torch would convert the mask, or branch on it; numpy multiplies by it.
+        array = values.numpy()
+        np.multiply(array, array >= least.numpy(), out=array)
+    else:
+        values.masked_fill_(values < least, 0.0)
+
+
 def running_block_sums(weights: Tensor) -> Tensor:
     """Sum of each row of `weights` [R, V] up to the end of each block; [R, blocks] float64."""
     size = weights.shape[-1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.sample.blocks import descending, largest, running_block_sums
+from vllm_lite.sample.blocks import descending, largest, running_block_sums, zero_below
 
 # Candidates looked at before a row is sorted whole for its top_p.
 _TOP_P_CANDIDATES = 64
@@ -27,16 +27,18 @@ class Filters:
     top_p: Tensor | None  # [R] float32
     max_top_k: int = 0
 
-    def thresholds(self, weights: Tensor) -> Tensor:
-        """The least weight kept in each row of `weights` [R, V]; [R, 1] float32."""
-        least = weights.new_zeros(len(weights), 1)
+    def apply(self, weights: Tensor) -> None:
+        """Set the weights [R, V] of tokens that may not be drawn to zero, in place."""
+        least: Tensor | None = None
         if self.min_p is not None:
-            least = torch.maximum(least, self.min_p[:, None])
+            least = self.min_p[:, None]
         if self.top_k is not None:
-            least = torch.maximum(least, _top_k_threshold(weights, self.top_k, self.max_top_k))
+            kth = _top_k_threshold(weights, self.top_k, self.max_top_k)
+            least = kth if least is None else torch.maximum(least, kth)
+        if least is not None:
+            zero_below(weights, least)
         if self.top_p is not None:
-            least = _top_p_threshold(weights, self.top_p, least)
-        return least
+            zero_below(weights, _top_p_threshold(weights, self.top_p))
 
 
 def _top_k_threshold(weights: Tensor, top_k: Tensor, max_top_k: int) -> Tensor:
@@ -48,28 +50,19 @@ def _top_k_threshold(weights: Tensor, top_k: Tensor, max_top_k: int) -> Tensor:
     return torch.where(top_k[:, None] > 0, kth, 0.0)
 
 
-def _top_p_threshold(weights: Tensor, top_p: Tensor, least: Tensor) -> Tensor:
-    """`least` raised to the weight at which the mass of the tokens kept so far reaches top_p."""
-    mass = _mass_from(weights, least)
-    # The largest weight always stays, also for a top_p that rounds to no mass.
-    wanted = (top_p.double() * mass)[:, None]
-    active = top_p < 1.0
+def _top_p_threshold(weights: Tensor, top_p: Tensor) -> Tensor:
+    """The weight at which the mass of the likeliest tokens reaches top_p; [R, 1]."""
+    wanted = top_p.double()[:, None] * running_block_sums(weights)[:, -1:]
+    is_off = top_p >= 1.0
     ordered = largest(weights, min(_TOP_P_CANDIDATES, weights.shape[-1]))[0]
     threshold, reached = _crossing(ordered, wanted)
-    missing = active & ~reached
+    missing = ~(reached | is_off)
     if bool(missing.any()):
         rows = missing.nonzero()[:, 0]
         found, is_reached = _crossing(descending(weights[rows]), wanted[rows])
-        # Rounding may leave the whole row short of its mass; then nothing more is cut.
+        # Rounding may leave the whole row short of its mass; then nothing is cut.
         threshold[rows] = torch.where(is_reached[:, None], found, 0.0)
-    return torch.where(active[:, None], torch.maximum(threshold, least), least)
-
-
-def _mass_from(weights: Tensor, least: Tensor) -> Tensor:
-    """Sum of each row's weights that reach `least` [R, 1]; [R] float64."""
-    if not bool((least > 0).any()):
-        return running_block_sums(weights)[:, -1]
-    return running_block_sums(torch.where(weights >= least, weights, 0.0))[:, -1]
+    return threshold.masked_fill_(is_off[:, None], 0.0)
 
 
 def _crossing(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class Sampler:
         """Draw from `logits` [N, V], overwritten; the tokens and each row's largest logit, [N]."""
         weights, largest = _to_weights(logits, random)
         if random.filters is not None:
-            weights.mul_(weights >= random.filters.thresholds(weights))
+            random.filters.apply(weights)
         positions = self._table.num_tokens[random.slots]
         positions = positions - self._table.num_prompt_tokens[random.slots]
         chances = torch.from_numpy(uniforms(random.keys, positions)).to(weights.device)
@@ -108,8 +108,8 @@ class Sampler:
                 scaled = scaled * random.inverse_temperature
             if random.filters is not None:
                 weights, _ = _to_weights(logits[rows], random)
-                least = random.filters.thresholds(weights)
-                scaled = scaled.masked_fill(weights < least, float("-inf"))
+                random.filters.apply(weights)
+                scaled = scaled.masked_fill(weights == 0, float("-inf"))
             logits[rows] = scaled
         processed = logits[batch.logprob_rows]
         return processed if self._mode == PROCESSED_LOGITS else processed.log_softmax(-1)
