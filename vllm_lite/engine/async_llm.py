@@ -66,7 +66,6 @@ class AsyncLLM:
             core.close()
             raise
         self._core = AsyncMPClient(core)
-        log_ready(self._core.ready)
         self.config = config
         self._tokenizer = tokenizer
         self._inputs = inputs
@@ -83,7 +82,9 @@ class AsyncLLM:
         cls, config: VllmConfig, *, disable_frontend_multiprocessing: bool = False
     ) -> AsyncLLM:
         """Start an engine core for `config`, in a process of its own unless that is disabled."""
-        return cls(config, launch_core(config, in_process=disable_frontend_multiprocessing))
+        engine = cls(config, launch_core(config, in_process=disable_frontend_multiprocessing))
+        log_ready(engine.ready)
+        return engine
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -119,7 +120,11 @@ class AsyncLLM:
     @property
     def dead_error(self) -> BaseException:
         """What every waiting caller was told when the engine died."""
-        return self._core.dead_error or EngineDeadError("The engine is alive")
+        try:
+            self._core.check_alive()
+        except EngineDeadError as error:
+            return error
+        return EngineDeadError("The engine is alive")
 
     @property
     def is_running(self) -> bool:

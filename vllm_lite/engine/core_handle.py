@@ -1,8 +1,7 @@
 """The front end's hold on an engine core: start it, know when it ends and why, end it.
 
-`CoreProcess` is the real thing, `CoreThread` the same core inside this process, for
---disable-frontend-multiprocessing. Both speak through a Channel and stamp a Heartbeat, so
-whoever holds one cannot tell the difference.
+`CoreProcess` is the real thing; core_thread has the same core inside this process. Both speak
+through a Channel and stamp a Heartbeat, so whoever holds one cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -17,23 +16,16 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
-from vllm_lite.engine.core import EngineCore
-from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import CoreFailed, CoreReady, Shutdown
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
-
-if TYPE_CHECKING:
-    from vllm_lite.executor.executor import Executor
 
 # The sun_path of a unix-domain socket holds 108 bytes, the file's name included.
 MAX_DIRECTORY_LENGTH = 90
@@ -171,8 +163,7 @@ class _Child:
         if self.process is not None:
             self.process.wait()
         self.ended.set()
-        os.write(self._exit_writer, b"x")
-        os.close(self._exit_writer)
+        announce_exit(self._exit_writer)
 
 
 class CoreProcess(CoreHandle):
@@ -216,51 +207,11 @@ class CoreProcess(CoreHandle):
         return self._child.ended.wait(timeout)
 
 
-class CoreThread(CoreHandle):
-    """An engine core in a thread of this process."""
-
-    def __init__(self, executor_class: Callable[[VllmConfig], Executor]) -> None:
-        super().__init__()
-        self._executor_class = executor_class
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, config: VllmConfig) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(config,), name="engine-core", daemon=True
-        )
-        self._thread.start()
-
-    def kill(self) -> None:
-        """A thread cannot be killed: it ends after its step, or with the process."""
-        if self._thread is not None and self.channel.wait_connected(0):
-            self.channel.send(Shutdown())
-
-    def exit_cause(self) -> str:
-        if self._error is not None:
-            return f"{type(self._error).__name__}: {self._error}"
-        return "it was stopped"
-
-    def wait_ended(self, timeout: float) -> bool:
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return self._thread is None or not self._thread.is_alive()
-
-    def close(self) -> None:
-        if self._thread is None:
-            os.close(self._exit_writer)
-        super().close()
-
-    def _run(self, config: VllmConfig) -> None:
-        channel = Channel.for_core(self._directory)
-        heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
-        self._error = CoreLoop(channel, heartbeat).run(
-            lambda: EngineCore(config, self._executor_class)
-        )
-        channel.close(linger=1.0)
-        heartbeat.close()
-        os.write(self._exit_writer, b"x")
-        os.close(self._exit_writer)
+def announce_exit(writer: int) -> None:
+    """Make the other end of the pipe readable; nobody may be there any more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(writer, b"x")
+    os.close(writer)
 
 
 def launch_core(config: VllmConfig, *, in_process: bool = False) -> CoreHandle:
@@ -270,6 +221,7 @@ def launch_core(config: VllmConfig, *, in_process: bool = False) -> CoreHandle:
     """
     if in_process:
         # Imported only where torch is wanted in this process.
+        from vllm_lite.engine.core_thread import CoreThread
         from vllm_lite.executor.uniproc import UniprocExecutor
 
         handle: CoreHandle = CoreThread(UniprocExecutor)

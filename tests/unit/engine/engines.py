@@ -17,7 +17,7 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.async_llm import AsyncLLM
-from vllm_lite.engine.core_handle import CoreThread
+from vllm_lite.engine.core_thread import CoreThread
 from vllm_lite.engine.inproc_client import InprocClient
 from vllm_lite.engine.sync_llm import LLMEngine
 from vllm_lite.outputs import RequestOutput
