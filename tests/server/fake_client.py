@@ -171,7 +171,9 @@ class FakeEngineClient:
                 outputs = [steps[step] for steps in choices if step < len(steps)]
                 stopped = request_id in self._asked_to_stop
                 if stopped:
-                    outputs = [CompletionOutput(o.index, "", [], finish_reason="abort") for o in outputs]
+                    outputs = [
+                        CompletionOutput(o.index, "", [], finish_reason="abort") for o in outputs
+                    ]
                 finished = stopped or step + 1 == max(map(len, choices))
                 if not is_delta and not finished:
                     continue

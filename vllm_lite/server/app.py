@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -26,8 +25,9 @@ from vllm_lite.errors import RequestError
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import ClientLeftError
-from vllm_lite.server.errors import Failure, failure_of, router_failure
+from vllm_lite.server.errors import failure_of, router_failure
 from vllm_lite.server.health import HealthService
+from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
@@ -35,7 +35,6 @@ from vllm_lite.server.openai.completion_service import CompletionService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
 from vllm_lite.server.openai.tokenize_service import TokenizeService
-from vllm_lite.server.request_id import RequestIdHeader
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -47,7 +46,7 @@ _CLIENT_CLOSED_REQUEST = 499
 class Route:
     """One row of the table. Only an open route is served without a key."""
 
-    methods: tuple[str, ...]
+    method: str
     path: str
     endpoint: Endpoint
     body: type[BaseModel] | None = None
@@ -63,7 +62,6 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="vllm-lite",
         version=__version__,
-        root_path=server_config.root_path or "",
         openapi_url="/openapi.json" if has_docs else None,
         redirect_slashes=False,
     )
@@ -75,7 +73,7 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
         app.add_api_route(
             route.path,
             _served(route, keys),
-            methods=list(route.methods),
+            methods=[route.method],
             response_model=None,
             summary=route.endpoint.__doc__,
         )
@@ -91,17 +89,18 @@ def _routes(context: ServingContext) -> list[Route]:
     tokens = TokenizeService(context)
     chat, completion = ChatService(context), CompletionService(context)
     return [
-        Route(("GET",), "/health", health.health, is_open=True),
-        Route(("GET", "POST"), "/ping", health.health, is_open=True),
-        Route(("GET",), "/version", health.version, is_open=True),
-        Route(("GET",), "/metrics", health.metrics, is_open=True),
-        Route(("GET",), "/load", health.load),
-        Route(("GET",), "/v1/models", models.list),
-        Route(("GET",), "/v1/models/{model:path}", models.retrieve),
-        Route(("POST",), "/v1/chat/completions", chat.create, ChatCompletionRequest),
-        Route(("POST",), "/v1/completions", completion.create, CompletionRequest),
-        Route(("POST",), "/tokenize", tokens.tokenize, TokenizeRequest),
-        Route(("POST",), "/detokenize", tokens.detokenize, DetokenizeRequest),
+        Route("GET", "/health", health.health, is_open=True),
+        Route("GET", "/ping", health.health, is_open=True),
+        Route("POST", "/ping", health.health, is_open=True),
+        Route("GET", "/version", health.version, is_open=True),
+        Route("GET", "/metrics", health.metrics, is_open=True),
+        Route("GET", "/load", health.load),
+        Route("GET", "/v1/models", models.list),
+        Route("GET", "/v1/models/{model:path}", models.retrieve),
+        Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest),
+        Route("POST", "/v1/completions", completion.create, CompletionRequest),
+        Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
+        Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
     ]
 
 
@@ -155,29 +154,17 @@ def _describe_bodies(app: FastAPI, table: list[Route]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-class _Cors(CORSMiddleware):
-    """Refuses a preflight in the server's own error shape."""
-
-    def preflight_response(self, request_headers: Any) -> Response:
-        """The answer to an OPTIONS request of a browser."""
-        response = super().preflight_response(request_headers)
-        if response.status_code < 400:
-            return response
-        text = bytes(response.body).decode()
-        failure = Failure(response.status_code, "BadRequestError", text).response()
-        failure.headers.update({"Vary": response.headers.get("vary", "Origin")})
-        return failure
-
-
 def _add_middleware(app: FastAPI, server_config: ServerConfig) -> None:
     """The last one added is the outermost."""
     if server_config.allowed_origins:
         app.add_middleware(
-            _Cors,
+            Cors,
             allow_origins=server_config.allowed_origins,
             allow_credentials=server_config.allow_credentials,
             allow_methods=server_config.allowed_methods,
             allow_headers=server_config.allowed_headers,
         )
+    if server_config.root_path:
+        app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)

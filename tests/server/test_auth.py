@@ -1,0 +1,86 @@
+"""Without a key nothing but the open routes answers, whatever the path looks like."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.routing import Route
+
+from tests.server.harness import HI, app_of, error_of, http
+
+OPEN = {"/health", "/ping", "/version", "/metrics"}
+DOCS = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+KEYS = ["first", "sécond"]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_every_route_but_the_open_ones_asks_for_a_key() -> None:
+    app = app_of(api_key=KEYS)
+    routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+    assert routes.keys() > OPEN | DOCS
+    async with http(app=app) as session:
+        for path, route in routes.items():
+            for method in route.methods or ():
+                response = await session.request(method, path.replace("{model:path}", "tiny"))
+                if path in OPEN | DOCS:
+                    assert response.status_code == 200, path
+                else:
+                    assert response.status_code == 401, path
+                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert error_of(response)["type"] == "AuthenticationError"
+
+
+@pytest.mark.parametrize("path", ["/nope", "/v1/nope", "//v1/models", "/v1//models", "/health/x"])
+async def test_paths_that_do_not_exist_stay_hidden_without_a_key(path: str) -> None:
+    async with http(api_key=KEYS) as session:
+        assert (await session.get(path)).status_code == 401
+        assert (await session.get(path, headers=bearer("first"))).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/health", "/version"])
+async def test_a_wrong_method_on_an_open_route_needs_a_key_to_be_told(path: str) -> None:
+    async with http(api_key=KEYS) as session:
+        assert (await session.delete(path)).status_code == 401
+        assert (await session.delete(path, headers=bearer("first"))).status_code == 405
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_any_of_the_keys_opens(key: str) -> None:
+    async with http(api_key=KEYS) as session:
+        raw = {b"Authorization": b"bearer " + key.encode()}
+        assert (await session.get("/v1/models", headers=raw)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer firs"},
+        {"Authorization": "Bearer first2"},
+        {"Authorization": "Basic first"},
+        {"Authorization": "first"},
+        {"x-api-key": "first"},
+    ],
+)
+async def test_anything_else_does_not(headers: dict[str, str]) -> None:
+    async with http(api_key=KEYS) as session:
+        body = {"messages": HI}
+        response = await session.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 401
+
+
+async def test_without_keys_everything_is_open() -> None:
+    async with http() as session:
+        assert (await session.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/api/v1/models"])
+async def test_a_root_path_is_guarded_with_and_without_its_prefix(path: str) -> None:
+    async with http(api_key=KEYS, root_path="/api") as session:
+        assert (await session.get(path)).status_code == 401
+        assert (await session.get(path, headers=bearer("first"))).status_code == 200

@@ -1,0 +1,168 @@
+"""From the first request to the exit: a real socket, a real uvicorn, a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from tests.server.fake_client import FakeEngineClient
+from tests.server.harness import HI, app_of, chunks
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.server.lifecycle import HttpServer, Lifecycle
+from vllm_lite.server.listen import Listener
+
+CHAT = "/v1/chat/completions"
+
+
+class Running:
+    """A server in this process."""
+
+    def __init__(self, client: FakeEngineClient, timeout: float, options: dict[str, Any]) -> None:
+        config = ServerConfig(host="127.0.0.1", port=0, **options)
+        app = app_of(client)
+        self.listener = Listener(config)
+        self.server = HttpServer(
+            uvicorn.Config(app, ws="none", log_config=None, timeout_graceful_shutdown=1)
+        )
+        generations = app.state.context.generations
+        lifecycle = Lifecycle(self.server, self.listener, client, generations, timeout)
+        self.task = asyncio.create_task(lifecycle.run())
+        transport = httpx.AsyncHTTPTransport(uds=options.get("uds"))
+        base_url = "http://server" if options.get("uds") else self.listener.url
+        self.http = httpx.AsyncClient(base_url=base_url, transport=transport, timeout=10)
+
+    async def started(self) -> None:
+        while not self.server.started:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(
+    client: FakeEngineClient, timeout: float = 0.0, **options: Any
+) -> AsyncIterator[Running]:
+    server = Running(client, timeout, options)
+    try:
+        await server.started()
+        yield server
+    finally:
+        await server.http.aclose()
+        server.server.should_exit = True
+        await asyncio.gather(server.task, return_exceptions=True)
+        server.listener.close()
+
+
+async def read_stream(session: httpx.AsyncClient) -> str:
+    async with session.stream("POST", CHAT, json={"messages": HI, "stream": True}) as response:
+        return (await response.aread()).decode()
+
+
+async def until_running(client: FakeEngineClient) -> None:
+    while not client.running:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_idle_server_ends_at_a_signal(number: int) -> None:
+    client = FakeEngineClient()
+    async with running(client) as server:
+        assert (await server.http.get("/health")).status_code == 200
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(server.task, 5)
+    assert not client.is_running
+
+
+async def test_without_a_drain_time_running_requests_end_with_abort() -> None:
+    client = FakeEngineClient("A" * 50)
+    client.gate = asyncio.Event()
+    async with running(client) as server:
+        streaming = asyncio.create_task(read_stream(server.http))
+        await until_running(client)
+        os.kill(os.getpid(), signal.SIGTERM)
+        text = await asyncio.wait_for(streaming, 5)
+        await asyncio.wait_for(server.task, 5)
+    assert chunks(text)[-1]["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    client = FakeEngineClient("Hello")
+    client.gate = asyncio.Event()
+    async with running(client, timeout=20) as server:
+        streaming = asyncio.create_task(read_stream(server.http))
+        await until_running(client)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        late = await server.http.post(CHAT, json={"messages": HI})
+        assert late.status_code == 503
+        client.gate.set()
+        text = await asyncio.wait_for(streaming, 5)
+        await asyncio.wait_for(server.task, 5)
+    assert chunks(text)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_dead_engine_ends_the_server_with_its_cause() -> None:
+    client = FakeEngineClient()
+    async with running(client) as server:
+        client.errored = True
+        assert (await server.http.get("/health")).status_code == 503
+        with pytest.raises(EngineDeadError, match="signal 9"):
+            await asyncio.wait_for(server.task, 5)
+
+
+async def test_a_client_that_closes_its_socket_frees_its_request() -> None:
+    client = FakeEngineClient("A" * 50)
+    client.gate = asyncio.Event()
+    async with running(client) as server:
+        for stream in (False, True):
+            body = {"messages": HI, "stream": stream}
+            request = asyncio.create_task(server.http.post(CHAT, json=body))
+            await until_running(client)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            while client.running:
+                await asyncio.sleep(0.01)
+    assert len(client.aborted) == 2
+
+
+async def test_a_unix_socket_goes_with_its_server(tmp_path: Path) -> None:
+    path = str(tmp_path / "server.sock")
+    async with running(FakeEngineClient(), uds=path) as server:
+        assert (await server.http.get("/health")).status_code == 200
+        with pytest.raises(UsageError, match="another server"):
+            Listener(ServerConfig(uds=path))
+    assert not os.path.exists(path)
+
+
+def test_a_stale_unix_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    stale = Listener(ServerConfig(uds=str(path)))
+    stale.socket.close()
+    Listener(ServerConfig(uds=str(path))).close()
+    path.write_text("precious")
+    with pytest.raises(UsageError, match="no socket"):
+        Listener(ServerConfig(uds=str(path)))
+    assert path.read_text() == "precious"
+
+
+def test_a_port_in_use_is_one_line_that_names_it() -> None:
+    first = Listener(ServerConfig(host="127.0.0.1", port=0))
+    first.socket.listen()
+    port = first.socket.getsockname()[1]
+    with pytest.raises(UsageError, match=f"Port {port} .*--port") as error:
+        Listener(ServerConfig(host="127.0.0.1", port=port))
+    assert "\n" not in str(error.value)
+    first.close()
+
+
+def test_an_unknown_host_is_one_line_that_names_it() -> None:
+    with pytest.raises(UsageError, match=r"--host no\.such\.host\.invalid"):
+        Listener(ServerConfig(host="no.such.host.invalid"))
