@@ -1,10 +1,11 @@
-"""Made-up weights: seeded, small, and the same for any number of ranks in distribution only.
+"""Made-up weights: seeded and small.
 
 For trying out sizes and speed without a checkpoint; the text that comes out is noise.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,24 +20,28 @@ _RANGE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DummyTensor:
-    """Uniform in [-0.02, 0.02] for matrices and biases; ones for norms and factors."""
+    """Uniform in [-0.02, 0.02] for matrices and biases; ones for norms and factors.
+
+    Values depend on the seed and the name alone, in whatever order tensors are made.
+    """
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
-    generator: torch.Generator
+    seed: int
 
     def fill(self, slot: WeightSlot) -> None:
         if slot.tensor.dim() == 1 and not self.name.endswith(".bias"):
             slot.tensor.fill_(1.0)
-        else:
-            slot.tensor.uniform_(-_RANGE, _RANGE, generator=self.generator)
+            return
+        generator = torch.Generator(slot.tensor.device)
+        generator.manual_seed(zlib.crc32(self.name.encode(), self.seed & 0xFFFFFFFF))
+        slot.tensor.uniform_(-_RANGE, _RANGE, generator=generator)
 
 
-def make_dummies(targets: Mapping[str, Target], seed: int, device: str) -> list[DummyTensor]:
+def make_dummies(targets: Mapping[str, Target], seed: int) -> list[DummyTensor]:
     """One for every target."""
-    generator = torch.Generator(device).manual_seed(seed)
     return [
-        DummyTensor(name, target.slot.full_shape, target.slot.tensor.nbytes, generator)
+        DummyTensor(name, target.slot.full_shape, target.slot.tensor.nbytes, seed)
         for name, target in targets.items()
     ]

@@ -7,16 +7,18 @@ as soon as its last tensor is there, so that memory never holds the model twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.weights import WeightedLayer
+from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import open_gguf
 from vllm_lite.loader.safetensors import open_safetensors
@@ -49,18 +51,16 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     with torch.device(device):
         model = get_model_class(config.facts.architecture)(config.facts, options)
     targets = weight_targets(model)
-    tensors = _open_checkpoint(config, targets, device)
+    tensors = _open_checkpoint(config, targets)
     used = _match(config.facts.path, tensors, targets)
-    _fill(model, _with_progress(config, used), targets)
+    _fill(model, used, targets, config.load.use_tqdm_on_load)
     return model
 
 
-def _open_checkpoint(
-    config: VllmConfig, targets: dict[str, Target], device: str
-) -> Sequence[CheckpointTensor]:
+def _open_checkpoint(config: VllmConfig, targets: dict[str, Target]) -> Sequence[CheckpointTensor]:
     facts = config.facts
     if config.load.load_format == "dummy":
-        return make_dummies(targets, config.model.seed, device)
+        return make_dummies(targets, config.model.seed)
     if facts.format == "gguf":
         return open_gguf(facts)
     return open_safetensors(Path(facts.path), targets)
@@ -96,40 +96,58 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _fill(
-    model: nn.Module, tensors: Iterable[CheckpointTensor], targets: dict[str, Target]
+    model: nn.Module,
+    tensors: Iterable[CheckpointTensor],
+    targets: dict[str, Target],
+    show_progress: bool,
 ) -> None:
-    waiting = Counter(id(target.layer) for target in targets.values())
+    """Fill and finish every layer, several at a time, in the order of the file."""
+    jobs: dict[int, _LayerJob] = {}
     for tensor in tensors:
-        target = targets.pop(tensor.name)
-        tensor.fill(target.slot)
-        waiting[id(target.layer)] -= 1
-        if not waiting[id(target.layer)]:
-            target.layer.process_weights_after_loading()
+        layer, slot = targets[tensor.name].layer, targets[tensor.name].slot
+        jobs.setdefault(id(layer), _LayerJob(layer)).fills.append((tensor, slot))
+    _run_jobs(list(jobs.values()), show_progress)
     # Layers without tensors of their own come last: they may depend on others'.
     for module in model.modules():
-        if isinstance(module, WeightedLayer) and id(module) not in waiting:
+        if isinstance(module, WeightedLayer) and id(module) not in jobs:
             module.process_weights_after_loading()
 
 
-def _with_progress(
-    config: VllmConfig, tensors: list[CheckpointTensor]
-) -> Iterable[CheckpointTensor]:
-    if not config.load.use_tqdm_on_load:
-        yield from tensors
-        return
-    # Imported here: most loads end before a bar would show.
-    from tqdm import tqdm
+@dataclass(frozen=True, slots=True)
+class _LayerJob:
+    """A layer, and what to read for it."""
 
-    total = sum(tensor.nbytes for tensor in tensors)
-    with tqdm(
-        total=total,
-        desc="Loading weights",
-        unit="B",
-        unit_scale=True,
-        delay=_QUIET_SECONDS,
-        leave=False,
-        dynamic_ncols=True,
-    ) as bar:
-        for tensor in tensors:
-            yield tensor
-            bar.update(tensor.nbytes)
+    layer: WeightedLayer
+    fills: list[tuple[CheckpointTensor, WeightSlot]] = field(default_factory=list)
+
+    @torch.inference_mode()
+    def run(self) -> int:
+        """Fill and finish the layer; the bytes that were read."""
+        for tensor, slot in self.fills:
+            tensor.fill(slot)
+        self.layer.process_weights_after_loading()
+        return sum(tensor.nbytes for tensor, _ in self.fills)
+
+
+def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
+    """Each thread takes whole layers: splitting every copy over all threads would make them wait
+    for each other at each of hundreds of copies, which on a busy machine takes seconds."""
+    num_threads = torch.get_num_threads()
+    total = sum(tensor.nbytes for job in jobs for tensor, _ in job.fills)
+    pool = ThreadPoolExecutor(num_threads, "load", torch.set_num_threads, (1,))
+    try:
+        futures = [pool.submit(job.run) for job in jobs]
+        with tqdm(
+            total=total,
+            desc="Loading weights",
+            unit="B",
+            unit_scale=True,
+            delay=_QUIET_SECONDS,
+            leave=False,
+            disable=not show_progress,
+        ) as bar:
+            for future in as_completed(futures):
+                bar.update(future.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(num_threads)
