@@ -77,8 +77,9 @@ class RotaryEmbedding(nn.Module):
             yield NamedSlot("", "frequency_factors", WeightSlot.whole(self._factors))
 
     def process_weights_after_loading(self) -> None:
-        positions = torch.arange(self._num_positions, dtype=torch.float32)
-        frequencies, magnitude = compute_frequencies(self._settings, positions)
+        with self._table.device:
+            positions = torch.arange(self._num_positions, dtype=torch.float32)
+            frequencies, magnitude = compute_frequencies(self._settings, positions)
         angles = positions[:, None] * (frequencies / self._factors)
         half = angles.shape[1]
         torch.cos(angles, out=self._table[:, :half])
