@@ -1,4 +1,4 @@
-"""Ask a running server with the OpenAI client: `vllm-lite serve demo`, then run this.
+"""Ask a running server with the OpenAI client (pip install openai): `vllm-lite serve demo` first.
 
 python examples/chat_client.py [http://localhost:8000/v1]
 """

@@ -1,4 +1,4 @@
-"""Print a reply while a running server writes it, then what it cost.
+"""Print a reply while a running server writes it, then what it cost (pip install openai).
 
 python examples/streaming_client.py [http://localhost:8000/v1]
 """
