@@ -30,7 +30,7 @@ logger = init_logger(__name__)
 
 MAX_REQUEST_ID = 256
 # Shorter texts are tokenised faster than a thread is woken.
-_THREADED_ENCODE = 32768
+_THREADED_ENCODE = 8192
 # No vocabulary in use has longer tokens, so a longer text cannot fit.
 _MAX_CHARACTERS_PER_TOKEN = 256
 

@@ -7,7 +7,10 @@ a config and an address is taken, so that it loads while this process imports th
 from __future__ import annotations
 
 import gc
+import signal
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite import __version__, envs
@@ -37,12 +40,27 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
-    listener = Listener(server_config)
-    try:
-        _start_and_serve(config, server_config, listener)
-    finally:
-        listener.close()
+    with _terminable():
+        listener = Listener(server_config)
+        try:
+            _start_and_serve(config, server_config, listener)
+        finally:
+            listener.close()
     return 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Until the server has handlers of its own, SIGTERM unwinds the stack as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: Listener) -> None:
@@ -52,14 +70,12 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
 
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.server.app import build_app
-    from vllm_lite.server.lifecycle import terminable
 
     timeline.mark("HTTP imports")
-    with terminable():
-        client = AsyncLLM(config, core)
-        timeline.mark("waiting for the engine")
-        app = build_app(client, server_config)
-        timeline.mark("app")
+    client = AsyncLLM(config, core)
+    timeline.mark("waiting for the engine")
+    app = build_app(client, server_config)
+    timeline.mark("app")
     _log_ready(app, listener)
     # What lives now lives to the end; collections need not look at it.
     gc.freeze()

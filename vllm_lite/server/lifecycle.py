@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
 from vllm_lite.engine.client import EngineClient
-from vllm_lite.errors import EngineDeadError
+from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.listen import Listener
@@ -69,7 +69,7 @@ class Lifecycle:
             if signalled.done() and not watching.done():
                 await self._drain()
             self._server.should_exit = True
-            await serving
+            await _served(serving)
             if self._client.errored and not self._signal.is_set():
                 raise self._client.dead_error
         finally:
@@ -102,15 +102,12 @@ class Lifecycle:
         self._signal.set()
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """While the server starts, SIGTERM unwinds the stack as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous: Callable[..., object] | int | None = signal.signal(signal.SIGTERM, interrupt)
+async def _served(serving: asyncio.Task[None]) -> None:
+    """Wait for the HTTP server's end; raises UsageError where it could not listen."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        await serving
+    except OSError as error:
+        raise UsageError(
+            f"The address was taken while the server started: {error.strerror}; "
+            "choose another with --port"
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -39,6 +40,8 @@ from vllm_lite.server.openai.usage import UsageCounter
 from vllm_lite.server.sse import EventStream
 
 DEFAULT_MAX_TOKENS = 16
+# Prompts tokenised before others get the event loop.
+_PROMPTS_PER_TURN = 16
 
 
 class CompletionService:
@@ -92,7 +95,9 @@ class CompletionService:
         """The prompts for the engine and their texts, None where they are token ids."""
         prompts: list[Prompt] = []
         texts: list[str | None] = []
-        for one in body.prompts():
+        for index, one in enumerate(body.prompts()):
+            if index % _PROMPTS_PER_TURN == 0:
+                await asyncio.sleep(0)
             if isinstance(one, list):
                 prompts.append(one)
                 texts.append(None)
