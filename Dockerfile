@@ -19,15 +19,17 @@ ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 
 FROM build AS build-cpu
-# torch first, and by itself, so that a change of the source does not fetch it again.
-RUN pip install --index-url https://download.pytorch.org/whl/cpu "torch>=2.11"
+# torch first, and by itself, so that a change of the source does not fetch it again. To get its
+# CPU-only build, name the index that has it: --build-arg TORCH_OPTIONS="--index-url URL".
+ARG TORCH_OPTIONS=""
+RUN pip install ${TORCH_OPTIONS} "torch==2.13.0"
 COPY pyproject.toml README.md LICENSE ./
 COPY csrc csrc
 COPY vllm_lite vllm_lite
 RUN pip install .
 
 FROM build AS build-cuda
-# PyPI's build of torch brings the CUDA libraries; the driver comes from the host.
+# The default build of torch brings the CUDA libraries; the driver comes from the host.
 RUN pip install "torch>=2.11" "triton>=3.6"
 COPY pyproject.toml README.md LICENSE ./
 COPY csrc csrc
