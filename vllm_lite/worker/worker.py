@@ -14,7 +14,7 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels.dispatch import ops, select_ops
+from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.model_runner import ModelRunner
@@ -30,10 +30,10 @@ class Worker:
         self._config = config
         self._device = torch.device(config.device)
         self._runner: ModelRunner | None = None
-        self.num_threads = platform.num_compute_threads()
-        torch.set_num_threads(self.num_threads)
-        select_ops(config.device)
-        ops().set_num_threads(self.num_threads)
+        num_threads = platform.num_compute_threads()
+        torch.set_num_threads(num_threads)
+        dispatch.select_ops(config.device)
+        dispatch.set_num_threads(num_threads)
         self._model = load_model(config, config.device)
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -69,7 +69,5 @@ class Worker:
         return self._runner.execute_model(step)
 
     def describe(self) -> str:
-        """One line for the log: kernels, threads, number type, instruction sets."""
-        isa = " ".join(platform.isa_flags()) or "no vector extensions known"
-        dtype = self._config.model.dtype
-        return f"{self._device.type}, {self.num_threads} threads, {dtype} ({isa})"
+        """One line for the log: device, number type, kernels, threads."""
+        return f"{self._device.type}, {self._config.model.dtype}, kernels {dispatch.describe()}"
