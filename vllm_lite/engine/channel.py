@@ -1,12 +1,13 @@
 """A two-way message channel between two ends on one machine: two ZMQ sockets, one codec.
 
 The front end binds in a private directory, the core connects. ZMQ's own thread moves the
-bytes, so messages arrive while a step runs. Sending never blocks once the other end has
-connected; queues are unbounded here because admission bounds them earlier.
+bytes, so messages arrive while a step runs. Sending never blocks; queues are unbounded here
+because admission bounds them earlier.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -56,8 +57,9 @@ class Channel(Generic[Sent, Received]):
         return int(self._incoming.getsockopt(zmq.FD))
 
     def send(self, message: Sent) -> None:
-        """Queue a message for the other end."""
-        self._outgoing.send(self._codec.encode(message), copy=False)
+        """Queue a message for the other end; dropped where that is gone, which shows elsewhere."""
+        with contextlib.suppress(zmq.Again):
+            self._outgoing.send(self._codec.encode(message), zmq.NOBLOCK)
 
     def receive(self, *, block: bool = False) -> Received | None:
         """The next message; without `block` None where there is none yet."""

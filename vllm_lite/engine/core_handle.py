@@ -88,8 +88,7 @@ class CoreHandle:
 
     def stop(self, timeout: float) -> None:
         """Ask the core to end after the step in hand; kill it after `timeout` seconds."""
-        if self.channel.wait_connected(0):
-            self.channel.send(Shutdown())
+        self.channel.send(Shutdown())
         if not self.wait_ended(timeout):
             self.kill()
         self.close()

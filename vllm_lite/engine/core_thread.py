@@ -37,8 +37,7 @@ class CoreThread(CoreHandle):
 
     def kill(self) -> None:
         """A thread cannot be killed: it ends after its step, or with the process."""
-        if self._thread is not None and self.channel.wait_connected(0):
-            self.channel.send(Shutdown())
+        self.channel.send(Shutdown())
 
     def exit_cause(self) -> str:
         if self._error is not None:

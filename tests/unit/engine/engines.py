@@ -16,6 +16,7 @@ from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.engine.async_llm import AsyncLLM
 from vllm_lite.engine.core_thread import CoreThread
 from vllm_lite.engine.inproc_client import InprocClient
@@ -27,6 +28,8 @@ from vllm_lite.tokenizer.tokenizer import Tokenizer
 VOCAB_SIZE = 256
 EOS = 0
 NextToken = Callable[[str, list[int]], int]
+# Called before a step runs, with the step.
+StepHook = Callable[[SchedulerOutput], None]
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -91,7 +94,7 @@ def says(text: str) -> NextToken:
 class Scripted:
     """An executor class for a core that makes its own; `made` is what it made."""
 
-    def __init__(self, next_token: NextToken | None = None, step: Callable[[], None] | None = None):
+    def __init__(self, next_token: NextToken | None = None, step: StepHook | None = None):
         self.next_token = next_token
         self.step = step
         self.made: ScriptedExecutor
@@ -101,8 +104,8 @@ class Scripted:
         if self.step is not None:
             run, hook = self.made.execute_model, self.step
 
-            def execute_model(step: Any) -> Any:
-                hook()
+            def execute_model(step: SchedulerOutput) -> ModelRunnerOutput:
+                hook(step)
                 return run(step)
 
             self.made.execute_model = execute_model  # type: ignore[method-assign]
@@ -128,7 +131,7 @@ def run_all(engine: LLMEngine) -> list[RequestOutput]:
 async def async_engine(
     next_token: NextToken | None = None,
     *,
-    step: Callable[[], None] | None = None,
+    step: StepHook | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[AsyncLLM, Scripted]]:
     """An engine whose core runs in a thread, over real sockets."""
