@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.gguf_header import GGUFFile, GGUFTensor, read_gguf
+from vllm_lite.config.gguf_header import GGUFTensor, read_gguf
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import WeightSlot
 
@@ -46,7 +47,8 @@ class GGUFCheckpointTensor:
 
     name: str
     tensor: GGUFTensor
-    file: GGUFFile
+    # The whole file, mapped.
+    data: Tensor
     interleaved_heads: int
 
     @property
@@ -58,8 +60,8 @@ class GGUFCheckpointTensor:
         return self.tensor.nbytes
 
     def fill(self, slot: WeightSlot) -> None:
-        data = self.file.tensor_data(self.tensor.name)
-        full = ops().dequantize_gguf(data, self.tensor.ggml_type, self.shape, slot.tensor.dtype)
+        stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)
+        full = ops().dequantize_gguf(stored, self.tensor.ggml_type, self.shape, slot.tensor.dtype)
         if self.interleaved_heads:
             full = _halves_from_pairs(full, self.interleaved_heads)
         slot.fill(full)
@@ -70,11 +72,13 @@ def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:
     file = read_gguf(facts.path)
     interleaved = file.metadata.get("general.architecture") in _INTERLEAVED
     heads = {"q_proj": facts.num_heads, "k_proj": facts.num_kv_heads} if interleaved else {}
+    # A private mapping: torch takes only memory that it might write to.
+    data = torch.from_file(facts.path, shared=False, size=len(file.data), dtype=torch.uint8)
     tensors = []
     for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset):
         name = hugging_face_name(tensor.name)
         module = name.split(".")[-2] if "." in name else ""
-        tensors.append(GGUFCheckpointTensor(name, tensor, file, heads.get(module, 0)))
+        tensors.append(GGUFCheckpointTensor(name, tensor, data, heads.get(module, 0)))
     return tensors
 
 
