@@ -1,2 +1,124 @@
+// Python's way to the CPU kernels: addresses and sizes as integers, so that a call costs well under
+// a microsecond. vllm_lite/kernels/cpu.py is the only caller; it vouches for shapes and types.
 #include <nanobind/nanobind.h>
-NB_MODULE(_cpu, m) { m.attr("__doc__") = "CPU kernels"; }
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/isa.h"
+#include "cpu/ops.h"
+#include "cpu/thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace vllm_lite {
+namespace {
+
+// A tensor's data_ptr().
+using Address = uintptr_t;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void call_rms_norm(Address x, Address residual, Address weight, Address out, int dtype,
+                   int64_t num_rows, int64_t size, int64_t x_stride, int64_t residual_stride,
+                   int64_t out_stride, float eps) {
+  rms_norm({static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
+            pointer<void>(weight), pointer<void>(out), size, x_stride, residual_stride, out_stride,
+            eps},
+           num_rows);
+}
+
+void call_rotary_embedding(Address positions, Address query, Address key, Address cos_sin_cache,
+                           int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
+                           int64_t query_token_stride, int64_t query_head_stride,
+                           int64_t key_token_stride, int64_t key_head_stride,
+                           int64_t num_positions, int64_t rot_dim, bool is_neox) {
+  rotary_embedding({static_cast<DType>(dtype),
+                    pointer<int64_t>(positions),
+                    {pointer<void>(query), pointer<void>(key)},
+                    {num_heads, num_kv_heads},
+                    {query_token_stride, key_token_stride},
+                    {query_head_stride, key_head_stride},
+                    pointer<float>(cos_sin_cache),
+                    rot_dim,
+                    is_neox},
+                   num_tokens, num_positions);
+}
+
+void call_silu_and_mul(Address x, Address out, int dtype, int64_t num_rows, int64_t size,
+                       int64_t x_stride, int64_t out_stride) {
+  silu_and_mul(
+      {static_cast<DType>(dtype), pointer<void>(x), pointer<void>(out), size, x_stride, out_stride},
+      num_rows);
+}
+
+void call_reshape_and_cache(Address key, Address value, Address key_cache, Address value_cache,
+                            Address slots, int dtype, int cache_dtype, int64_t num_tokens,
+                            int64_t key_token_stride, int64_t key_head_stride,
+                            int64_t value_token_stride, int64_t value_head_stride,
+                            int64_t num_blocks, int64_t key_block_stride,
+                            int64_t value_block_stride, int64_t num_kv_heads, int64_t block_size,
+                            int64_t head_size) {
+  const auto write = [&](Address source, int64_t token_stride, int64_t head_stride, Address cache,
+                         int64_t block_stride) {
+    return CacheWrite{static_cast<DType>(dtype), static_cast<DType>(cache_dtype),
+                      pointer<void>(source),     token_stride,
+                      head_stride,               pointer<void>(cache),
+                      block_stride,              pointer<int64_t>(slots),
+                      num_kv_heads,              block_size,
+                      head_size};
+  };
+  reshape_and_cache(write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
+                    write(value, value_token_stride, value_head_stride, value_cache,
+                          value_block_stride),
+                    num_tokens, num_blocks);
+}
+
+void call_paged_attention(Address query, Address output, Address key_cache, Address value_cache,
+                          Address block_table, Address query_start_loc, Address seq_lens, int dtype,
+                          int cache_dtype, int64_t num_tokens, int64_t num_heads,
+                          int64_t query_token_stride, int64_t query_head_stride,
+                          int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
+                          int64_t head_size, int64_t key_block_stride, int64_t value_block_stride,
+                          int64_t num_requests, int64_t blocks_per_request,
+                          int64_t block_table_stride, float scale, int64_t sliding_window,
+                          float soft_cap) {
+  paged_attention({static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
+                   query_token_stride, query_head_stride, pointer<void>(output),
+                   pointer<void>(key_cache), pointer<void>(value_cache), key_block_stride,
+                   value_block_stride, num_heads, num_kv_heads, head_size, block_size,
+                   sliding_window, scale, soft_cap},
+                  {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
+                   pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests,
+                   num_tokens, num_blocks});
+}
+
+void call_dequantize(Address blocks, Address out, int ggml_type, int dtype, int64_t size) {
+  dequantize(pointer<uint8_t>(blocks), ggml_type, pointer<void>(out), static_cast<DType>(dtype),
+             size);
+}
+
+}  // namespace
+}  // namespace vllm_lite
+
+NB_MODULE(_cpu, m) {
+  using namespace vllm_lite;
+  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  m.def("rms_norm", call_rms_norm, no_gil);
+  m.def("rotary_embedding", call_rotary_embedding, no_gil);
+  m.def("silu_and_mul", call_silu_and_mul, no_gil);
+  m.def("reshape_and_cache", call_reshape_and_cache, no_gil);
+  m.def("paged_attention", call_paged_attention, no_gil);
+  m.def("dequantize", call_dequantize, no_gil);
+  m.def("ggml_block", [](int ggml_type) {
+    const GgmlBlock block = ggml_block(ggml_type);
+    return nb::make_tuple(block.elements, block.bytes);
+  });
+  m.def("supported_isas", supported_isas);
+  m.def("select_isa", select_isa);
+  m.def("selected_isa", selected_isa);
+  m.def("num_threads", num_threads);
+  m.def("set_num_threads", set_num_threads, no_gil);
+}

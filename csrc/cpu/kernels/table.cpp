@@ -1,1 +1,8 @@
-namespace vllm_lite::VLLM_LITE_ISA { }
+#include "cpu/kernels/kernels.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {rms_norm, rotary, silu_and_mul, write_cache, &kAttention, dequantize};
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

@@ -1,0 +1,227 @@
+// Paged attention: cuts a batch into tiles and spans of context, and gives them to the threads.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/ops.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+// Query rows that share one pass over the keys: enough to make transposing them cheap, few enough
+// for the tile to stay in the second-level cache.
+constexpr int64_t kTileRows = 48;
+// Pieces of work per thread: the last one to finish is then a small part of the whole.
+constexpr int64_t kPiecesPerThread = 6;
+constexpr int64_t kCacheLineFloats = 16;
+
+int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Grow-only scratch memory of a calling thread.
+class Arena {
+ public:
+  ~Arena() { std::free(memory_); }
+
+  float* reserve(int64_t floats) {
+    if (floats > capacity_) {
+      std::free(memory_);
+      capacity_ = 0;
+      const int64_t rounded = ceil_divide(floats, kCacheLineFloats) * kCacheLineFloats;
+      memory_ = static_cast<float*>(std::aligned_alloc(64, rounded * sizeof(float)));
+      if (memory_ == nullptr) throw std::bad_alloc();
+      capacity_ = rounded;
+    }
+    return memory_;
+  }
+
+ private:
+  float* memory_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// A tile and the spans that its queries see.
+struct TileWork {
+  AttentionTile tile;
+  int64_t first_span;
+  int64_t end_span;
+  int64_t partials = -1;  // offset of its spans' states, where several pieces share the tile
+  int64_t counter = -1;   // index of the count of pieces still to come
+};
+
+// What a thread takes at once: some spans of one tile.
+struct Piece {
+  int64_t tile;
+  int64_t first_span;
+  int64_t end_span;
+};
+
+void check_batch(const Attention& p, const AttentionBatch& batch) {
+  if (batch.query_start_loc[0] != 0) {
+    throw std::out_of_range("query_start_loc does not start at 0");
+  }
+  for (int64_t r = 0; r < batch.num_requests; ++r) {
+    const int64_t num_queries = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    const int64_t seq_len = batch.seq_lens[r];
+    if (num_queries < 0 || batch.query_start_loc[r + 1] > batch.num_tokens) {
+      throw std::out_of_range("query_start_loc is not an ascending list of token indices");
+    }
+    if (num_queries == 0) continue;
+    if (seq_len < num_queries || seq_len > batch.blocks_per_request * p.block_size) {
+      throw std::out_of_range("seq_lens[" + std::to_string(r) + "] = " + std::to_string(seq_len) +
+                              " does not fit its queries or its row of the block table");
+    }
+    const int32_t* row = batch.block_table + r * batch.block_table_stride;
+    uint32_t largest = 0;  // as unsigned: a negative id is a huge one
+    for (int64_t i = 0; i < ceil_divide(seq_len, p.block_size); ++i) {
+      largest = std::max(largest, static_cast<uint32_t>(row[i]));
+    }
+    if (largest >= static_cast<uint64_t>(batch.num_blocks)) {
+      throw std::out_of_range("the block table of request " + std::to_string(r) +
+                              " names a block beyond the cache of " +
+                              std::to_string(batch.num_blocks));
+    }
+  }
+}
+
+class AttentionPlan {
+ public:
+  AttentionPlan(const Attention& p, const AttentionBatch& batch)
+      : p_(p),
+        kernels_(*kernels().attention),
+        group_(p.num_heads / p.num_kv_heads),
+        tile_tokens_(std::max<int64_t>(1, kTileRows / group_)),
+        row_floats_(kernels_.padded_head_size(p.head_size) + 2) {
+    for (int64_t r = 0; r < batch.num_requests; ++r) add_request(batch, r);
+    cut();
+  }
+
+  void run() {
+    const int64_t max_rows = max_tile_tokens_ * group_;
+    const int64_t state = ceil_divide(max_rows * row_floats_, kCacheLineFloats) * kCacheLineFloats;
+    const int64_t scratch = kernels_.scratch_floats(max_rows, p_.head_size);
+    thread_local Arena partials;
+    partials_ = partials.reserve(partial_floats_);
+    parallel_for(pieces_.size(), 1, [&](int64_t begin, int64_t end) {
+      thread_local Arena arena;
+      float* memory = arena.reserve(2 * state + scratch);
+      for (int64_t i = begin; i < end; ++i) {
+        run_piece(pieces_[i], memory, memory + state, memory + 2 * state);
+      }
+    });
+  }
+
+ private:
+  void add_request(const AttentionBatch& batch, int64_t r) {
+    const int64_t begin = batch.query_start_loc[r];
+    const int64_t end = batch.query_start_loc[r + 1];
+    const int64_t first_position = batch.seq_lens[r] - (end - begin);
+    for (int64_t token = begin; token < end; token += tile_tokens_) {
+      TileWork work;
+      work.tile.blocks = batch.block_table + r * batch.block_table_stride;
+      work.tile.first_token = token;
+      work.tile.first_position = first_position + token - begin;
+      work.tile.num_tokens = std::min(tile_tokens_, end - token);
+      const int64_t oldest =
+          p_.sliding_window > 0 ? work.tile.first_position - p_.sliding_window + 1 : 0;
+      work.first_span = std::max<int64_t>(oldest, 0) / kSpan;
+      work.end_span = ceil_divide(work.tile.first_position + work.tile.num_tokens, kSpan);
+      for (work.tile.kv_head = 0; work.tile.kv_head < p_.num_kv_heads; ++work.tile.kv_head) {
+        tiles_.push_back(work);
+      }
+      max_tile_tokens_ = std::max(max_tile_tokens_, work.tile.num_tokens);
+      total_cost_ += cost_of_span(work) * (work.end_span - work.first_span) * p_.num_kv_heads;
+    }
+  }
+
+  // In rows; reading and transposing the keys costs about as much as eight of them.
+  int64_t cost_of_span(const TileWork& work) const { return work.tile.num_tokens * group_ + 8; }
+
+  // Tiles too long for one thread are cut into pieces. Where they are cut changes no result.
+  void cut() {
+    const int64_t threads = num_threads();
+    const int64_t target = std::max<int64_t>(1, total_cost_ / (threads * kPiecesPerThread));
+    int64_t num_counters = 0;
+    for (size_t t = 0; t < tiles_.size(); ++t) {
+      TileWork& work = tiles_[t];
+      const int64_t num_spans = work.end_span - work.first_span;
+      const int64_t spans_per_piece =
+          threads == 1 ? num_spans : std::max<int64_t>(1, target / cost_of_span(work));
+      for (int64_t s = work.first_span; s < work.end_span; s += spans_per_piece) {
+        pieces_.push_back({static_cast<int64_t>(t), s, std::min(s + spans_per_piece, work.end_span)});
+      }
+      if (spans_per_piece < num_spans) {
+        work.partials = partial_floats_;
+        work.counter = num_counters++;
+        partial_floats_ += num_spans * state_floats(work);
+      }
+    }
+    counters_ = std::make_unique<std::atomic<int64_t>[]>(num_counters);
+    for (const Piece& piece : pieces_) {
+      const TileWork& work = tiles_[piece.tile];
+      if (work.counter >= 0) counters_[work.counter].fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  int64_t state_floats(const TileWork& work) const {
+    return work.tile.num_tokens * group_ * row_floats_;
+  }
+
+  void run_piece(const Piece& piece, float* state, float* later, float* scratch) {
+    const TileWork& work = tiles_[piece.tile];
+    const int64_t rows = work.tile.num_tokens * group_;
+    if (work.partials < 0) {
+      kernels_.attend_span(p_, work.tile, piece.first_span, state, scratch);
+      for (int64_t span = piece.first_span + 1; span < piece.end_span; ++span) {
+        kernels_.attend_span(p_, work.tile, span, later, scratch);
+        kernels_.merge(rows, p_.head_size, state, later);
+      }
+      kernels_.write_output(p_, work.tile, state);
+      return;
+    }
+    float* states = partials_ + work.partials;
+    const int64_t size = state_floats(work);
+    for (int64_t span = piece.first_span; span < piece.end_span; ++span) {
+      kernels_.attend_span(p_, work.tile, span, states + (span - work.first_span) * size, scratch);
+    }
+    if (counters_[work.counter].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    for (int64_t span = work.first_span + 1; span < work.end_span; ++span) {
+      kernels_.merge(rows, p_.head_size, states, states + (span - work.first_span) * size);
+    }
+    kernels_.write_output(p_, work.tile, states);
+  }
+
+  const Attention& p_;
+  const AttentionKernels& kernels_;
+  const int64_t group_;
+  const int64_t tile_tokens_;
+  const int64_t row_floats_;
+  int64_t max_tile_tokens_ = 0;
+  int64_t total_cost_ = 0;
+  int64_t partial_floats_ = 0;
+  float* partials_ = nullptr;
+  std::vector<TileWork> tiles_;
+  std::vector<Piece> pieces_;
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;
+};
+
+}  // namespace
+
+void paged_attention(const Attention& p, const AttentionBatch& batch) {
+  check_batch(p, batch);
+  const int64_t num_used = batch.query_start_loc[batch.num_requests];
+  const int64_t row_bytes =
+      p.num_heads * p.head_size * (p.dtype == DType::kBFloat16 ? sizeof(BFloat16) : sizeof(float));
+  std::memset(static_cast<char*>(p.output) + num_used * row_bytes, 0,
+              (batch.num_tokens - num_used) * row_bytes);
+  if (num_used > 0) AttentionPlan(p, batch).run();
+}
+
+}  // namespace vllm_lite

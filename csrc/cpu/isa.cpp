@@ -1,0 +1,88 @@
+#include "cpu/isa.h"
+
+#include <atomic>
+#include <stdexcept>
+
+namespace vllm_lite {
+
+namespace portable {
+extern const KernelTable kTable;
+}
+#if VLLM_LITE_HAS_AVX2
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
+namespace avx512_bf16 {
+extern const KernelTable kTable;
+}
+#endif
+
+namespace {
+
+struct Isa {
+  const char* name;
+  const KernelTable* table;
+  bool (*is_supported)();
+};
+
+#if VLLM_LITE_HAS_AVX2
+// These ask the operating system's state as well as the processor.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+const Isa kIsas[] = {
+#if VLLM_LITE_HAS_AVX2
+    {"avx512_bf16", &avx512_bf16::kTable, has_avx512_bf16},
+    {"avx512", &avx512::kTable, has_avx512},
+    {"avx2", &avx2::kTable, has_avx2},
+#endif
+    {"portable", &portable::kTable, [] { return true; }},
+};
+
+std::atomic<const Isa*> g_selected{nullptr};
+
+const Isa& selected() {
+  const Isa* isa = g_selected.load(std::memory_order_acquire);
+  if (isa == nullptr) {
+    for (isa = kIsas; !isa->is_supported(); ++isa) {
+    }
+    g_selected.store(isa, std::memory_order_release);
+  }
+  return *isa;
+}
+
+}  // namespace
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.is_supported()) names.emplace_back(isa.name);
+  }
+  return names;
+}
+
+void select_isa(const std::string& name) {
+  for (const Isa& isa : kIsas) {
+    if (name == isa.name && isa.is_supported()) {
+      g_selected.store(&isa, std::memory_order_release);
+      return;
+    }
+  }
+  throw std::invalid_argument("this machine cannot run the kernels of " + name);
+}
+
+const char* selected_isa() { return selected().name; }
+const KernelTable& kernels() { return *selected().table; }
+
+}  // namespace vllm_lite

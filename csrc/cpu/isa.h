@@ -1,0 +1,20 @@
+// Which instruction set's kernels run: those of the best set this machine has, unless told.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/kernel_table.h"
+
+namespace vllm_lite {
+
+// Names of what was built and this machine can run, best first; "portable" is always the last.
+std::vector<std::string> supported_isas();
+
+// Uses the kernels of `name` from now on; throws std::invalid_argument unless it is supported.
+void select_isa(const std::string& name);
+
+const char* selected_isa();
+const KernelTable& kernels();
+
+}  // namespace vllm_lite

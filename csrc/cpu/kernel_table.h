@@ -1,0 +1,134 @@
+// The border between code compiled once and the kernels compiled per instruction set.
+//
+// A kernel works on a range of rows on the calling thread, trusts its arguments, never throws and
+// gives every row the same result whatever the range. Strides count elements.
+// Only plain data may cross or be defined here: no templates or inline functions of the standard
+// library, since the linker would merge an AVX-512 copy into code that must run everywhere.
+#pragma once
+
+#include <stdint.h>
+
+namespace vllm_lite {
+
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1 };
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+struct RmsNorm {
+  DType dtype;
+  const void* x;
+  void* residual;  // null, or where x + residual is left
+  const void* weight;
+  void* out;
+  int64_t size;  // N
+  int64_t x_stride;
+  int64_t residual_stride;
+  int64_t out_stride;
+  float eps;
+};
+
+struct Rotary {
+  DType dtype;
+  const int64_t* positions;
+  void* heads[2];             // query and key
+  int64_t num_heads[2];
+  int64_t token_strides[2];
+  int64_t head_strides[2];
+  const float* cos_sin_cache;  // [P, rot_dim]
+  int64_t rot_dim;
+  bool is_neox;
+};
+
+struct SiluAndMul {
+  DType dtype;
+  const void* x;
+  void* out;
+  int64_t size;  // I
+  int64_t x_stride;
+  int64_t out_stride;
+};
+
+// Writes one of keys and values; called twice.
+struct CacheWrite {
+  DType dtype;
+  DType cache_dtype;
+  const void* source;  // [T, K, D]
+  int64_t token_stride;
+  int64_t head_stride;
+  void* cache;  // [B, K, S, D], last three dimensions dense
+  int64_t block_stride;
+  const int64_t* slots;
+  int64_t num_kv_heads;
+  int64_t block_size;
+  int64_t head_size;
+};
+
+struct Attention {
+  DType dtype;
+  DType cache_dtype;
+  const void* query;  // [T, H, D]
+  int64_t query_token_stride;
+  int64_t query_head_stride;
+  void* output;  // [T, H, D], dense
+  const void* key_cache;
+  const void* value_cache;  // both [B, K, S, D], last three dimensions dense
+  int64_t key_block_stride;
+  int64_t value_block_stride;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t block_size;
+  int64_t sliding_window;  // 0: none
+  float scale;
+  float soft_cap;  // 0: none
+};
+
+// Consecutive queries of one request, for all query heads of one kv-head. Row r of a tile is
+// query head (kv_head * group + r % group) of token (first_token + r / group).
+struct AttentionTile {
+  const int32_t* blocks;  // the request's row of the block table
+  int64_t first_token;
+  int64_t first_position;
+  int64_t num_tokens;
+  int64_t kv_head;
+};
+
+// Context is attended to in spans of fixed positions, whose results are merged in order. So a
+// query's result depends on its own position and context alone: not on the tile it is in, nor on
+// how tiles and spans are given to threads.
+constexpr int64_t kSpan = 512;
+
+// Softmax state of a tile's rows over some context: `rows` maxima, `rows` sums, then `rows`
+// weighted sums of values of padded_head_size floats each.
+struct AttentionKernels {
+  int64_t (*padded_head_size)(int64_t head_size);
+  int64_t (*scratch_floats)(int64_t rows, int64_t head_size);
+  // Overwrites `state` with the attention of the tile to positions [span, span + 1) * kSpan.
+  void (*attend_span)(const Attention&, const AttentionTile&, int64_t span, float* state,
+                      float* scratch);
+  void (*merge)(int64_t rows, int64_t head_size, float* state, const float* later);
+  void (*write_output)(const Attention&, const AttentionTile&, const float* state);
+};
+
+struct Dequantize {
+  int ggml_type;
+  DType dtype;
+  const uint8_t* blocks;
+  int64_t block_elements;
+  int64_t block_bytes;
+  void* out;
+  int64_t size;  // elements; the last block is short only in formats without blocks
+};
+
+struct KernelTable {
+  void (*rms_norm)(const RmsNorm&, int64_t begin, int64_t end);
+  void (*rotary)(const Rotary&, int64_t begin, int64_t end);
+  void (*silu_and_mul)(const SiluAndMul&, int64_t begin, int64_t end);
+  void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
+  const AttentionKernels* attention;
+  void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
+};
+
+}  // namespace vllm_lite

@@ -1,0 +1,109 @@
+#include "cpu/kernels/kernels.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+template <class T>
+void rotate_halves(T* head, const float* cos, const float* sin, int64_t half) {
+  for_each_vector(half, [&](int64_t i, int64_t count) {
+    const Vec first = load_upto(head + i, count), second = load_upto(head + half + i, count);
+    const Vec c = load_upto(cos + i, count), s = load_upto(sin + i, count);
+    store_upto(head + i, first * c - second * s, count);
+    store_upto(head + half + i, second * c + first * s, count);
+  });
+}
+
+template <class T>
+void rotate_pairs(T* head, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = to_float(head[2 * i]), second = to_float(head[2 * i + 1]);
+    from_float(head + 2 * i, first * cos[i] - second * sin[i]);
+    from_float(head + 2 * i + 1, second * cos[i] + first * sin[i]);
+  }
+}
+
+template <class T>
+void rotary_rows(const Rotary& p, int64_t begin, int64_t end) {
+  const int64_t half = p.rot_dim / 2;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* cos = p.cos_sin_cache + p.positions[token] * p.rot_dim;
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      T* head = static_cast<T*>(p.heads[tensor]) + token * p.token_strides[tensor];
+      for (int64_t h = 0; h < p.num_heads[tensor]; ++h, head += p.head_strides[tensor]) {
+        if (p.is_neox) {
+          rotate_halves(head, cos, cos + half, half);
+        } else {
+          rotate_pairs(head, cos, cos + half, half);
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+void silu_and_mul_rows(const SiluAndMul& p, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = static_cast<const T*>(p.x) + row * p.x_stride;
+    const T* up = gate + p.size;
+    T* out = static_cast<T*>(p.out) + row * p.out_stride;
+    for_each_vector(p.size, [&](int64_t i, int64_t count) {
+      const Vec x = load_upto(gate + i, count);
+      const Vec silu = rounded_to(out, x / (1.0f + exponential(-x)));
+      store_upto(out + i, silu * load_upto(up + i, count), count);
+    });
+  }
+}
+
+template <class From, class To>
+void write_cache_rows(const CacheWrite& p, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = p.slots[token];
+    if (slot < 0) continue;
+    const From* from = static_cast<const From*>(p.source) + token * p.token_stride;
+    To* to = static_cast<To*>(p.cache) + slot / p.block_size * p.block_stride +
+             slot % p.block_size * p.head_size;
+    for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+      if constexpr (sizeof(From) == sizeof(To)) {
+        memcpy(to, from, p.head_size * sizeof(To));
+      } else {
+        for_each_vector(p.head_size, [&](int64_t i, int64_t count) {
+          store_upto(to + i, load_upto(from + i, count), count);
+        });
+      }
+      from += p.head_stride;
+      to += p.block_size * p.head_size;
+    }
+  }
+}
+
+}  // namespace
+
+void rotary(const Rotary& p, int64_t begin, int64_t end) {
+  if (p.dtype == DType::kBFloat16) {
+    rotary_rows<BFloat16>(p, begin, end);
+  } else {
+    rotary_rows<float>(p, begin, end);
+  }
+}
+
+void silu_and_mul(const SiluAndMul& p, int64_t begin, int64_t end) {
+  if (p.dtype == DType::kBFloat16) {
+    silu_and_mul_rows<BFloat16>(p, begin, end);
+  } else {
+    silu_and_mul_rows<float>(p, begin, end);
+  }
+}
+
+void write_cache(const CacheWrite& p, int64_t begin, int64_t end) {
+  const bool from_bf16 = p.dtype == DType::kBFloat16;
+  const bool to_bf16 = p.cache_dtype == DType::kBFloat16;
+  if (from_bf16 == to_bf16) {
+    from_bf16 ? write_cache_rows<BFloat16, BFloat16>(p, begin, end)
+              : write_cache_rows<float, float>(p, begin, end);
+  } else {
+    from_bf16 ? write_cache_rows<BFloat16, float>(p, begin, end)
+              : write_cache_rows<float, BFloat16>(p, begin, end);
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

@@ -1,0 +1,15 @@
+// The kernels of one instruction set, as its table names them.
+#pragma once
+
+#include "cpu/kernels/simd.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+void rms_norm(const RmsNorm&, int64_t begin, int64_t end);
+void rotary(const Rotary&, int64_t begin, int64_t end);
+void silu_and_mul(const SiluAndMul&, int64_t begin, int64_t end);
+void write_cache(const CacheWrite&, int64_t begin, int64_t end);
+void dequantize(const Dequantize&, int64_t begin_block, int64_t end_block);
+extern const AttentionKernels kAttention;
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

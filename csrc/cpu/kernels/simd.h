@@ -1,0 +1,244 @@
+// Float vectors of the width that this translation unit is compiled for.
+//
+// For cpu/kernels/*.cpp only. Everything here is `static`, so that nothing compiled for one
+// instruction set can be linked into code for another; for the same reason the C++ standard
+// library is not used there.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/kernel_table.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t BitsVec __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
+
+template <class T>
+static inline T min_of(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+static inline T max_of(T a, T b) {
+  return a > b ? a : b;
+}
+static inline int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+static inline int64_t round_up(int64_t n, int64_t multiple) {
+  return ceil_divide(n, multiple) * multiple;
+}
+
+template <class To, class From>
+static inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+static inline Vec broadcast(float x) { return x - Vec{}; }
+
+// ---- memory
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(BFloat16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }
+
+static inline void from_float(float* to, float x) { *to = x; }
+static inline void from_float(BFloat16* to, float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  // To nearest even; a NaN must not round up into an infinity.
+  to->bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+static inline Vec load(const float* from) {
+  Vec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+static inline Vec load(const BFloat16* from) {
+  HalfVec bits;
+  memcpy(&bits, from, sizeof bits);
+  return bit_cast<Vec>(__builtin_convertvector(bits, BitsVec) << 16);
+}
+
+static inline HalfVec to_bfloat16_bits(Vec v) {
+#if defined(__AVX512BF16__)
+  return bit_cast<HalfVec>(_mm512_cvtneps_pbh(v));
+#else
+  const BitsVec bits = bit_cast<BitsVec>(v);
+  const BitsVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const BitsVec nan = BitsVec{} + 0x7fc0;
+  return __builtin_convertvector(v == v ? rounded : nan, HalfVec);
+#endif
+}
+
+static inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
+static inline void store(BFloat16* to, Vec v) {
+  const HalfVec bits = to_bfloat16_bits(v);
+  memcpy(to, &bits, sizeof bits);
+}
+
+// The first `count` < kLanes elements; the rest is zero, or left as it was.
+template <class T>
+static inline Vec load_partial(const T* from, int64_t count) {
+  T padded[kLanes] = {};
+  memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+template <class T>
+static inline void store_partial(T* to, Vec v, int64_t count) {
+  T padded[kLanes];
+  store(padded, v);
+  memcpy(to, padded, count * sizeof(T));
+}
+
+// The value that v has after a trip through storage of type T.
+static inline Vec rounded_to(const float*, Vec v) { return v; }
+static inline Vec rounded_to(const BFloat16*, Vec v) {
+  return bit_cast<Vec>(__builtin_convertvector(to_bfloat16_bits(v), BitsVec) << 16);
+}
+
+// Calls body(offset, count) over [0, size) in steps of a vector; count < kLanes only at the end.
+template <class Body>
+static inline void for_each_vector(int64_t size, Body&& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) body(i, int64_t{kLanes});
+  if (i < size) body(i, size - i);
+}
+template <class T>
+static inline Vec load_upto(const T* from, int64_t count) {
+  return count == kLanes ? load(from) : load_partial(from, count);
+}
+template <class T>
+static inline void store_upto(T* to, Vec v, int64_t count) {
+  if (count == kLanes) {
+    store(to, v);
+  } else {
+    store_partial(to, v, count);
+  }
+}
+
+// ---- arithmetic
+
+static inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A NaN in `a` stays.
+static inline Vec max_lanes(Vec a, Vec b) { return a < b ? b : a; }
+static inline Vec min_lanes(Vec a, Vec b) { return a > b ? b : a; }
+
+// Combines all lanes, the two halves first.
+template <class Combine>
+static inline float fold_lanes(Vec v, Combine&& combine) {
+#if defined(__AVX512F__)
+  const auto v8 = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                          __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#elif defined(__AVX2__)
+  const auto v8 = v;
+#endif
+#if defined(__AVX2__)
+  const auto v4 = combine(__builtin_shufflevector(v8, v8, 0, 1, 2, 3),
+                          __builtin_shufflevector(v8, v8, 4, 5, 6, 7));
+#else
+  const auto v4 = v;
+#endif
+  return combine(combine(v4[0], v4[2]), combine(v4[1], v4[3]));
+}
+static inline float reduce_add(Vec v) {
+  return fold_lanes(v, [](auto a, auto b) { return a + b; });
+}
+static inline float reduce_max(Vec v) {
+  return fold_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// e^x to about 2 units in the last place; 0 below -87.3, finite above 88.3. exp(0) is exactly 1,
+// which makes the merge with an empty span exact.
+static inline Vec exponential(Vec x) {
+  constexpr float kLowest = -87.3f;
+  constexpr float kHighest = 88.3f;
+  constexpr float kLog2E = 1.44269504088896341f;
+  constexpr float kLn2High = 0.693359375f;
+  constexpr float kLn2Low = -2.12194440e-4f;
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low mantissa bits.
+  constexpr float kRounder = 12582912.0f;
+  const Vec bounded = min_lanes(max_lanes(x, broadcast(kLowest)), broadcast(kHighest));
+  const Vec shifted = bounded * kLog2E + kRounder;
+  const Vec n = shifted - kRounder;
+  Vec r = multiply_add(n, broadcast(-kLn2High), bounded);
+  r = multiply_add(n, broadcast(-kLn2Low), r);
+  Vec p = broadcast(1.9875691500e-4f);
+  p = multiply_add(p, r, broadcast(1.3981999507e-3f));
+  p = multiply_add(p, r, broadcast(8.3334519073e-3f));
+  p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+  p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+  p = multiply_add(p, r, broadcast(5.0000001201e-1f));
+  p = multiply_add(p, r * r, r) + 1.0f;
+  const IntVec exponent = (bit_cast<IntVec>(shifted) - bit_cast<int32_t>(kRounder)) << 23;
+  const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(p) + exponent);
+  return x < broadcast(kLowest) ? Vec{} : scaled;
+}
+
+static inline float exponential(float x) { return exponential(broadcast(x))[0]; }
+
+// ---- layout
+
+// a0 b0 a1 b1 ... of the lower (upper) halves.
+static inline BitsVec interleave_low(BitsVec a, BitsVec b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+  return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+static inline BitsVec interleave_high(BitsVec a, BitsVec b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                 31);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
+// Swaps rows and columns. An interleave of both halves rotates the bits of an element's
+// (row, column) address by one; after log2(kLanes) of them row and column have changed places.
+static inline void transpose(BitsVec (&rows)[kLanes]) {
+#pragma GCC unroll 4
+  for (int stage = kLanes; stage > 1; stage /= 2) {
+    BitsVec next[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
+      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

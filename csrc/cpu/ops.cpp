@@ -1,0 +1,92 @@
+#include "cpu/ops.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+// Waking a helper costs a few microseconds: less work than this per range is not worth it.
+constexpr int64_t kElementsPerRange = 16 * 1024;
+
+int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPerRange) {
+  return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
+}
+
+}  // namespace
+
+void rms_norm(const RmsNorm& p, int64_t num_rows) {
+  const KernelTable& table = kernels();
+  parallel_for(num_rows, rows_per_range(p.size),
+               [&](int64_t begin, int64_t end) { table.rms_norm(p, begin, end); });
+}
+
+void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions) {
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    if (p.positions[i] < 0 || p.positions[i] >= num_positions) {
+      throw std::out_of_range("position " + std::to_string(p.positions[i]) +
+                              " is outside the rotary cache of " + std::to_string(num_positions));
+    }
+  }
+  const KernelTable& table = kernels();
+  parallel_for(num_tokens, rows_per_range((p.num_heads[0] + p.num_heads[1]) * p.rot_dim),
+               [&](int64_t begin, int64_t end) { table.rotary(p, begin, end); });
+}
+
+void silu_and_mul(const SiluAndMul& p, int64_t num_rows) {
+  const KernelTable& table = kernels();
+  parallel_for(num_rows, rows_per_range(2 * p.size),
+               [&](int64_t begin, int64_t end) { table.silu_and_mul(p, begin, end); });
+}
+
+void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t num_tokens,
+                       int64_t num_blocks) {
+  const int64_t num_slots = num_blocks * key.block_size;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    if (key.slots[i] >= num_slots) {
+      throw std::out_of_range("slot " + std::to_string(key.slots[i]) +
+                              " is beyond the cache of " + std::to_string(num_slots) + " slots");
+    }
+  }
+  const KernelTable& table = kernels();
+  parallel_for(num_tokens, rows_per_range(2 * key.num_kv_heads * key.head_size),
+               [&](int64_t begin, int64_t end) {
+                 table.write_cache(key, begin, end);
+                 table.write_cache(value, begin, end);
+               });
+}
+
+GgmlBlock ggml_block(int ggml_type) {
+  switch (ggml_type) {
+    case kGgmlF32: return {16, 64};
+    case kGgmlF16: return {16, 32};
+    case kGgmlBF16: return {16, 32};
+    case kGgmlQ4_0: return {32, 18};
+    case kGgmlQ4_1: return {32, 20};
+    case kGgmlQ5_0: return {32, 22};
+    case kGgmlQ5_1: return {32, 24};
+    case kGgmlQ8_0: return {32, 34};
+    case kGgmlQ2_K: return {256, 84};
+    case kGgmlQ3_K: return {256, 110};
+    case kGgmlQ4_K: return {256, 144};
+    case kGgmlQ5_K: return {256, 176};
+    case kGgmlQ6_K: return {256, 210};
+    default:
+      throw std::invalid_argument("GGUF tensor type " + std::to_string(ggml_type) +
+                                  " is not supported");
+  }
+}
+
+void dequantize(const uint8_t* blocks, int ggml_type, void* out, DType dtype, int64_t size) {
+  const GgmlBlock block = ggml_block(ggml_type);
+  const Dequantize p = {ggml_type, dtype, blocks, block.elements, block.bytes, out, size};
+  const KernelTable& table = kernels();
+  parallel_for((size + block.elements - 1) / block.elements, rows_per_range(block.elements),
+               [&](int64_t begin, int64_t end) { table.dequantize(p, begin, end); });
+}
+
+}  // namespace vllm_lite

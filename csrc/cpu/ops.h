@@ -1,0 +1,38 @@
+// The operations as callers see them: checked once, then spread over the thread pool.
+// Whatever is out of bounds throws std::out_of_range before anything is written.
+#pragma once
+
+#include "cpu/ggml_types.h"
+#include "cpu/kernel_table.h"
+
+namespace vllm_lite {
+
+void rms_norm(const RmsNorm& p, int64_t num_rows);
+
+// num_positions: rows of the cosine and sine cache.
+void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions);
+
+void silu_and_mul(const SiluAndMul& p, int64_t num_rows);
+
+void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t num_tokens,
+                       int64_t num_blocks);
+
+struct AttentionBatch {
+  const int32_t* block_table;  // [R, M]
+  int64_t block_table_stride;
+  int64_t blocks_per_request;        // M
+  const int32_t* query_start_loc;    // [R + 1]
+  const int32_t* seq_lens;           // [R]
+  int64_t num_requests;
+  int64_t num_tokens;
+  int64_t num_blocks;  // of the caches
+};
+
+void paged_attention(const Attention& p, const AttentionBatch& batch);
+
+// Throws std::invalid_argument for a type that cannot be expanded.
+GgmlBlock ggml_block(int ggml_type);
+
+void dequantize(const uint8_t* blocks, int ggml_type, void* out, DType dtype, int64_t size);
+
+}  // namespace vllm_lite

@@ -1,0 +1,93 @@
+"""The compiled CPU kernels (csrc/bindings.cpp); tensors are passed as addresses."""
+
+def rms_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    out: int,
+    dtype: int,
+    num_rows: int,
+    size: int,
+    x_stride: int,
+    residual_stride: int,
+    out_stride: int,
+    eps: float,
+    /,
+) -> None: ...
+def rotary_embedding(
+    positions: int,
+    query: int,
+    key: int,
+    cos_sin_cache: int,
+    dtype: int,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    query_token_stride: int,
+    query_head_stride: int,
+    key_token_stride: int,
+    key_head_stride: int,
+    num_positions: int,
+    rot_dim: int,
+    is_neox: bool,
+    /,
+) -> None: ...
+def silu_and_mul(
+    x: int, out: int, dtype: int, num_rows: int, size: int, x_stride: int, out_stride: int, /
+) -> None: ...
+def reshape_and_cache(
+    key: int,
+    value: int,
+    key_cache: int,
+    value_cache: int,
+    slots: int,
+    dtype: int,
+    cache_dtype: int,
+    num_tokens: int,
+    key_token_stride: int,
+    key_head_stride: int,
+    value_token_stride: int,
+    value_head_stride: int,
+    num_blocks: int,
+    key_block_stride: int,
+    value_block_stride: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_size: int,
+    /,
+) -> None: ...
+def paged_attention(
+    query: int,
+    output: int,
+    key_cache: int,
+    value_cache: int,
+    block_table: int,
+    query_start_loc: int,
+    seq_lens: int,
+    dtype: int,
+    cache_dtype: int,
+    num_tokens: int,
+    num_heads: int,
+    query_token_stride: int,
+    query_head_stride: int,
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_size: int,
+    key_block_stride: int,
+    value_block_stride: int,
+    num_requests: int,
+    blocks_per_request: int,
+    block_table_stride: int,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+    /,
+) -> None: ...
+def dequantize(blocks: int, out: int, ggml_type: int, dtype: int, size: int, /) -> None: ...
+def ggml_block(ggml_type: int, /) -> tuple[int, int]: ...
+def supported_isas() -> list[str]: ...
+def select_isa(name: str, /) -> None: ...
+def selected_isa() -> str: ...
+def num_threads() -> int: ...
+def set_num_threads(count: int, /) -> None: ...

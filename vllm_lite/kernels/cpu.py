@@ -1,0 +1,259 @@
+"""The operations by the compiled CPU kernels: addresses and sizes go in, nothing is copied.
+
+Shapes, types and strides are checked here, block and slot ids in C++; neither trusts a caller with
+memory. Meaning and shapes of each operation: `reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_lite import _cpu
+from vllm_lite.errors import CheckpointError
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def _refuse(operation: str, reason: str) -> ValueError:
+    return ValueError(f"{operation}: {reason}")
+
+
+def _dtype(operation: str, *tensors: Tensor) -> int:
+    """The kernels' number for the tensors' common type."""
+    dtype = tensors[0].dtype
+    code = _DTYPES.get(dtype)
+    if code is None:
+        raise _refuse(operation, f"takes float32 or bfloat16, got {dtype}")
+    for tensor in tensors:
+        if tensor.dtype != dtype:
+            raise _refuse(operation, f"takes one type, got {dtype} and {tensor.dtype}")
+    return code
+
+
+def _rows(operation: str, tensor: Tensor) -> int:
+    """The row stride of a matrix whose rows are dense."""
+    if tensor.dim() != 2 or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
+        raise _refuse(operation, "takes matrices with dense rows")
+    return tensor.stride(0)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    num_rows, size = x.shape
+    if weight.shape[0] != size or not weight.is_contiguous() or out.shape != x.shape:
+        raise _refuse("rms_norm", "weight and out must match x")
+    _cpu.rms_norm(
+        x.data_ptr(),
+        0,
+        weight.data_ptr(),
+        out.data_ptr(),
+        _dtype("rms_norm", x, weight, out),
+        num_rows,
+        size,
+        _rows("rms_norm", x),
+        0,
+        _rows("rms_norm", out),
+        eps,
+    )
+    return out
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    num_rows, size = x.shape
+    if weight.shape[0] != size or not weight.is_contiguous() or residual.shape != x.shape:
+        raise _refuse("fused_add_rms_norm", "weight and residual must match x")
+    stride = _rows("fused_add_rms_norm", x)
+    _cpu.rms_norm(
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        x.data_ptr(),
+        _dtype("fused_add_rms_norm", x, weight, residual),
+        num_rows,
+        size,
+        stride,
+        _rows("fused_add_rms_norm", residual),
+        stride,
+        eps,
+    )
+    return x, residual
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    num_tokens, num_heads, head_size = query.shape
+    num_kv_heads = key.shape[1]
+    num_positions, rot_dim = cos_sin_cache.shape
+    if key.shape[0] != num_tokens or key.shape[2] != head_size or rot_dim > head_size:
+        raise _refuse("rotary_embedding", "query, key and cos_sin_cache do not fit together")
+    if query.stride(2) != 1 or key.stride(2) != 1 or rot_dim % 2:
+        raise _refuse("rotary_embedding", "takes dense heads and an even rotary size")
+    if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
+        raise _refuse("rotary_embedding", "cos_sin_cache must be dense float32")
+    _check_index("rotary_embedding", positions, torch.int64, num_tokens)
+    _cpu.rotary_embedding(
+        positions.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        cos_sin_cache.data_ptr(),
+        _dtype("rotary_embedding", query, key),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        num_positions,
+        rot_dim,
+        is_neox,
+    )
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    num_rows, doubled = x.shape
+    if doubled % 2:
+        raise _refuse("silu_and_mul", "takes rows of even size")
+    out = x.new_empty((num_rows, doubled // 2))
+    _cpu.silu_and_mul(
+        x.data_ptr(),
+        out.data_ptr(),
+        _dtype("silu_and_mul", x),
+        num_rows,
+        doubled // 2,
+        _rows("silu_and_mul", x),
+        doubled // 2,
+    )
+    return out
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    num_tokens, num_kv_heads, head_size = key.shape
+    cache_dtype = _check_caches("reshape_and_cache", key_cache, value_cache)
+    num_blocks, cache_heads, block_size, cache_head_size = key_cache.shape
+    if value.shape != key.shape or cache_heads != num_kv_heads or cache_head_size != head_size:
+        raise _refuse("reshape_and_cache", "key, value and caches do not fit together")
+    if key.stride(2) != 1 or value.stride(2) != 1:
+        raise _refuse("reshape_and_cache", "takes dense heads")
+    _check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
+    _cpu.reshape_and_cache(
+        key.data_ptr(),
+        value.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        _dtype("reshape_and_cache", key, value),
+        cache_dtype,
+        num_tokens,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        num_blocks,
+        key_cache.stride(0),
+        value_cache.stride(0),
+        num_kv_heads,
+        block_size,
+        head_size,
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+) -> Tensor:
+    num_tokens, num_heads, head_size = query.shape
+    num_blocks, num_kv_heads, block_size, cache_head_size = key_cache.shape
+    num_requests, blocks_per_request = block_table.shape
+    cache_dtype = _check_caches("paged_attention", key_cache, value_cache)
+    if cache_head_size != head_size or num_heads % num_kv_heads or query.stride(2) != 1:
+        raise _refuse("paged_attention", "query and caches do not fit together")
+    _check_index("paged_attention", query_start_loc, torch.int32, num_requests + 1)
+    _check_index("paged_attention", seq_lens, torch.int32, num_requests)
+    if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
+        raise _refuse("paged_attention", "block_table must be int32 with dense rows")
+    output = query.new_empty((num_tokens, num_heads, head_size))
+    _cpu.paged_attention(
+        query.data_ptr(),
+        output.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        block_table.data_ptr(),
+        query_start_loc.data_ptr(),
+        seq_lens.data_ptr(),
+        _dtype("paged_attention", query),
+        cache_dtype,
+        num_tokens,
+        num_heads,
+        query.stride(0),
+        query.stride(1),
+        num_blocks,
+        num_kv_heads,
+        block_size,
+        head_size,
+        key_cache.stride(0),
+        value_cache.stride(0),
+        num_requests,
+        blocks_per_request,
+        block_table.stride(0),
+        scale,
+        sliding_window,
+        logits_soft_cap,
+    )
+    return output
+
+
+def dequantize_gguf(
+    raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    storage = raw if isinstance(raw, Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+    try:
+        block_elements, block_bytes = _cpu.ggml_block(ggml_type)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; convert the model to Q4_K, Q8_0 or BF16") from None
+    size = math.prod(shape)
+    divisible = block_elements == 16  # plain floats are only grouped for speed
+    if not divisible and size and shape[-1] % block_elements:
+        raise CheckpointError(f"a row of {shape[-1]} values is not made of whole GGUF blocks")
+    if storage.numel() * block_elements != size * block_bytes or not storage.is_contiguous():
+        raise CheckpointError(
+            f"a GGUF tensor of shape {tuple(shape)} has {storage.numel()} bytes of storage, "
+            f"not {size * block_bytes // block_elements}: the file is damaged"
+        )
+    output = torch.empty(tuple(shape), dtype=dtype)
+    _cpu.dequantize(
+        storage.data_ptr(), output.data_ptr(), ggml_type, _dtype("dequantize_gguf", output), size
+    )
+    return output
+
+
+def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:
+    if index.dtype != dtype or index.shape[0] != size or not index.is_contiguous():
+        raise _refuse(operation, f"an index must be dense {dtype} with {size} entries")
+
+
+def _check_caches(operation: str, key_cache: Tensor, value_cache: Tensor) -> int:
+    _, num_heads, block_size, head_size = shape = key_cache.shape
+    dense = (block_size * head_size, head_size, 1)
+    if value_cache.shape != shape or num_heads == 0:
+        raise _refuse(operation, "key and value caches must have one shape")
+    if key_cache.stride()[1:] != dense or value_cache.stride()[1:] != dense:
+        raise _refuse(operation, "the blocks of a cache must be dense")
+    return _dtype(operation, key_cache, value_cache)

@@ -1,0 +1,140 @@
+"""Which implementation of the operations this process uses: chosen once, at start.
+
+Shapes and meaning of each operation are stated in `reference`; every implementation here is its
+twin. Knows no model and no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vllm_lite import envs
+from vllm_lite.errors import UsageError
+from vllm_lite.kernels import reference
+
+
+class Ops(Protocol):
+    """The operations of `reference`, by whichever implementation suits this machine."""
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
+    ) -> Tensor: ...
+
+    def fused_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def rotary_embedding(
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        cos_sin_cache: Tensor,
+        is_neox: bool = True,
+    ) -> None: ...
+
+    def silu_and_mul(self, x: Tensor) -> Tensor: ...
+
+    def reshape_and_cache(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None: ...
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_table: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        logits_soft_cap: float = 0.0,
+    ) -> Tensor: ...
+
+    def dequantize_gguf(
+        self,
+        raw: memoryview | Tensor,
+        ggml_type: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor: ...
+
+
+ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference")
+
+_selected: Ops | None = None
+
+
+def ops() -> Ops:
+    """The implementation that `select_ops` chose; the CPU's if it chose none yet."""
+    return _selected if _selected is not None else select_ops("cpu")
+
+
+def select_ops(device_type: str = "cpu") -> Ops:
+    """Choose the implementation for a device; VLLM_LITE_CPU_ISA forces one of ISA_CHOICES.
+
+    Raises UsageError for an unknown device or instruction set, for one that this machine lacks,
+    and where the compiled module is missing.
+    """
+    global _selected
+    if device_type != "cpu":
+        raise UsageError(f"there are no kernels for device {device_type!r}; use --device cpu")
+    isa = envs.VLLM_LITE_CPU_ISA.lower()
+    if isa not in ISA_CHOICES:
+        raise UsageError(
+            f"VLLM_LITE_CPU_ISA={isa!r} is unknown; choose from {', '.join(ISA_CHOICES)}"
+        )
+    _selected = reference if isa == "reference" else _compiled(isa)
+    return _selected
+
+
+def set_num_threads(count: int) -> None:
+    """Let the operations use `count` threads, the calling one among them."""
+    if ops() is reference:
+        torch.set_num_threads(count)
+    else:
+        _module().set_num_threads(count)
+
+
+def describe() -> str:
+    """One line for the log: instruction set and number of threads."""
+    if ops() is reference:
+        return f"reference (plain torch), {torch.get_num_threads()} threads"
+    module = _module()
+    return f"{module.selected_isa()}, {module.num_threads()} threads"
+
+
+def _compiled(isa: str) -> Ops:
+    module = _module()
+    supported = module.supported_isas()
+    if isa == "auto":
+        isa = supported[0]
+    if isa not in supported:
+        raise UsageError(
+            f"VLLM_LITE_CPU_ISA={isa}: this machine only runs {', '.join(supported)}; unset it"
+        )
+    module.select_isa(isa)
+    from vllm_lite.kernels import cpu
+
+    return cpu
+
+
+def _module() -> Any:
+    try:
+        from vllm_lite import _cpu
+    except ImportError as error:
+        raise UsageError(
+            f"the compiled kernels cannot be loaded ({error}); run `pip install .` in the source "
+            "tree, or set VLLM_LITE_CPU_ISA=reference for slow plain torch"
+        ) from None
+    return _cpu
