@@ -67,7 +67,11 @@ class CoreLoop:
     def _serve(self, core: EngineCore) -> None:
         channel, heartbeat = self._channel, self._heartbeat
         while True:
-            message = channel.receive(block=not core.has_work())
+            is_idle = not core.has_work()
+            if is_idle:
+                heartbeat.end_step()
+            message = channel.receive(block=is_idle)
+            heartbeat.begin_step()
             while message is not None:
                 if isinstance(message, Shutdown):
                     return
@@ -75,9 +79,7 @@ class CoreLoop:
                 message = channel.receive()
             if not core.has_work():
                 continue
-            heartbeat.begin_step()
             outputs = core.step()
-            heartbeat.end_step()
             if outputs.outputs or outputs.stats:
                 channel.send(outputs)
 

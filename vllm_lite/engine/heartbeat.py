@@ -1,7 +1,7 @@
 """When the engine core began the step it is in: 8 shared bytes, no messages.
 
 One process stamps, the other reads; the clock is CLOCK_MONOTONIC, which all processes of a
-machine share. Zero means that no step runs, so an idle core is never taken for a stuck one.
+machine share. Zero means that the core waits for work, so an idle one is never taken for stuck.
 """
 
 from __future__ import annotations
