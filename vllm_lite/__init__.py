@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from vllm_lite import envs
+
 if TYPE_CHECKING:
     from vllm_lite.config.engine_args import AsyncEngineArgs, EngineArgs
     from vllm_lite.engine.async_llm import AsyncLLM
@@ -38,6 +40,10 @@ _MODULES = {
     "RequestOutput": "vllm_lite.outputs",
     "SamplingParams": "vllm_lite.sampling_params",
 }
+
+
+# Here, because OpenMP reads its settings when torch is loaded.
+envs.let_openmp_sleep()
 
 
 def __getattr__(name: str) -> Any:

@@ -115,3 +115,14 @@ def __dir__() -> list[str]:
 def child_environment(**extra: str) -> dict[str, str]:
     """The environment for a child process: this one's plus `extra`."""
     return {**os.environ, **extra}
+
+
+def let_openmp_sleep() -> None:
+    """Make torch's idle OpenMP threads spin for microseconds, not milliseconds, then sleep.
+
+    By default they spin until work comes, and on a machine whose cores are wanted elsewhere a
+    step then waits for whole time slices. Has no effect once torch is loaded; a choice of the
+    user's own stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
