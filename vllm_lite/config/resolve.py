@@ -131,7 +131,9 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
 def _device(values: dict[str, Any]) -> str:
     device = values.get("device", "auto")
     if device == "auto":
-        device = "cuda" if has_cuda_device() else "cpu"
+        device = "cpu"
+        if has_cuda_device():
+            logger.warning("This build has no GPU backend yet: the model runs on the CPU")
     # Refused before a model is fetched for it.
     option_table(VllmConfig)["device"].check(device)
     return str(device)

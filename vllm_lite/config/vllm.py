@@ -35,7 +35,7 @@ class VllmConfig:
     device: Literal["cpu", "cuda"] = option(
         "cpu",
         "Where the model runs.",
-        auto="cuda where there is an NVIDIA driver, else cpu",
+        auto="cpu: there is no GPU backend yet",
         choices=("auto", "cpu", "cuda"),
         works=("auto", "cpu"),
         remedy="there is no GPU backend yet, so add --device cpu",

@@ -188,8 +188,8 @@ def test_a_gpu_without_a_backend_is_one_clear_error(
 ) -> None:
     monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: True)
     with pytest.raises(UsageError, match="--device cpu"):
-        resolved(model)
-    assert resolved(model, device="cpu").device == "cpu"
+        resolved(model, device="cuda")
+    assert resolved(model).device == "cpu"
 
 
 def test_an_unsupported_model_is_refused_before_its_weights(tmp_path: Path) -> None:
