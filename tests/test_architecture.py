@@ -77,6 +77,8 @@ NO_TORCH = {
     "__main__",
 }
 MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 420, 300, 60, 8
+# An operation takes each tensor by name: a bundle would hide what a kernel reads.
+MAX_OPERATION_PARAMETERS = 9
 
 
 def unit_of(module: str) -> str:
@@ -154,7 +156,8 @@ def test_files_classes_and_functions_stay_small(path: Path) -> None:
             assert size <= MAX_FUNCTION, f"{ids(path)}:{node.lineno} function of {size} lines"
             positional = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
             count = len([a for a in positional if a not in ("self", "cls")])
-            assert count <= MAX_PARAMETERS, f"{ids(path)}:{node.lineno} takes {count} parameters"
+            limit = MAX_OPERATION_PARAMETERS if path.parent.name == "kernels" else MAX_PARAMETERS
+            assert count <= limit, f"{ids(path)}:{node.lineno} takes {count} parameters"
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
