@@ -1,0 +1,220 @@
+"""Whatever comes, goes, fails or runs short: tokens stay right and no block is lost.
+
+Requests arrive, leave and fail at random moments under tiny caches. The model is scripted:
+it reads its past through the block tables, so any wrong block shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.builders import core_config, request
+from tests.fakes import ScriptedExecutor, scripted_tokens
+from vllm_lite.core.kv_plan import plan_kv_cache
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
+from vllm_lite.request import Request, RequestStatus
+
+SIZE, CONTEXT = 8, 72
+EOS, STOP, VOCAB = 3, 5, 150
+
+CONFIGS = st.fixed_dictionaries(
+    {
+        "max_num_seqs": st.sampled_from([1, 3, 4, 6, 8]),
+        "max_num_batched_tokens": st.sampled_from([8, 9, 16, 21, 40, 80]),
+        "enable_prefix_caching": st.sampled_from([True, True, False]),
+        "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 0, 1, 8, 20]),
+        "max_num_partial_prefills": st.sampled_from([1, 1, 2, 3]),
+    }
+)
+# Few beginnings, so that prefixes are shared; blocks of one content after different ones, too.
+PROMPTS = st.tuples(
+    st.integers(10, 11),
+    st.integers(0, 1),
+    st.one_of(st.integers(1, 24), st.integers(9, CONTEXT - 1)),
+).map(lambda drawn: [drawn[0], *(20 + i * drawn[1] for i in range(drawn[2] - 1))])
+ARRIVALS = st.fixed_dictionaries(
+    {
+        "prompt": PROMPTS,
+        "max_tokens": st.sampled_from([1, 7, 30, 60]),
+        "min_tokens": st.sampled_from([0, 1, 6]),
+        "priority": st.integers(0, 2),
+        "cache_salt": st.sampled_from([None, None, "salt"]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The engine core's loop, with a scripted model and a hostile world."""
+
+    @initialize(
+        options=CONFIGS,
+        chunked=st.sampled_from([True, True, True, False]),
+        window=st.sampled_from([None, None, None, 1, 7, 20]),
+        spare=st.integers(0, 8),
+    )
+    def start(self, options: dict[str, Any], chunked: bool, window: int | None, spare: int) -> None:
+        if not chunked:
+            options["max_num_batched_tokens"] = CONTEXT
+        spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=window)
+        options |= {"max_model_len": CONTEXT, "enable_chunked_prefill": chunked}
+        # The smallest cache that is allowed, and a little more.
+        least = plan_kv_cache(core_config(**options | {"max_num_seqs": 1}), spec, 1 << 40)
+        config = core_config(**options, num_gpu_blocks_override=least.num_blocks + spare)
+        plan = plan_kv_cache(config, spec, 0)
+        self.window = window
+        self.scheduler = Scheduler(config, plan)
+        self.executor = ScriptedExecutor(spec=spec, vocab_size=VOCAB)
+        self.executor.initialize_cache(plan)
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+
+    @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=6), count=st.integers(0, 3))
+    def add_and_run(self, arrivals: list[dict[str, Any]], count: int) -> None:
+        for options in arrivals:
+            options["min_tokens"] = min(options["min_tokens"], options["max_tokens"])
+            r = request(stop_token_ids=[STOP], eos=(EOS,), **options)
+            self.requests[r.request_id] = r
+            self.outputs[r.request_id] = []
+            self.scheduler.add_request(r)
+        self.run(count)
+
+    @rule(count=st.integers(1, 12))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    @rule(data=st.data(), trouble=st.sampled_from(["abort", "within", "fail", "raise"]))
+    def disturb(self, data: st.DataObject, trouble: str) -> None:
+        ids = [*self.scheduler.requests, "nobody"]
+        chosen = data.draw(st.lists(st.sampled_from(ids), max_size=3, unique=True))
+        if trouble == "abort":
+            self.finish(chosen)
+        elif trouble == "within":
+            self.step(leave=chosen)
+        elif trouble == "fail":
+            self.executor.fail_next = dict.fromkeys(chosen, "broken")
+            self.step()
+            self.executor.fail_next = {}
+        else:
+            self.executor.raise_next = RuntimeError("broken")
+            self.step()
+
+    @rule()
+    def reset(self) -> None:
+        pool = self.scheduler.kv_manager.pool
+        assert self.scheduler.reset_prefix_cache() == (pool.num_used == 0)
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        manager, stats = self.scheduler.kv_manager, self.scheduler.make_stats()
+        running = self.scheduler.running
+        tables = {r.request_id: manager.block_ids(r) for r in running}
+        owners = Counter(block for table in tables.values() for block in table if block)
+        total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
+        assert total == stats.num_total_blocks == len(manager.pool.blocks) - 1
+        assert stats.num_used_blocks == len(owners)
+        assert stats.num_running == len(running) <= self.scheduler.config.scheduler.max_num_seqs
+        assert stats.num_running + stats.num_waiting == len(self.scheduler.requests)
+        for block_id, count in owners.items():
+            assert manager.pool.blocks[block_id].ref_count == count
+        for r in running:
+            num_full = r.num_computed_tokens // SIZE
+            for index, block_id in enumerate(tables[r.request_id]):
+                block = manager.pool.blocks[block_id]
+                if block_id and block.content_hash is not None:
+                    # Only what is computed is shared, under the name of its content.
+                    assert index < num_full and block.content_hash == r.block_hashes[index]
+                else:
+                    assert owners[block_id] <= 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(5000):
+            if not self.scheduler.has_requests():
+                break
+            self.step()
+        assert not self.scheduler.has_unfinished_requests(), "a request starves"
+        assert not self.scheduler.running and not self.scheduler.waiting
+        assert self.executor.num_known_requests == 0
+        stats = self.scheduler.make_stats()
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_total_blocks
+        for request_id, r in self.requests.items():
+            self.check_outcome(r, self.outputs[request_id])
+
+    def step(self, leave: Sequence[str] = ()) -> None:
+        step = self.scheduler.schedule()
+        note(f"step {step.num_scheduled_tokens} preempted {step.preempted_request_ids}")
+        limit = self.scheduler.config.scheduler.max_num_batched_tokens
+        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens <= limit
+        assert step.total_num_scheduled_tokens > 0 or not self.scheduler.requests
+        try:
+            result = self.executor.execute_model(step)
+        except RuntimeError as error:
+            outputs = self.scheduler.fail_step(step, str(error))
+        else:
+            self.finish(leave)
+            outputs = self.scheduler.update_from_output(step, result)
+        for output in outputs:
+            self.outputs[output.request_id].append(output)
+
+    def finish(self, ids: Sequence[str]) -> None:
+        alive = [i for i in ids if i in self.scheduler.requests]
+        assert self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED) == alive
+
+    def check_outcome(self, r: Request, outputs: list[EngineCoreOutput]) -> None:
+        """The tokens are those of an unhurried model, and each was told once, in order."""
+        tokens = [token for output in outputs for token in output.new_token_ids]
+        wanted = r.sampling_params.max_tokens or 0
+        ideal = scripted_tokens(
+            r.prompt_token_ids,
+            min(wanted, CONTEXT - r.num_prompt_tokens),
+            vocab_size=VOCAB,
+            window=self.window,
+        )
+        for count, token in enumerate(ideal, 1):
+            if token in (EOS, STOP) and count >= r.sampling_params.min_tokens:
+                ideal = ideal[:count]
+                break
+        assert tokens == ideal[: len(tokens)] == r.output_token_ids
+        reasons = [output.finish_reason for output in outputs]
+        assert not any(reasons[:-1])
+        assert [output.num_cached_tokens is not None for output in outputs[:2]] in (
+            [],
+            [True],
+            [True, False],
+        )
+        if r.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+            assert tokens == ideal
+            assert reasons[-1] == r.status.finish_reason
+            stopped = r.status is RequestStatus.FINISHED_STOPPED
+            assert r.stop_reason == (STOP if stopped and tokens[-1] == STOP else None)
+            self.check_prompt_logprobs(r, outputs)
+        else:
+            assert r.status.is_finished
+            assert bool(reasons and reasons[-1]) == (r.status is RequestStatus.FINISHED_ERROR)
+
+    def check_prompt_logprobs(self, r: Request, outputs: list[EngineCoreOutput]) -> None:
+        told: list[TokenLogprobs] = []
+        for output in outputs:
+            told += output.new_prompt_logprobs or []
+        if r.sampling_params.prompt_logprobs is None:
+            assert not told
+        else:
+            assert [p.token_ids[0] for p in told] == r.prompt_token_ids[1:]
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
