@@ -36,7 +36,7 @@ def scripted_tokens(
     prompt: list[int], count: int, *, vocab_size: int = 101, window: int | None = None
 ) -> list[int]:
     """What a ScriptedExecutor generates after `prompt`, without any cache or scheduler."""
-    tokens, cache = list(prompt), []
+    tokens, cache = list(prompt), list[int]()
     for position in range(len(prompt) + count - 1):
         visible = cache[max(0, position - window + 1) :] if window else cache
         cache.append(_mix(tokens[position], position, sum(visible) & _MASK))
@@ -84,6 +84,7 @@ class ScriptedExecutor:
         self._block_size = 0
         self._cache: list[int | None] = []
         self._sequences: dict[str, _Sequence] = {}
+        self._computed: dict[str, int] = {}
 
     def kv_cache_spec(self) -> KVCacheSpec:
         return self._spec
@@ -102,8 +103,7 @@ class ScriptedExecutor:
         self.steps.append(step)
         self._update_sequences(step)
         output = ModelRunnerOutput(sampled_token_ids={})
-        for data in (*step.cached_requests, *step.new_requests):
-            assert data.request_id in step.num_scheduled_tokens
+        assert self._computed.keys() == step.num_scheduled_tokens.keys()
         for request_id, num_scheduled in step.num_scheduled_tokens.items():
             if request_id in self.fail_next:
                 output.errors[request_id] = self.fail_next.pop(request_id)
@@ -132,10 +132,9 @@ class ScriptedExecutor:
             )
         for cached in step.cached_requests:
             self._sequences[cached.request_id].block_ids += cached.new_block_ids
-        self._computed = {
-            data.request_id: data.num_computed_tokens
-            for data in (*step.new_requests, *step.cached_requests)
-        }
+        self._computed = {new.request_id: new.num_computed_tokens for new in step.new_requests}
+        for cached in step.cached_requests:
+            self._computed[cached.request_id] = cached.num_computed_tokens
 
     def _run(self, request_id: str, num_scheduled: int, output: ModelRunnerOutput) -> None:
         sequence = self._sequences[request_id]

@@ -14,6 +14,7 @@ from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step_builder import StepBuilder
 from vllm_lite.errors import RequestError
 from vllm_lite.request import Request, RequestStatus
 
@@ -165,20 +166,29 @@ def test_priority_admits_and_preempts_by_priority() -> None:
 
 
 def test_a_victim_that_the_step_already_holds_is_taken_out_of_it() -> None:
-    s = scheduler(num_blocks=18, scheduling_policy="priority", enable_prefix_caching=False)
+    s = scheduler(num_blocks=19, scheduling_policy="priority", enable_prefix_caching=False)
     # The relaxed one comes first in the step, and the urgent one runs short after it.
-    relaxed, urgent = request(60, priority=5), request(71, priority=1)
+    relaxed, urgent, small = request(60, priority=5), request(71, priority=1), request(3)
     add(s, relaxed)
     advance(s)
     add(s, urgent)
     advance(s)
+    add(s, small)
     advance(s)
     assert s.kv_manager.pool.num_unused == 0
     step = s.schedule()
     assert step.preempted_request_ids == [relaxed.request_id]
-    assert step.num_scheduled_tokens == {urgent.request_id: 1}
-    assert [data.request_id for data in step.cached_requests] == [urgent.request_id]
-    assert step.total_num_scheduled_tokens == 1
+    assert step.num_scheduled_tokens == {urgent.request_id: 1, small.request_id: 1}
+    assert [data.request_id for data in step.cached_requests] == list(step.num_scheduled_tokens)
+    assert step.total_num_scheduled_tokens == 2
+
+
+def test_a_victim_gives_its_share_of_the_step_back() -> None:
+    step, victim = StepBuilder(budget=10), request(5)
+    step.continue_request(victim, 3, [])
+    assert step.budget == 7
+    step.preempt_request(victim)
+    assert step.budget == 10 and step.has_preempted
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
