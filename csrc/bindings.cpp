@@ -95,6 +95,21 @@ void call_paged_attention(Address query, Address output, Address key_cache, Addr
                    num_tokens, num_blocks});
 }
 
+void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_outputs,
+                      int64_t num_inputs, int64_t weight_stride) {
+  pack_linear({static_cast<DType>(dtype), pointer<void>(weight), weight_stride,
+               pointer<void>(packed), num_outputs, num_inputs});
+}
+
+void call_linear(Address x, Address packed, Address bias, Address out, int dtype, int out_dtype,
+                 int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int64_t x_stride,
+                 int64_t out_stride) {
+  linear({static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
+          pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
+          num_inputs},
+         num_rows);
+}
+
 void call_dequantize(Address blocks, Address out, int ggml_type, int dtype, int64_t size) {
   dequantize(pointer<uint8_t>(blocks), ggml_type, pointer<void>(out), static_cast<DType>(dtype),
              size);
@@ -111,6 +126,11 @@ NB_MODULE(_cpu, m) {
   m.def("silu_and_mul", call_silu_and_mul, no_gil);
   m.def("reshape_and_cache", call_reshape_and_cache, no_gil);
   m.def("paged_attention", call_paged_attention, no_gil);
+  m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
+    return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
+  });
+  m.def("pack_linear", call_pack_linear, no_gil);
+  m.def("linear", call_linear, no_gil);
   m.def("dequantize", call_dequantize, no_gil);
   m.def("ggml_block", [](int ggml_type) {
     const GgmlBlock block = ggml_block(ggml_type);

@@ -53,6 +53,7 @@ ALLOWED = {
     ("log", "envs"): "the level and format come from the environment",
     ("envs", "errors"): "a value that does not parse is a usage error",
     ("quantization", "kernels"): "a storage format is multiplied by a kernel",
+    ("quantization", "platform"): "the machine decides which product is the fastest",
     ("layers", "attention"): "the attention layer reads the step's metadata",
     ("loader", "layers"): "weights are loaded through the layers' own rules",
     ("loader", "models"): "load_model builds what the registry names, then fills it",

@@ -112,6 +112,36 @@ struct AttentionKernels {
   void (*write_output)(const Attention&, const AttentionTile&, const float* state);
 };
 
+// Outputs of a panel of packed weights; see kernels/linear.cpp for the layout.
+constexpr int64_t kPanel = 32;
+
+// A panel's inputs come one by one in float32 and in pairs in bfloat16: 4 bytes an output each.
+static inline int64_t packed_panel_bytes(DType dtype, int64_t num_inputs) {
+  return (dtype == DType::kBFloat16 ? (num_inputs + 1) / 2 : num_inputs) * kPanel * 4;
+}
+
+struct PackLinear {
+  DType dtype;
+  const void* weight;  // [M, N]
+  int64_t weight_stride;
+  void* packed_weight;  // panels of kPanel outputs; missing outputs are zero
+  int64_t num_outputs;  // M
+  int64_t num_inputs;   // N
+};
+
+struct Linear {
+  DType dtype;      // of x and the weights
+  DType out_dtype;
+  const void* x;    // [T, N]
+  int64_t x_stride;
+  const void* packed_weight;
+  const float* bias;  // null, or [M]
+  void* out;          // [T, M]
+  int64_t out_stride;
+  int64_t num_outputs;  // M
+  int64_t num_inputs;   // N
+};
+
 struct Dequantize {
   int ggml_type;
   DType dtype;
@@ -129,6 +159,9 @@ struct KernelTable {
   void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
   const AttentionKernels* attention;
   void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
+  void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
+  void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
+                 int64_t end_panel);
 };
 
 }  // namespace vllm_lite

@@ -13,6 +13,13 @@ namespace {
 // Waking a helper costs a few microseconds: less work than this per range is not worth it.
 constexpr int64_t kElementsPerRange = 16 * 1024;
 
+// Rows of a product that go through a panel together: x and the panel stay in the cache of a core.
+constexpr int64_t kRowsPerBlock = 192;
+// Multiply-adds of a range of panels: some tens of microseconds.
+constexpr int64_t kProductsPerRange = 2 * 1024 * 1024;
+
+int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
 int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPerRange) {
   return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
 }
@@ -58,6 +65,31 @@ void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t n
                  table.write_cache(key, begin, end);
                  table.write_cache(value, begin, end);
                });
+}
+
+int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs) {
+  return ceil_divide(num_outputs, kPanel) * packed_panel_bytes(dtype, num_inputs);
+}
+
+void pack_linear(const PackLinear& p) {
+  const KernelTable& table = kernels();
+  parallel_for(ceil_divide(p.num_outputs, kPanel), rows_per_range(kPanel * p.num_inputs),
+               [&](int64_t begin, int64_t end) { table.pack_linear(p, begin, end); });
+}
+
+void linear(const Linear& p, int64_t num_rows) {
+  const KernelTable& table = kernels();
+  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
+  for (int64_t row = 0; row < num_rows; row += kRowsPerBlock) {
+    const int64_t end_row = std::min(row + kRowsPerBlock, num_rows);
+    const int64_t products = (end_row - row) * kPanel * std::max<int64_t>(p.num_inputs, 1);
+    // At least eight ranges, so that one slow core delays the others little.
+    const int64_t grain = std::clamp<int64_t>(kProductsPerRange / products, 1,
+                                              ceil_divide(num_panels, 8));
+    parallel_for(num_panels, grain, [&](int64_t begin, int64_t end) {
+      table.linear(p, row, end_row, begin, end);
+    });
+  }
 }
 
 GgmlBlock ggml_block(int ggml_type) {

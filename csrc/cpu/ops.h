@@ -30,6 +30,13 @@ struct AttentionBatch {
 
 void paged_attention(const Attention& p, const AttentionBatch& batch);
 
+// Bytes of a packed weight [num_outputs, num_inputs].
+int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
+
+void pack_linear(const PackLinear& p);
+
+void linear(const Linear& p, int64_t num_rows);
+
 // Throws std::invalid_argument for a type that cannot be expanded.
 GgmlBlock ggml_block(int ggml_type);
 

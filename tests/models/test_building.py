@@ -25,7 +25,7 @@ def test_unknown_names_are_refused() -> None:
         get_linear_method("awq", torch.float32)
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str
@@ -34,11 +34,10 @@ def test_packing_never_changes_the_product(
     dtype: torch.dtype,
     tolerance: float,
     with_bias: bool,
-    packs: bool,
+    by_onednn: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not packs:
-        monkeypatch.setattr(unquantized, "_can_pack", lambda dtype: False)
+    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: by_onednn)
     method = UnquantizedLinearMethod(dtype)
     generator = torch.Generator().manual_seed(0)
     for inputs, outputs in [(48, 80), (7, 5), (33, 131)]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.reference import PackedLinear
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -223,7 +225,7 @@ def paged_attention(
 def dequantize_gguf(
     raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    storage = raw if isinstance(raw, Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+    storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
     try:
         block_elements, block_bytes = _cpu.ggml_block(ggml_type)
     except ValueError as error:
@@ -232,16 +234,55 @@ def dequantize_gguf(
     divisible = block_elements == 16  # plain floats are only grouped for speed
     if not divisible and size and shape[-1] % block_elements:
         raise CheckpointError(f"a row of {shape[-1]} values is not made of whole GGUF blocks")
-    if storage.numel() * block_elements != size * block_bytes or not storage.is_contiguous():
+    if storage.nbytes * block_elements != size * block_bytes or not storage.flags.c_contiguous:
         raise CheckpointError(
-            f"a GGUF tensor of shape {tuple(shape)} has {storage.numel()} bytes of storage, "
+            f"a GGUF tensor of shape {tuple(shape)} has {storage.nbytes} bytes of storage, "
             f"not {size * block_bytes // block_elements}: the file is damaged"
         )
     output = torch.empty(tuple(shape), dtype=dtype)
     _cpu.dequantize(
-        storage.data_ptr(), output.data_ptr(), ggml_type, _dtype("dequantize_gguf", output), size
+        storage.ctypes.data, output.data_ptr(), ggml_type, _dtype("dequantize_gguf", output), size
     )
     return output
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    num_outputs, num_inputs = weight.shape
+    stride = _rows("pack_linear", weight)
+    dtype = _dtype("pack_linear", weight)
+    size = _cpu.packed_bytes(dtype, num_outputs, num_inputs)
+    data = torch.empty(size, dtype=torch.uint8)
+    _cpu.pack_linear(weight.data_ptr(), data.data_ptr(), dtype, num_outputs, num_inputs, stride)
+    return PackedLinear(data, weight.dtype, num_outputs, num_inputs)
+
+
+def linear(
+    x: Tensor,
+    weight: PackedLinear,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    num_rows, num_inputs = x.shape
+    num_outputs, dtype = weight.num_outputs, weight.dtype
+    if num_inputs != weight.num_inputs or x.dtype != dtype:
+        raise _refuse("linear", f"x [{num_rows}, {num_inputs}] {x.dtype} does not fit the weight")
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
+        raise _refuse("linear", "bias must be float32, one for each output")
+    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or dtype)
+    _cpu.linear(
+        x.data_ptr(),
+        weight.data.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        _DTYPES[dtype],
+        _DTYPES[out.dtype],
+        num_rows,
+        num_outputs,
+        num_inputs,
+        _rows("linear", x),
+        num_outputs,
+    )
+    return out
 
 
 def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import reference
+from vllm_lite.kernels.reference import PackedLinear
 
 
 class Ops(Protocol):
@@ -67,6 +68,16 @@ class Ops(Protocol):
         ggml_type: int,
         shape: Sequence[int],
         dtype: torch.dtype,
+    ) -> Tensor: ...
+
+    def pack_linear(self, weight: Tensor) -> PackedLinear: ...
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: PackedLinear,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,10 +137,40 @@ def dequantize_gguf(
         raise UsageError(
             "reading GGUF without the compiled kernels needs the gguf package: pip install gguf"
         ) from None
-    storage = raw if isinstance(raw, Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
-    data = storage.reshape(*shape[:-1], -1).numpy()
+    storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
+    data = storage.reshape(*shape[:-1], -1)
     kind = GGMLQuantizationType(ggml_type)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         # gguf reads these two as typed arrays, all others as bytes.
         data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
     return torch.from_numpy(dequantize(data, kind)).to(dtype).reshape(tuple(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight [M, N] in whatever layout the implementation that packed it multiplies best."""
+
+    data: Tensor
+    dtype: torch.dtype
+    num_outputs: int  # M
+    num_inputs: int  # N
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """Prepare weight [M, N] for `linear`; the result holds a copy, so that it may be freed."""
+    return PackedLinear(weight.clone(), weight.dtype, *weight.shape)
+
+
+def linear(
+    x: Tensor,
+    weight: PackedLinear,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return x [T, N] times the weight [M, N] transposed, plus bias [M] in float32: [T, M].
+
+    Sums are float32 and rounded once, to out_dtype (default: x's own type).
+    """
+    wide = None if bias is None else bias.float()
+    product = torch.nn.functional.linear(x.float(), weight.data.float(), wide)
+    return product.to(x.dtype if out_dtype is None else out_dtype)

@@ -87,7 +87,7 @@ class ParallelLMHead(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, N] -> [R, vocab_size] float32."""
         logits = self._group.all_gather(self.kernel(hidden))
-        return logits[:, : self._vocab_size].float().contiguous()
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         if not self._is_tied:
@@ -96,4 +96,5 @@ class ParallelLMHead(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         weights, self._weights = self._weights, {}
-        self.kernel = self._method.process_weights_after_loading(weights, None)
+        # Sums are float32: rounding them to the model's type would make near ties equal.
+        self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 # [T, input_size] -> [T, output_size]
@@ -38,7 +39,13 @@ class LinearMethod(Protocol):
         ...
 
     def process_weights_after_loading(
-        self, weights: Mapping[str, Tensor], bias: Tensor | None
+        self,
+        weights: Mapping[str, Tensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        """The kernel of a filled layer. It keeps alive only the tensors that it needs."""
+        """The kernel of a filled layer. It keeps alive only the tensors that it needs.
+
+        Its results are of out_dtype, by default the type of what it is given.
+        """
         ...

@@ -10,6 +10,9 @@ void rotary(const Rotary&, int64_t begin, int64_t end);
 void silu_and_mul(const SiluAndMul&, int64_t begin, int64_t end);
 void write_cache(const CacheWrite&, int64_t begin, int64_t end);
 void dequantize(const Dequantize&, int64_t begin_block, int64_t end_block);
+void pack_linear(const PackLinear&, int64_t begin_panel, int64_t end_panel);
+void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
+            int64_t end_panel);
 extern const AttentionKernels kAttention;
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

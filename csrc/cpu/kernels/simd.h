@@ -76,15 +76,12 @@ static inline Vec load(const BFloat16* from) {
   return bit_cast<Vec>(__builtin_convertvector(bits, BitsVec) << 16);
 }
 
+// Not by AVX512-BF16's own instruction: that flushes subnormal numbers to zero.
 static inline HalfVec to_bfloat16_bits(Vec v) {
-#if defined(__AVX512BF16__)
-  return bit_cast<HalfVec>(_mm512_cvtneps_pbh(v));
-#else
   const BitsVec bits = bit_cast<BitsVec>(v);
   const BitsVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const BitsVec nan = BitsVec{} + 0x7fc0;
   return __builtin_convertvector(v == v ? rounded : nan, HalfVec);
-#endif
 }
 
 static inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }

@@ -1,0 +1,194 @@
+// Matrix products with packed weights: out [T, M] = x [T, N] * weight [M, N] transposed.
+//
+// Weights lie in panels of kPanel outputs. A panel holds its inputs in order, float32 one by one
+// and bfloat16 in pairs: for each input (pair) the values of all kPanel outputs side by side. So
+// a product reads its weights once, from front to back, whatever the number of rows.
+//
+// One accumulator adds up one output over all inputs in order: a row's result depends neither on
+// the other rows nor on how the work is divided.
+#include "cpu/kernels/kernels.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+// Vectors of outputs in a register tile, and rows of x: what the register file holds.
+#if defined(__AVX512F__)
+constexpr int kTileVectors = 2;
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileVectors = 2;
+constexpr int kTileRows = 5;
+#endif
+constexpr int kTileOutputs = kTileVectors * kLanes;
+static_assert(kPanel % kTileOutputs == 0);
+
+// Two bfloat16 of one row of x, as they lie in memory.
+static inline uint32_t load_pair(const BFloat16* x) {
+  uint32_t pair;
+  memcpy(&pair, x, sizeof pair);
+  return pair;
+}
+
+// sum += low * low + high * high, for the bfloat16 pairs of `weights` and one pair of x.
+static inline Vec add_pair_product(Vec sum, BitsVec weights, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(weights),
+                          bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
+#else
+  const Vec low = bit_cast<Vec>(weights << 16), high = bit_cast<Vec>(weights & 0xffff0000u);
+  sum = multiply_add(low, broadcast(bit_cast<float>(x << 16)), sum);
+  return multiply_add(high, broadcast(bit_cast<float>(x & 0xffff0000u)), sum);
+#endif
+}
+
+// What one step along the inputs takes from x and from a panel: one float32, or a bfloat16 pair.
+static inline void add_product(Vec& sum, Vec weights, float x) {
+  sum = multiply_add(weights, broadcast(x), sum);
+}
+static inline void add_product(Vec& sum, BitsVec weights, uint32_t x) {
+  sum = add_pair_product(sum, weights, x);
+}
+
+struct Float32Steps {
+  using Element = float;
+  using Weights = Vec;
+  static constexpr int64_t kInputs = 1;
+  static float load_x(const float* x) { return *x; }
+  static float load_last(const float* x) { return *x; }
+};
+struct BFloat16Steps {
+  using Element = BFloat16;
+  using Weights = BitsVec;
+  static constexpr int64_t kInputs = 2;
+  static uint32_t load_x(const BFloat16* x) { return load_pair(x); }
+  // An odd last input: its partner is zero.
+  static uint32_t load_last(const BFloat16* x) { return x->bits; }
+};
+
+// Adds the bias to `num_rows` rows of kTileOutputs sums and writes those outputs that exist.
+template <class Out>
+void store_tile(const Linear& p, int64_t row, int64_t output, int64_t num_rows, const float* sums) {
+  const int64_t num_outputs = min_of<int64_t>(kTileOutputs, p.num_outputs - output);
+  Out* out = static_cast<Out*>(p.out) + row * p.out_stride + output;
+  for (; num_rows > 0; --num_rows, out += p.out_stride, sums += kTileOutputs) {
+    for_each_vector(num_outputs, [&](int64_t i, int64_t count) {
+      Vec sum = load(sums + i);
+      if (p.bias != nullptr) sum += load_upto(p.bias + output + i, count);
+      store_upto(out + i, sum, count);
+    });
+  }
+}
+
+// kRows rows by kTileOutputs outputs, over all inputs.
+template <class Steps, int kRows>
+void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* weights) {
+  using Element = typename Steps::Element;
+  const Element* x = static_cast<const Element*>(p.x) + row * p.x_stride;
+  const char* panel = static_cast<const char*>(weights);
+  Vec sums[kRows][kTileVectors] = {};
+
+  const auto step = [&](auto load, int64_t input) {
+    typename Steps::Weights w[kTileVectors];
+    memcpy(w, panel, sizeof w);
+    // A page ahead: the hardware's own prefetcher stops where a page ends.
+    __builtin_prefetch(panel + 4096);
+    panel += kPanel * 4;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto value = load(x + r * p.x_stride + input);
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) add_product(sums[r][v], w[v], value);
+    }
+  };
+  int64_t input = 0;
+  for (; input + Steps::kInputs <= p.num_inputs; input += Steps::kInputs) {
+    step(Steps::load_x, input);
+  }
+  if (input < p.num_inputs) step(Steps::load_last, input);
+
+  // Unrolled: accumulators whose address were taken would live in memory.
+  float tile[kRows * kTileOutputs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) store(tile + r * kTileOutputs + v * kLanes, sums[r][v]);
+  }
+  if (p.out_dtype == DType::kBFloat16) {
+    store_tile<BFloat16>(p, row, output, kRows, tile);
+  } else {
+    store_tile<float>(p, row, output, kRows, tile);
+  }
+}
+
+template <class Steps, int kRows = kTileRows>
+void multiply_rows(const Linear& p, int64_t row, int64_t count, int64_t output, const void* w) {
+  if constexpr (kRows == 1) {
+    multiply_tile<Steps, 1>(p, row, output, w);
+  } else if (count >= kRows) {
+    multiply_tile<Steps, kRows>(p, row, output, w);
+  } else {
+    multiply_rows<Steps, kRows - 1>(p, row, count, output, w);
+  }
+}
+
+template <class Steps>
+void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin,
+                     int64_t end) {
+  const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
+  // Tiles of nearly equal height: a last tile of one row would be as slow as a full one.
+  const int64_t num_tiles = ceil_divide(end_row - first_row, kTileRows);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
+      const int64_t output = panel * kPanel + part;
+      if (output >= p.num_outputs) break;
+      const char* weights =
+          static_cast<const char*>(p.packed_weight) + panel * panel_bytes + part * 4;
+      int64_t row = first_row;
+      for (int64_t tiles = num_tiles; tiles > 0; --tiles) {
+        const int64_t count = ceil_divide(end_row - row, tiles);
+        multiply_rows<Steps>(p, row, count, output, weights);
+        row += count;
+      }
+    }
+  }
+}
+
+template <class T>
+void pack_panel(const PackLinear& p, int64_t panel) {
+  constexpr int64_t kInputs = 4 / sizeof(T);
+  T* to = reinterpret_cast<T*>(static_cast<char*>(p.packed_weight) +
+                               panel * packed_panel_bytes(p.dtype, p.num_inputs));
+  const int64_t num_rows = min_of<int64_t>(kPanel, p.num_outputs - panel * kPanel);
+  const T* rows = static_cast<const T*>(p.weight) + panel * kPanel * p.weight_stride;
+  for (int64_t input = 0; input < p.num_inputs; input += kInputs) {
+    for (int64_t r = 0; r < kPanel; ++r) {
+      for (int64_t i = 0; i < kInputs; ++i) {
+        const bool exists = r < num_rows && input + i < p.num_inputs;
+        *to++ = exists ? rows[r * p.weight_stride + input + i] : T{};
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void pack_linear(const PackLinear& p, int64_t begin_panel, int64_t end_panel) {
+  for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
+    if (p.dtype == DType::kBFloat16) {
+      pack_panel<BFloat16>(p, panel);
+    } else {
+      pack_panel<float>(p, panel);
+    }
+  }
+}
+
+void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_panel,
+            int64_t end_panel) {
+  if (p.dtype == DType::kBFloat16) {
+    multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
+  } else {
+    multiply_panels<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

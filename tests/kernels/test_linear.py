@@ -1,0 +1,82 @@
+"""Products with packed weights equal the reference, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_lite import _cpu
+from vllm_lite.kernels import cpu, reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+# (rows, inputs, outputs): every height of a tile, odd inputs, parts of a panel, several blocks.
+SHAPES = [
+    *((rows, 40, 70) for rows in range(1, 27)),
+    (3, 1, 1),
+    (5, 7, 31),
+    (64, 577, 33),
+    (400, 96, 129),
+    (0, 16, 32),
+]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(dtype: torch.dtype, with_bias: bool) -> None:
+    for rows, inputs, outputs in SHAPES:
+        x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+        bias = torch.randn(outputs) if with_bias else None
+        packed = cpu.pack_linear(weight)
+        for out_dtype in DTYPES:
+            expected = reference.linear(x, reference.pack_linear(weight), bias, out_dtype)
+            actual = cpu.linear(x, packed, bias, out_dtype)
+            tolerance = 1e-4 if out_dtype == torch.float32 else 8e-3
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=1e-4 * inputs**0.5)
+
+
+@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(300, 130).to(dtype), torch.randn(100, 130).to(dtype)
+    packed = cpu.pack_linear(weight)
+    _cpu.set_num_threads(1)
+    whole = cpu.linear(x, packed)
+    _cpu.set_num_threads(3)
+    assert torch.equal(cpu.linear(x, packed), whole)
+    for row in (0, 1, 11, 12, 191, 192, 299):
+        assert torch.equal(cpu.linear(x[row : row + 1], packed)[0], whole[row])
+    assert torch.equal(cpu.linear(x[5:30], packed), whole[5:30])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_packed_layout_serves_every_instruction_set(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(9, 50).to(dtype), torch.randn(65, 50).to(dtype)
+    before, layouts = _cpu.selected_isa(), []
+    for isa in _cpu.supported_isas():
+        _cpu.select_isa(isa)
+        layouts.append(cpu.pack_linear(weight).data)
+    _cpu.select_isa(before)
+    assert all(torch.equal(layout, layouts[0]) for layout in layouts)
+    assert layouts[0].numel() == 3 * 32 * 50 * x.element_size()
+
+
+def test_strided_rows() -> None:
+    wide, weight = torch.randn(6, 100), torch.randn(8, 60)
+    view = wide[:, 20:80]
+    expected = reference.linear(view, reference.pack_linear(weight))
+    torch.testing.assert_close(cpu.linear(view, cpu.pack_linear(weight)), expected)
+    half = weight[:, 10:40]
+    expected = reference.linear(wide[:, :30], reference.pack_linear(half))
+    torch.testing.assert_close(cpu.linear(wide[:, :30], cpu.pack_linear(half)), expected)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    packed = cpu.pack_linear(torch.randn(8, 16))
+    for x in (torch.randn(2, 15), torch.randn(2, 16, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="linear"):
+            cpu.linear(x, packed)
+    with pytest.raises(ValueError, match="bias"):
+        cpu.linear(torch.randn(2, 16), packed, torch.randn(7))
+    with pytest.raises(ValueError, match="dense rows"):
+        cpu.linear(torch.randn(16, 2).T, packed)
