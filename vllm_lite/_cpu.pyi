@@ -84,6 +84,24 @@ def paged_attention(
     soft_cap: float,
     /,
 ) -> None: ...
+def packed_bytes(dtype: int, num_outputs: int, num_inputs: int, /) -> int: ...
+def pack_linear(
+    weight: int, packed: int, dtype: int, num_outputs: int, num_inputs: int, weight_stride: int, /
+) -> None: ...
+def linear(
+    x: int,
+    packed: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    out_dtype: int,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    x_stride: int,
+    out_stride: int,
+    /,
+) -> None: ...
 def dequantize(blocks: int, out: int, ggml_type: int, dtype: int, size: int, /) -> None: ...
 def ggml_block(ggml_type: int, /) -> tuple[int, int]: ...
 def supported_isas() -> list[str]: ...
