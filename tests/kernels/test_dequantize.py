@@ -1,0 +1,85 @@
+"""GGUF storage expands to exactly what the format's own package computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels import cpu, reference
+
+# Where a block holds its half-precision scales.
+SCALE_OFFSETS: dict[str, list[int]] = {
+    "F32": [],
+    "F16": [],
+    "BF16": [],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
+KINDS = [GGMLQuantizationType[name] for name in SCALE_OFFSETS]
+
+
+def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch.Tensor:
+    """Random bytes, which cover every quant and packed scale; the block scales are sane."""
+    elements, size = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(int(kind))
+    if kind.name in ("F32", "F16"):
+        values = generator.standard_normal((rows, columns))
+        return torch.from_numpy(values.astype("f4" if kind.name == "F32" else "f2").view(np.uint8))
+    storage = generator.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
+    for offset in SCALE_OFFSETS[kind.name]:
+        scales = generator.standard_normal((rows, columns // elements, 1)).astype(np.float16)
+        storage[..., offset : offset + 2] = scales.view(np.uint8)
+    if kind.name == "BF16":
+        storage[..., 1::2] &= 0xBF  # no infinities
+    return torch.from_numpy(storage.reshape(rows, -1))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_expansion_is_exact(kind: GGMLQuantizationType, dtype: torch.dtype, rows: int) -> None:
+    raw = random_storage(kind, rows, 768)
+    actual = cpu.dequantize_gguf(raw, int(kind), (rows, 768), dtype)
+    assert torch.equal(actual, reference.dequantize_gguf(raw, int(kind), (rows, 768), dtype))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", KINDS[:3], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 100])
+def test_plain_floats_of_any_length(
+    kind: GGMLQuantizationType, dtype: torch.dtype, size: int
+) -> None:
+    raw = random_storage(kind, 1, size).reshape(-1)
+    actual = cpu.dequantize_gguf(raw, int(kind), (size,), dtype)
+    assert torch.equal(actual, reference.dequantize_gguf(raw, int(kind), (size,), dtype))
+
+
+@pytest.mark.usefixtures("isa")
+def test_every_half_precision_value() -> None:
+    raw = np.arange(1 << 16, dtype=np.uint16)
+    actual = cpu.dequantize_gguf(memoryview(raw.tobytes()), 1, (1 << 16,), torch.float32)
+    torch.testing.assert_close(
+        actual, torch.from_numpy(raw.view(np.float16)).float(), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_damaged_and_unknown_storage_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="the file is damaged"):
+        cpu.dequantize_gguf(torch.zeros(17, dtype=torch.uint8), 2, (32,), torch.float32)
+    with pytest.raises(CheckpointError, match="not made of whole GGUF blocks"):
+        cpu.dequantize_gguf(torch.zeros(18, dtype=torch.uint8), 2, (2, 16), torch.float32)
+    with pytest.raises(CheckpointError, match="type 99 is not supported"):
+        cpu.dequantize_gguf(torch.zeros(18, dtype=torch.uint8), 99, (32,), torch.float32)
