@@ -18,7 +18,8 @@ from gguf.quants import dequantize
 from safetensors.torch import save_file
 
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.tokenizer.tokenizer import load_tokenizer
+from vllm_lite.config.gguf_header import read_gguf
+from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -78,8 +79,11 @@ def main() -> None:
         "torch_dtype": "bfloat16",
     }
     (out / "config.json").write_text(json.dumps(hf_config, indent=1))
-    tokenizer = load_tokenizer(config)
-    tokenizer.save(out)
+    parts = tokenizer_from_gguf(read_gguf(facts.path).metadata)
+    parts.backend.save(str(out / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", **parts.special_tokens}
+    names["chat_template"] = parts.chat_templates.get("default")
+    (out / "tokenizer_config.json").write_text(json.dumps(names, indent=1))
     print(f"{len(tensors)} tensors written to {out}")
 
 
