@@ -40,7 +40,7 @@ demo: $(VENV)/.installed ## install, build, fetch the demo model, serve it
 	@echo 'When the server says it is ready, try in another terminal:'
 	@echo
 	@echo "  curl -s http://localhost:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
-	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	@echo "    -d '{\"temperature\": 0, \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
 	@echo
 	exec $(BIN)/vllm-lite serve demo --port $(PORT)
 

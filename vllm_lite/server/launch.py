@@ -69,6 +69,7 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     import uvloop
 
     from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.core_client import log_ready
     from vllm_lite.server.app import build_app
 
     timeline.mark("HTTP imports")
@@ -76,7 +77,8 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     timeline.mark("waiting for the engine")
     app = build_app(client, server_config)
     timeline.mark("app")
-    _log_ready(app, listener)
+    log_ready(client.ready)
+    _log_listening(app, listener)
     # What lives now lives to the end; collections need not look at it.
     gc.freeze()
     uvloop.run(_serve(client, app, server_config, listener))
@@ -117,7 +119,7 @@ async def _serve(
     await lifecycle.run()
 
 
-def _log_ready(app: FastAPI, listener: Listener) -> None:
+def _log_listening(app: FastAPI, listener: Listener) -> None:
     logger.info("Ready: %s", timeline)
     logger.info("Starting vLLM-lite server on %s", listener.url)
     logger.info("Available routes are:")
