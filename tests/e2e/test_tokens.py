@@ -81,7 +81,7 @@ def test_a_warm_prefix_cache_never_changes_tokens() -> None:
 
 def test_a_request_alone_gets_the_same_tokens_as_in_a_batch() -> None:
     with engine(enable_prefix_caching=False) as llm:
-        for prompt, expected in list(zip(PROMPTS, EXPECTED, strict=True))[::3]:
+        for prompt, expected in zip(PROMPTS, EXPECTED, strict=True):
             assert tokens(llm, [prompt]) == [expected]
 
 
