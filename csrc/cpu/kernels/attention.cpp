@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kKeys = 64;
 constexpr int kKeyVectors = kKeys / kLanes;
+constexpr int kCacheLine = 64;
 constexpr int kMaxRows = 6;
 // kMaxRows * kMaxVectors accumulators fill the register file: 32 registers, or 16.
 constexpr int kMaxVectors = kLanes == 16 ? 4 : 2;
@@ -70,12 +71,21 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
   for (int64_t i = 0; i < kKeys; ++i) {
     if (i >= block.count) {
       block.keys[i] = block.keys[block.count - 1];
+      block.values[i] = block.values[block.count - 1];
       continue;
     }
     const int64_t id = tile.blocks[index];
     block.keys[i] = key_cache + id * p.key_block_stride + head + slot * p.head_size;
     block.values[i] = value_cache + id * p.value_block_stride + head + slot * p.head_size;
     if (++slot == p.block_size) slot = 0, ++index;
+  }
+}
+
+// Blocks of a cache lie anywhere in memory, where the hardware foresees little. So each pass over a
+// block asks for the same part of the next one, little by little: a burst of requests would stall.
+inline void prefetch(const void* from, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += kCacheLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + line);
   }
 }
 
@@ -113,7 +123,8 @@ inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec wor
 
 // Transposes keys to packed [dimension (or pair), kKeys].
 template <class Element, class Cache>
-void pack_keys(const KeyBlock<Cache>& block, int64_t head_size, Element* packed) {
+void pack_keys(const KeyBlock<Cache>& block, const KeyBlock<Cache>& next, int64_t head_size,
+               Element* packed) {
   const int64_t bytes = head_size * sizeof(Cache);
   const int64_t num_words = (bytes + 3) / 4;
   for (int first = 0; first < kKeys; first += kLanes) {
@@ -121,6 +132,8 @@ void pack_keys(const KeyBlock<Cache>& block, int64_t head_size, Element* packed)
       BitsVec rows[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const char* key = reinterpret_cast<const char*>(block.keys[first + i]);
+        const char* next_key = reinterpret_cast<const char*>(next.keys[first + i]);
+        prefetch(next_key + 4 * word, min_of<int64_t>(sizeof rows[i], bytes - 4 * word));
         rows[i] = load_words(key + 4 * word, bytes - 4 * word);
       }
       transpose(rows);
@@ -134,9 +147,10 @@ void pack_keys(const KeyBlock<Cache>& block, int64_t head_size, Element* packed)
 }
 
 template <class Cache>
-void widen_values(KeyBlock<Cache>& block, int64_t head_size, int64_t padded, float* widened,
-                  const float* (&rows)[kKeys]) {
+void widen_values(const KeyBlock<Cache>& block, const KeyBlock<Cache>& next, int64_t head_size,
+                  int64_t padded, float* widened, const float* (&rows)[kKeys]) {
   for (int64_t i = 0; i < block.count; ++i, widened += padded) {
+    prefetch(next.values[i], head_size * sizeof(Cache));
     for_each_vector(head_size, [&](int64_t d, int64_t count) {
       store(widened + d, load_upto(block.values[i] + d, count));
     });
@@ -190,13 +204,14 @@ inline void score_keys(const typename Dot::Element* query, int64_t row_size,
 }
 
 template <int R, int V, class Value>
-inline void add_values(const float* weights, const Value* const* values, int64_t num_keys,
-                       int64_t offset, float* sums, int64_t row_size) {
+inline void add_values(const float* weights, const Value* const* values, const Value* const* next,
+                       int64_t num_keys, int64_t offset, float* sums, int64_t row_size) {
   Vec sum[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) sum[r][v] = load(sums + r * row_size + offset + v * kLanes);
   }
   for (int64_t key = 0; key < num_keys; ++key) {
+    prefetch(next[key] + offset, V * kLanes * sizeof(Value));
     Vec value[V];
     for (int v = 0; v < V; ++v) value[v] = load(values[key] + offset + v * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -210,12 +225,13 @@ inline void add_values(const float* weights, const Value* const* values, int64_t
 }
 
 template <int R, class Value>
-inline void add_value_rows(const float* weights, const Value* const* values, int64_t num_keys,
-                           float* sums, int64_t row_size) {
+inline void add_value_rows(const float* weights, const Value* const* values,
+                           const Value* const* next, int64_t num_keys, float* sums,
+                           int64_t row_size) {
   for (int64_t offset = 0; offset < row_size;) {
     const int64_t vectors = min_of<int64_t>(kMaxVectors, (row_size - offset) / kLanes);
     with_constant<kMaxVectors>(vectors, [&](auto v) {
-      add_values<R, decltype(v)::value>(weights, values, num_keys, offset, sums, row_size);
+      add_values<R, decltype(v)::value>(weights, values, next, num_keys, offset, sums, row_size);
     });
     offset += vectors * kLanes;
   }
@@ -326,12 +342,17 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
   const int64_t rows_at_once = ceil_divide(rows, ceil_divide(rows, kMaxRows));
   // Values are widened once for all rows, unless there is but one group of rows to use them.
   const bool widen = row_size != p.head_size || (sizeof(Cache) == 2 && rows > kMaxRows);
-  KeyBlock<Cache> block;
+  KeyBlock<Cache> blocks[2];
   const float* widened[kKeys];
+  locate_keys(p, tile, begin, end, blocks[begin / kKeys % 2]);
   for (int64_t key = begin; key < end; key += kKeys) {
-    locate_keys(p, tile, key, end, block);
-    pack_keys(block, p.head_size, keys);
-    if (widen) widen_values(block, p.head_size, row_size, scratch.values, widened);
+    KeyBlock<Cache>& block = blocks[key / kKeys % 2];
+    KeyBlock<Cache>& next = blocks[(key / kKeys + 1) % 2];
+    locate_keys(p, tile, key + kKeys < end ? key + kKeys : key, end, next);
+    pack_keys(block, next, p.head_size, keys);
+    if (widen) {
+      widen_values(block, next, p.head_size, row_size, scratch.values, widened);
+    }
     for (int64_t first = 0; first < rows; first += rows_at_once) {
       const int64_t count = min_of(rows_at_once, rows - first);
       const int64_t first_position = tile.first_position + first / group;
@@ -353,9 +374,9 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
         const int64_t num_keys = min_of(block.count, last_position + 1 - key);
         float* sums = values + first * row_size;
         if (widen) {
-          add_value_rows<R>(scratch.scores, widened, num_keys, sums, row_size);
+          add_value_rows<R>(scratch.scores, widened, widened, num_keys, sums, row_size);
         } else {
-          add_value_rows<R>(scratch.scores, block.values, num_keys, sums, row_size);
+          add_value_rows<R>(scratch.scores, block.values, next.values, num_keys, sums, row_size);
         }
       });
     }
