@@ -75,7 +75,7 @@ class ScriptedExecutor:
         self.config = config
         self.vocab_size = vocab_size
         self.next_token = next_token
-        self.raise_next: Exception | None = None
+        self.raise_next: BaseException | None = None
         self.fail_next: dict[str, str] = {}
         self.steps: list[SchedulerOutput] = []
         self.is_shut_down = False

@@ -46,7 +46,8 @@ class EngineCore:
         timeline.mark("KV cache")
         self._scheduler = Scheduler(config, self.plan)
         self._log_stats = not config.observability.disable_log_stats
-        self._refused: list[EngineCoreOutput] = []
+        # Ends that came about outside a step and are still to be told.
+        self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: their going is still to be reported.
         self._stats_due = False
         self._failed_steps = 0
@@ -70,7 +71,7 @@ class EngineCore:
             except Exception:
                 logger.exception("Request %s could not be queued", request.request_id)
                 reason = "the request could not be queued; see the engine's log"
-                self._refused.append(_error_output(request.request_id, reason))
+                self._ended.append(_error_output(request.request_id, reason))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences and free their blocks now; unknown ids are ignored."""
@@ -79,11 +80,11 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._refused) or self._stats_due or self._scheduler.has_requests()
+        return bool(self._ended) or self._stats_due or self._scheduler.has_requests()
 
     def step(self) -> StepOutputs:
         """Schedule, execute, update: everything one step gave, whoever it is for."""
-        outputs, self._refused = self._refused, []
+        outputs, self._ended = self._ended, []
         self._stats_due = False
         if self._scheduler.has_requests():
             planned = self._scheduler.schedule()
@@ -110,7 +111,12 @@ class EngineCore:
             raise
         except Exception as error:
             return self._fail(planned, error)
-        self._failed_steps = 0
+        except BaseException:
+            # Ctrl-C: the caller may go on, so the books have to know that this step is lost.
+            self._ended += self._scheduler.fail_step(planned, "the engine was interrupted")
+            raise
+        if planned.total_num_scheduled_tokens:
+            self._failed_steps = 0
         return self._scheduler.update_from_output(planned, result)
 
     def _fail(self, planned: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:

@@ -67,6 +67,31 @@ def test_failures_in_a_row_end_the_core() -> None:
         engine.step()
 
 
+def test_telling_the_workers_who_left_forgives_nothing() -> None:
+    """Requests that come one by one leave an empty step behind each failure."""
+    engine, executor = core()
+    with pytest.raises(EngineDeadError, match="broken"):
+        for _ in range(MAX_FAILED_STEPS):
+            engine.add_requests([message(3)])
+            executor.raise_next = RuntimeError("broken")
+            engine.step()
+            while engine.has_work():
+                engine.step()
+
+
+def test_an_interrupt_in_a_step_ends_its_requests_and_loses_none() -> None:
+    engine, executor = core()
+    engine.add_requests([message(3, request_id="a")])
+    executor.raise_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.has_work()
+    engine.add_requests([message(3, request_id="b", max_tokens=1)])
+    reasons = [(output.request_id, output.finish_reason) for output in engine.step().outputs]
+    assert reasons == [("a", "error"), ("b", "length")]
+    assert engine.make_stats().num_used_blocks == 0
+
+
 def test_a_step_that_works_forgives_the_failures_before() -> None:
     engine, executor = core()
     for _ in range(3 * MAX_FAILED_STEPS):
