@@ -18,16 +18,16 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.collector import OutputCollector
 from vllm_lite.engine.core_client import AsyncMPClient, log_ready
-from vllm_lite.engine.core_handle import CoreHandle, launch_core
+from vllm_lite.engine.core_handle import CoreHandle
+from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.engine.fan_out import fan_out
-from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput
+from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.messages import CoreReady
 from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
     QueueFullError,
-    RequestError,
     UnavailableError,
     UsageError,
 )
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 logger = init_logger(__name__)
-
-MAX_PRIORITY = 2**31
 
 
 class AsyncLLM:
@@ -157,8 +155,7 @@ class AsyncLLM:
         self._core.check_alive()
         if self._is_draining:
             raise UnavailableError("The server is shutting down and takes no new requests")
-        if not -MAX_PRIORITY <= priority < MAX_PRIORITY:
-            raise RequestError(f"priority must be within +-{MAX_PRIORITY}", "priority")
+        check_priority(priority)
         processed = self._inputs.process(prompt, params, cache_salt)
         self._check_queue(processed)
         return self._stream(processed, request_id, priority, time.monotonic())

@@ -34,12 +34,19 @@ def fan_out(
     ]
 
 
+def _signed(seed: int) -> int:
+    """Wrapped around to a signed 64-bit number."""
+    return (seed + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
 def _choice_params(params: SamplingParams, index: int) -> SamplingParams:
     choice = copy.copy(params)
     choice.n = 1
     if params.seed is not None:
-        # Stays a signed 64-bit number.
-        choice.seed = (params.seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+        choice.seed = _signed(params.seed + index)
+        if params.seed < -1 <= params.seed + index:
+            # -1 says "no seed", so the count passes over it.
+            choice.seed += 1
     if index > 0:
         # All choices share the prompt: one of them reports on it, the others may use the cache.
         choice.prompt_logprobs = None

@@ -26,6 +26,7 @@ logger = init_logger(__name__)
 # No vocabulary in use has longer tokens, so a longer text cannot fit; it is not even tokenised.
 MAX_CHARACTERS_PER_TOKEN = 256
 MAX_CACHE_SALT = 128
+MAX_PRIORITY = 2**31
 
 
 @dataclass(slots=True)
@@ -39,6 +40,12 @@ class ProcessedInput:
     params: SamplingParams
     eos_token_ids: list[int]
     cache_salt: str | None
+
+
+def check_priority(priority: object) -> None:
+    """Raise RequestError for a priority that no 32-bit number holds."""
+    if type(priority) is not int or not -MAX_PRIORITY <= priority < MAX_PRIORITY:
+        raise RequestError(f"priority must be a whole number within +-{MAX_PRIORITY}", "priority")
 
 
 class InputProcessor:
@@ -74,6 +81,13 @@ class InputProcessor:
             )
         token_ids = self._truncate(token_ids, params)
         self._check_length(token_ids)
+        if max(token_ids) >= self._vocab_size:
+            # Only text comes this far: a tokenizer may know more tokens than the model.
+            raise RequestError(
+                f"the prompt's text holds token {max(token_ids)}, which the model does not have: "
+                f"its vocabulary has ids 0 to {self._vocab_size - 1}",
+                "prompt",
+            )
         changed = self._fit(params, len(token_ids))
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
 
@@ -127,7 +141,8 @@ class InputProcessor:
                     f"has ids 0 to {self._vocab_size - 1}",
                     "prompt",
                 )
-        return cast("list[int]", token_ids)
+        # A copy: the caller may change its list while the request waits.
+        return cast("list[int]", token_ids.copy())
 
     def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         """Keep the end of the prompt, as truncate_prompt_tokens asks."""

@@ -160,10 +160,14 @@ class RequestState:
     with_metrics: bool = False
     decode_token: Callable[[int], str] | None = None
     choices: list[ChoiceState] = field(default_factory=list)
-    # The first prompt token has no log-probability.
+    # Where they were asked for and not delivered yet. The first token has none.
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     # Already in the list of this step's changed requests.
     is_touched: bool = False
+
+    def __post_init__(self) -> None:
+        if self.input.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def is_finished(self) -> bool:
@@ -172,12 +176,10 @@ class RequestState:
 
     def add_prompt_logprobs(self, output: EngineCoreOutput) -> None:
         """Take in the prompt positions that a step computed."""
-        if output.new_prompt_logprobs:
-            known = self.prompt_logprobs or [None]
-            known += [
+        if output.new_prompt_logprobs and self.prompt_logprobs is not None:
+            self.prompt_logprobs += [
                 position_logprobs(entry, self.decode_token) for entry in output.new_prompt_logprobs
             ]
-            self.prompt_logprobs = known
 
     def take_output(self) -> RequestOutput | None:
         """What the caller is to see after a step; None where nothing is due yet."""
@@ -187,6 +189,12 @@ class RequestState:
         if not any(choice.is_due(self.stream_interval) for choice in self.choices):
             return None
         is_delta = kind is RequestOutputKind.DELTA
+        prompt_logprobs = self.prompt_logprobs
+        # The first choice computes the prompt; what others say before it does is not all.
+        if is_delta and prompt_logprobs and (finished or not self.choices[0].is_waiting):
+            self.prompt_logprobs = None
+        elif is_delta:
+            prompt_logprobs = None
         shown = [c for c in self.choices if c.has_news] if is_delta else self.choices
         output = RequestOutput(
             request_id=self.request_id,
@@ -194,12 +202,10 @@ class RequestState:
             prompt_token_ids=self.input.prompt_token_ids,
             outputs=[choice.show(is_delta) for choice in shown],
             finished=finished,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.choices[0].num_cached_tokens,
             metrics=self._metrics() if self.with_metrics else None,
         )
-        if is_delta:
-            self.prompt_logprobs = None
         return output
 
     def summary(self) -> FinishedGroup:

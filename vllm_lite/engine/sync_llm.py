@@ -5,6 +5,7 @@ Owns nothing but the wiring; `LLM` is the friendlier face.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -15,9 +16,9 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.core_client import CoreClient, SyncMPClient, log_ready
-from vllm_lite.engine.core_handle import launch_core
+from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.engine.fan_out import fan_out
-from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput
+from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.output_processor import OutputProcessor
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
@@ -62,6 +63,7 @@ class LLMEngine:
         self._metrics = engine_metrics(config, core.ready.num_blocks)
         self._outputs = _Outputs()
         self._unsent: list[EngineCoreRequest] = []
+        self._numbers = itertools.count()
 
     @classmethod
     def from_vllm_config(cls, config: VllmConfig, *, multiprocess: bool | None = None) -> LLMEngine:
@@ -119,11 +121,14 @@ class LLMEngine:
         *,
         priority: int = 0,
     ) -> None:
-        """Queue a request; raises RequestError. `request_id` must not be in use."""
+        """Queue a request; raises RequestError. Callers may repeat an id."""
+        check_priority(priority)
         if not isinstance(prompt, ProcessedInput):
             prompt = self.process(prompt, params or SamplingParams())
         arrival_time = time.monotonic()
-        sequences = fan_out(request_id, prompt, arrival_time, priority)
+        # The core never sees an id twice: outputs of an aborted request may still be on the way.
+        core_id = f"{request_id}-{next(self._numbers)}"
+        sequences = fan_out(core_id, prompt, arrival_time, priority)
         core_ids = [sequence.request_id for sequence in sequences]
         self._processor.add_request(request_id, prompt, core_ids, arrival_time, self._outputs)
         self._unsent += sequences

@@ -122,3 +122,26 @@ def test_choices_draw_from_seeds_of_their_own() -> None:
 def test_seeds_of_choices_stay_64_bit() -> None:
     requests = fan_out("id", process("ab", n=2, seed=2**63 - 1), 0.0)
     assert requests[1].sampling_params.seed == -(2**63)
+
+
+def test_no_choice_draws_from_the_seed_that_means_none() -> None:
+    requests = fan_out("id", process("ab", n=3, seed=-2), 0.0)
+    assert [r.sampling_params.seed for r in requests] == [-2, 0, 1]
+
+
+def test_a_token_of_the_tokenizer_that_the_model_lacks_is_refused() -> None:
+    """An embedding would be read past its end, and the whole step would fail."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.add_tokens(["<extra>"])
+    processor = InputProcessor(engine_config(), tokenizer)
+    assert processor.process("extra", SamplingParams()).prompt_token_ids == list(b"extra")
+    with pytest.raises(RequestError, match=str(VOCAB_SIZE)) as refused:
+        processor.process("an <extra> token", SamplingParams())
+    assert refused.value.param == "prompt"
+
+
+def test_a_callers_list_may_change_afterwards() -> None:
+    ids = [1, 2, 3]
+    processed = process(ids)
+    ids[0] = 10**6
+    assert processed.prompt_token_ids == [1, 2, 3]

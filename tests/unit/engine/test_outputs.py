@@ -12,6 +12,7 @@ from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import EOS, VOCAB_SIZE, run_all, says, sync_engine
 from vllm_lite.engine.inproc_client import InprocClient
 from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.errors import RequestError
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 
@@ -162,7 +163,7 @@ def test_a_failed_step_ends_its_own_requests_alone() -> None:
 def test_one_request_may_fail_within_a_step_that_works() -> None:
     engine = sync_engine()
     executor = core_of(engine).core._executor
-    executor.fail_next = {"bad": "no luck"}  # type: ignore[attr-defined]
+    executor.fail_next = {"bad-0": "no luck"}  # type: ignore[attr-defined]
     for name in ("bad", "good"):
         engine.add_request(name, [1, 2], SamplingParams(max_tokens=4, ignore_eos=True))
     ends = {o.request_id: o.outputs[0].finish_reason for o in run_all(engine) if o.finished}
@@ -195,6 +196,43 @@ def test_an_aborted_request_shows_what_it_had() -> None:
     assert output.finished
     assert [(c.text, c.finish_reason) for c in output.outputs] == [("n", "abort")] * 2
     assert core_of(engine).get_stats().num_used_blocks == 0
+
+
+def test_requests_may_share_an_id() -> None:
+    engine = sync_engine(says("ab"))
+    for _ in range(2):
+        engine.add_request("r", "say>", SamplingParams(max_tokens=5))
+    ends = [output for output in run_all(engine) if output.finished]
+    assert [(o.request_id, o.outputs[0].text) for o in ends] == [("r", "ab")] * 2
+
+
+def test_an_id_used_again_never_gets_the_outputs_of_an_aborted_request() -> None:
+    """They may be on their way from the core when the id is used again."""
+    engine = sync_engine(says("ab"))
+    engine.add_request("r", "say>", SamplingParams(max_tokens=5))
+    engine._send()
+    late = core_of(engine).get_output()
+    engine.abort_request(["r"])
+    engine.step()
+    engine.add_request("r", "say>", SamplingParams(max_tokens=5))
+    assert engine._processor.process(late.outputs).aborted_ids == []
+    assert run_all(engine)[-1].outputs[0].text == "ab"
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 10**30])
+def test_a_priority_beyond_32_bits_is_refused(priority: int) -> None:
+    engine = sync_engine(says("ab"))
+    with pytest.raises(RequestError, match="priority"):
+        engine.add_request("r", "say>", SamplingParams(), priority=priority)
+    assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_a_prompt_of_one_token_has_one_position_without_logprobs(kind: RequestOutputKind) -> None:
+    engine = sync_engine(says("ab"))
+    params = SamplingParams(prompt_logprobs=1, output_kind=kind, max_tokens=2)
+    engine.add_request("r", ">", params)
+    assert run_all(engine)[0].prompt_logprobs == [None]
 
 
 def test_request_metrics_come_with_statistics_only() -> None:
