@@ -24,17 +24,17 @@ T* pointer(Address address) {
 void call_rms_norm(Address x, Address residual, Address weight, Address out, int dtype,
                    int64_t num_rows, int64_t size, int64_t x_stride, int64_t residual_stride,
                    int64_t out_stride, float eps) {
-  rms_norm({static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
-            pointer<void>(weight), pointer<void>(out), size, x_stride, residual_stride, out_stride,
-            eps},
-           num_rows);
+  rms_norm(
+      {static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
+       pointer<void>(out), size, x_stride, residual_stride, out_stride, eps},
+      num_rows);
 }
 
 void call_rotary_embedding(Address positions, Address query, Address key, Address cos_sin_cache,
                            int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
                            int64_t query_token_stride, int64_t query_head_stride,
-                           int64_t key_token_stride, int64_t key_head_stride,
-                           int64_t num_positions, int64_t rot_dim, bool is_neox) {
+                           int64_t key_token_stride, int64_t key_head_stride, int64_t num_positions,
+                           int64_t rot_dim, bool is_neox) {
   rotary_embedding({static_cast<DType>(dtype),
                     pointer<int64_t>(positions),
                     {pointer<void>(query), pointer<void>(key)},
@@ -63,36 +63,41 @@ void call_reshape_and_cache(Address key, Address value, Address key_cache, Addre
                             int64_t head_size) {
   const auto write = [&](Address source, int64_t token_stride, int64_t head_stride, Address cache,
                          int64_t block_stride) {
-    return CacheWrite{static_cast<DType>(dtype), static_cast<DType>(cache_dtype),
-                      pointer<void>(source),     token_stride,
-                      head_stride,               pointer<void>(cache),
-                      block_stride,              pointer<int64_t>(slots),
-                      num_kv_heads,              block_size,
+    return CacheWrite{static_cast<DType>(dtype),
+                      static_cast<DType>(cache_dtype),
+                      pointer<void>(source),
+                      token_stride,
+                      head_stride,
+                      pointer<void>(cache),
+                      block_stride,
+                      pointer<int64_t>(slots),
+                      num_kv_heads,
+                      block_size,
                       head_size};
   };
-  reshape_and_cache(write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
-                    write(value, value_token_stride, value_head_stride, value_cache,
-                          value_block_stride),
-                    num_tokens, num_blocks);
+  reshape_and_cache(
+      write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
+      write(value, value_token_stride, value_head_stride, value_cache, value_block_stride),
+      num_tokens, num_blocks);
 }
 
 void call_paged_attention(Address query, Address output, Address key_cache, Address value_cache,
                           Address block_table, Address query_start_loc, Address seq_lens, int dtype,
                           int cache_dtype, int64_t num_tokens, int64_t num_heads,
-                          int64_t query_token_stride, int64_t query_head_stride,
-                          int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
-                          int64_t head_size, int64_t key_block_stride, int64_t value_block_stride,
+                          int64_t query_token_stride, int64_t query_head_stride, int64_t num_blocks,
+                          int64_t num_kv_heads, int64_t block_size, int64_t head_size,
+                          int64_t key_block_stride, int64_t value_block_stride,
                           int64_t num_requests, int64_t blocks_per_request,
                           int64_t block_table_stride, float scale, int64_t sliding_window,
                           float soft_cap) {
-  paged_attention({static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
-                   query_token_stride, query_head_stride, pointer<void>(output),
-                   pointer<void>(key_cache), pointer<void>(value_cache), key_block_stride,
-                   value_block_stride, num_heads, num_kv_heads, head_size, block_size,
-                   sliding_window, scale, soft_cap},
-                  {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
-                   pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests,
-                   num_tokens, num_blocks});
+  paged_attention(
+      {static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
+       query_token_stride, query_head_stride, pointer<void>(output), pointer<void>(key_cache),
+       pointer<void>(value_cache), key_block_stride, value_block_stride, num_heads, num_kv_heads,
+       head_size, block_size, sliding_window, scale, soft_cap},
+      {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
+       pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
+       num_blocks});
 }
 
 void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_outputs,

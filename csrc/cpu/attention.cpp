@@ -155,7 +155,8 @@ class AttentionPlan {
       const int64_t spans_per_piece =
           threads == 1 ? num_spans : std::max<int64_t>(1, target / cost_of_span(work));
       for (int64_t s = work.first_span; s < work.end_span; s += spans_per_piece) {
-        pieces_.push_back({static_cast<int64_t>(t), s, std::min(s + spans_per_piece, work.end_span)});
+        pieces_.push_back(
+            {static_cast<int64_t>(t), s, std::min(s + spans_per_piece, work.end_span)});
       }
       if (spans_per_piece < num_spans) {
         work.partials = partial_floats_;

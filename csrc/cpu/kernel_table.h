@@ -32,7 +32,7 @@ struct RmsNorm {
 struct Rotary {
   DType dtype;
   const int64_t* positions;
-  void* heads[2];             // query and key
+  void* heads[2];  // query and key
   int64_t num_heads[2];
   int64_t token_strides[2];
   int64_t head_strides[2];
@@ -130,9 +130,9 @@ struct PackLinear {
 };
 
 struct Linear {
-  DType dtype;      // of x and the weights
+  DType dtype;  // of x and the weights
   DType out_dtype;
-  const void* x;    // [T, N]
+  const void* x;  // [T, N]
   int64_t x_stride;
   const void* packed_weight;
   const float* bias;  // null, or [M]

@@ -55,8 +55,8 @@ void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t n
   const int64_t num_slots = num_blocks * key.block_size;
   for (int64_t i = 0; i < num_tokens; ++i) {
     if (key.slots[i] >= num_slots) {
-      throw std::out_of_range("slot " + std::to_string(key.slots[i]) +
-                              " is beyond the cache of " + std::to_string(num_slots) + " slots");
+      throw std::out_of_range("slot " + std::to_string(key.slots[i]) + " is beyond the cache of " +
+                              std::to_string(num_slots) + " slots");
     }
   }
   const KernelTable& table = kernels();
@@ -84,11 +84,10 @@ void linear(const Linear& p, int64_t num_rows) {
     const int64_t end_row = std::min(row + kRowsPerBlock, num_rows);
     const int64_t products = (end_row - row) * kPanel * std::max<int64_t>(p.num_inputs, 1);
     // At least eight ranges, so that one slow core delays the others little.
-    const int64_t grain = std::clamp<int64_t>(kProductsPerRange / products, 1,
-                                              ceil_divide(num_panels, 8));
-    parallel_for(num_panels, grain, [&](int64_t begin, int64_t end) {
-      table.linear(p, row, end_row, begin, end);
-    });
+    const int64_t grain =
+        std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
+    parallel_for(num_panels, grain,
+                 [&](int64_t begin, int64_t end) { table.linear(p, row, end_row, begin, end); });
   }
 }
 

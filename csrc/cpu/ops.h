@@ -20,9 +20,9 @@ void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t n
 struct AttentionBatch {
   const int32_t* block_table;  // [R, M]
   int64_t block_table_stride;
-  int64_t blocks_per_request;        // M
-  const int32_t* query_start_loc;    // [R + 1]
-  const int32_t* seq_lens;           // [R]
+  int64_t blocks_per_request;      // M
+  const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* seq_lens;         // [R]
   int64_t num_requests;
   int64_t num_tokens;
   int64_t num_blocks;  // of the caches

@@ -27,9 +27,7 @@ template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
   parallel_ranges(
       count, grain,
-      [](void* context, int64_t begin, int64_t end) {
-        (*static_cast<Body*>(context))(begin, end);
-      },
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<Body*>(context))(begin, end); },
       &body);
 }
 

@@ -191,7 +191,7 @@ def paged_attention(
     _check_index("paged_attention", seq_lens, torch.int32, num_requests)
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise _refuse("paged_attention", "block_table must be int32 with dense rows")
-    output = query.new_empty((num_tokens, num_heads, head_size))
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
     _cpu.paged_attention(
         query.data_ptr(),
         output.data_ptr(),
@@ -291,10 +291,9 @@ def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -
 
 
 def _check_caches(operation: str, key_cache: Tensor, value_cache: Tensor) -> int:
-    _, num_heads, block_size, head_size = shape = key_cache.shape
-    dense = (block_size * head_size, head_size, 1)
-    if value_cache.shape != shape or num_heads == 0:
+    if key_cache.shape != value_cache.shape:
         raise _refuse(operation, "key and value caches must have one shape")
-    if key_cache.stride()[1:] != dense or value_cache.stride()[1:] != dense:
-        raise _refuse(operation, "the blocks of a cache must be dense")
+    for cache in (key_cache, value_cache):
+        if not cache.is_contiguous() and not cache[0].is_contiguous():
+            raise _refuse(operation, "the blocks of a cache must be dense")
     return _dtype(operation, key_cache, value_cache)

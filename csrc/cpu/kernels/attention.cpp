@@ -127,7 +127,8 @@ void pack_keys(const KeyBlock<Cache>& block, const KeyBlock<Cache>& next, int64_
                Element* packed) {
   const int64_t bytes = head_size * sizeof(Cache);
   const int64_t num_words = (bytes + 3) / 4;
-  for (int first = 0; first < kKeys; first += kLanes) {
+  // Scores of keys beyond the last are garbage that the softmax masks.
+  for (int first = 0; first < block.count; first += kLanes) {
     for (int64_t word = 0; word < num_words; word += kLanes) {
       BitsVec rows[kLanes];
       for (int i = 0; i < kLanes; ++i) {
@@ -263,8 +264,8 @@ inline void update_softmax(const Attention& p, float* scores, int64_t visible_be
     if (p.soft_cap > 0) x[v] = cap_scores(x[v], p.soft_cap);
     if (visible_begin > 0 || visible_end < kKeys) {
       const IntVec key = lane + v * kLanes;
-      const IntVec visible = (key >= static_cast<int32_t>(visible_begin)) &
-                             (key < static_cast<int32_t>(visible_end));
+      const IntVec visible =
+          (key >= static_cast<int32_t>(visible_begin)) & (key < static_cast<int32_t>(visible_end));
       x[v] = visible ? x[v] : nothing;
     }
     highest = max_lanes(highest, x[v]);
