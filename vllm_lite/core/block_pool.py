@@ -99,6 +99,13 @@ class BlockPool:
         if self._by_hash.setdefault(content_hash, block) is block:
             block.content_hash = content_hash
 
+    def withdraw(self, blocks: Iterable[Block]) -> None:
+        """Let held blocks not be hit any more; who holds them keeps them."""
+        for block in blocks:
+            if block.content_hash is not None:
+                del self._by_hash[block.content_hash]
+                block.content_hash = None
+
     def try_reset(self) -> bool:
         """Forget all cached content; refused while any block is held."""
         if self.num_used:

@@ -110,6 +110,10 @@ class KVCacheManager:
             self.pool.publish(table.blocks[index], hashes[index])
         table.num_published = num_full
 
+    def withdraw(self, request: Request) -> None:
+        """Let nobody hit a request's blocks any more: what they hold is in doubt."""
+        self.pool.withdraw(self._tables[request.request_id].blocks)
+
     def free(self, request: Request) -> None:
         """Take back all blocks of a request; one without blocks is fine."""
         table = self._tables.pop(request.request_id, None)

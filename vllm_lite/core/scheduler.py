@@ -239,6 +239,8 @@ class Scheduler:
         """Enter what a step computed of one request; None where there is nothing to tell."""
         request_id = request.request_id
         if output.errors and request_id in output.errors:
+            # What made its last logits unsound may lie in blocks that earlier steps published.
+            self.kv_manager.withdraw(request)
             return self._fail(request, output.errors[request_id])
         before = request.num_computed_tokens
         request.num_computed_tokens = num_computed = before + num_scheduled

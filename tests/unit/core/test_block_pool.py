@@ -54,6 +54,15 @@ class PoolMachine(RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(self.held) - 1))
         self.pool.release([self.pool.null_block, self.pool.blocks[self.held.pop(place)]])
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        block = self.pool.blocks[data.draw(st.sampled_from(self.held))]
+        content = block.content_hash
+        self.pool.withdraw([self.pool.null_block, block])
+        assert block.content_hash is None
+        assert content is None or self.pool.find(content) is None
+
     @rule()
     def reset(self) -> None:
         assert self.pool.try_reset() == (not self.held)

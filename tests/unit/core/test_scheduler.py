@@ -326,6 +326,23 @@ def test_a_request_fails_alone() -> None:
     assert s.running == [good]
 
 
+def test_what_a_failed_request_computed_is_never_hit() -> None:
+    """Its cache may hold what is no number; a prompt's first chunk shows no logits."""
+    s = scheduler(max_num_batched_tokens=16, max_num_seqs=4)
+    bad = request(40, request_id="bad")
+    add(s, bad)
+    for _ in range(2):
+        advance(s)
+    step = s.schedule()
+    s.update_from_output(step, ModelRunnerOutput({}, errors={"bad": "unsound"}))
+    assert bad.status is RequestStatus.FINISHED_ERROR
+    assert s.make_stats().num_cached_blocks == 0
+    again = request(40)
+    add(s, again)
+    advance(s)
+    assert again.num_cached_tokens == 0
+
+
 def test_a_step_that_throws_ends_its_requests_and_no_others() -> None:
     s = scheduler(max_num_seqs=1)
     a, b = request(5), request(6)
