@@ -1,6 +1,6 @@
 """The engine core as a process of its own: `python -m vllm_lite.engine.core_process`.
 
-Started by `core_handle.CoreProcess` with the channel's directory, the heartbeat's descriptor
+Started by `core_child.CoreProcess` with the channel's directory, the heartbeat's descriptor
 and the parent's pid as arguments, and the configuration as msgpack on standard input. Dies
 with its parent, whatever killed that, and leaves every other signal to it.
 """

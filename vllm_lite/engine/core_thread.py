@@ -1,6 +1,6 @@
 """An engine core in a thread of this process, for --disable-frontend-multiprocessing.
 
-Held as core_handle.CoreProcess is, but it cannot be killed, and it shares Python's lock with
+Held as core_child.CoreProcess is, but it cannot be killed, and it shares Python's lock with
 whoever holds it.
 """
 

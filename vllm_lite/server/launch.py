@@ -17,7 +17,7 @@ from vllm_lite import __version__, envs
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.core_handle import launch_core
+from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.server.listen import Listener
 
