@@ -1,4 +1,4 @@
-"""ServerConfig: the HTTP front end's options. The engine knows nothing of them."""
+"""The front end's options, for HTTP and for what else answers requests; no engine's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,39 @@ from vllm_lite.errors import UsageError
 
 
 @config
-class ServerConfig:
+class ReplyConfig:
+    """How requests are read and answered, over HTTP or from a file."""
+
+    GROUP: ClassVar[str] = "Frontend"
+
+    chat_template: str | None = option(
+        None, "Jinja template, as a file or in one line, in place of the tokenizer's own."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto", "How message content reaches the template: as text, or as a list of parts."
+    )
+    trust_request_chat_template: bool = option(
+        False, "Render templates that requests bring; others are refused."
+    )
+    response_role: str = option("assistant", "Role of generated chat messages.")
+    return_tokens_as_token_ids: bool = option(
+        False, "Show tokens in logprobs as token_id:N instead of their text."
+    )
+    enable_prompt_tokens_details: bool = option(
+        False, "Report how many prompt tokens came from the prefix cache."
+    )
+    enable_force_include_usage: bool = option(
+        False, "Report usage in every response, streamed ones included."
+    )
+    max_log_len: int | None = option(
+        None, "Most characters or token ids of a prompt in a log line.", ge=0
+    )
+    enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
+    enable_log_outputs: bool = option(False, "Log generated text too.")
+
+
+@config
+class ServerConfig(ReplyConfig):
     """Where the server listens, whom it admits and how it answers."""
 
     GROUP: ClassVar[str] = "Frontend"
@@ -43,37 +75,13 @@ class ServerConfig:
     ssl_cert_reqs: int = option(
         0, "Client certificates: 0 none, 1 optional, 2 required.", ge=0, le=2
     )
-    chat_template: str | None = option(
-        None, "Jinja template, as a file or in one line, in place of the tokenizer's own."
-    )
-    chat_template_content_format: Literal["auto", "string", "openai"] = option(
-        "auto", "How message content reaches the template: as text, or as a list of parts."
-    )
-    trust_request_chat_template: bool = option(
-        False, "Render templates that requests bring; others are refused."
-    )
-    response_role: str = option("assistant", "Role of generated chat messages.")
-    return_tokens_as_token_ids: bool = option(
-        False, "Show tokens in logprobs as token_id:N instead of their text."
-    )
     enable_request_id_headers: bool = option(
         False, "Answer with an X-Request-Id header, the client's own if it sent one."
-    )
-    enable_prompt_tokens_details: bool = option(
-        False, "Report how many prompt tokens came from the prefix cache."
-    )
-    enable_force_include_usage: bool = option(
-        False, "Report usage in every response, streamed ones included."
     )
     enable_server_load_tracking: bool = option(False, "Report running requests at /load.")
     log_config_file: str | None = option(
         None, "JSON logging configuration for the engine and the HTTP server."
     )
-    max_log_len: int | None = option(
-        None, "Most characters or token ids of a prompt in a log line.", ge=0
-    )
-    enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
-    enable_log_outputs: bool = option(False, "Log generated text too.")
     shutdown_timeout: int = option(
         30,
         "Seconds that running requests may take to finish after SIGTERM.",
