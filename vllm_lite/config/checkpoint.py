@@ -49,7 +49,7 @@ def read_facts(
         place = Path(hf_config_path or path)
         raw = read_json(place if place.suffix == ".json" else place / "config.json")
     else:
-        raw = hf_config_of(gguf)
+        raw = _hf_config(gguf)
     overrides = hf_overrides or {}
     hf = {**raw, **overrides}
     architecture = _architecture(path, hf)
@@ -59,6 +59,8 @@ def read_facts(
         hf.pop(key, None)
     if gguf is None and architecture == "MistralForCausalLM":
         hf.setdefault("sliding_window", _MISTRAL_WINDOW)
+    if hf.get("sliding_window"):
+        _NumberReader(path, hf).count("sliding_window")
     window = None
     if disable_sliding_window:
         window = hf.get("sliding_window") if hf.get("use_sliding_window", True) else None
@@ -67,6 +69,15 @@ def read_facts(
     facts = _facts(path, architecture, hf)
     facts = _with_gguf(facts, gguf) if gguf else _with_generation_config(facts)
     return replace(facts, max_position=min(window or facts.max_position, facts.max_position))
+
+
+def _hf_config(gguf: GGUFFile) -> dict[str, Any]:
+    try:
+        return hf_config_of(gguf)
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{gguf.path} has metadata of the wrong type ({error}); fetch or convert it again"
+        ) from None
 
 
 def _with_generation_config(facts: ModelFacts) -> ModelFacts:
@@ -93,9 +104,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror}") from None
+        raise CheckpointError(
+            f"Cannot read {path}: {error.strerror}; is the checkpoint complete?"
+        ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+        raise CheckpointError(f"{path} is not valid JSON: {error}; fetch it again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return value
@@ -172,6 +185,9 @@ def _refuse_quantised(path: str, hf: dict[str, Any]) -> None:
 
 def _rope_parameters(path: str, hf: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Rotary settings as one dict, from the new spelling or from rope_theta + rope_scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(hf.get(key) or {}, dict):
+            raise CheckpointError(f"{path}: {key} is {hf[key]!r} in its configuration, no object")
     rope = dict(hf.get("rope_parameters") or {})
     scaling = hf.get("rope_scaling")
     if scaling and (not rope or "rope_scaling" in overrides):

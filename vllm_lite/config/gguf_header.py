@@ -160,7 +160,7 @@ def read_gguf(path: str | Path) -> GGUFFile:
         with open(path, "rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}") from None
+        raise CheckpointError(f"Cannot read {path}: {error}; fetch it again") from None
     reader = _Reader(str(path), data)
     metadata, num_tensors = reader.read_metadata()
     return GGUFFile(str(path), metadata, reader.read_tensors(num_tensors, metadata), data)

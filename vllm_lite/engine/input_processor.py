@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import Prompt
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.sampling_params import SamplingParams
 
@@ -48,6 +48,18 @@ def check_priority(priority: object) -> None:
         raise RequestError(f"priority must be a whole number within +-{MAX_PRIORITY}", "priority")
 
 
+def _check_defaults(config: VllmConfig) -> None:
+    """Raise UsageError for defaults with which no request could be built."""
+    try:
+        SamplingParams.from_optional(**config.sampling_defaults)
+    except RequestError as error:
+        raise UsageError(
+            f"the generation config of {config.facts.path} sets a default that cannot be used: "
+            f"{error}; mend its generation_config.json, override it with "
+            "--override-generation-config, or pass --generation-config vllm"
+        ) from None
+
+
 class InputProcessor:
     """Tokenises prompts and checks requests against the model."""
 
@@ -60,6 +72,7 @@ class InputProcessor:
             eos.add(tokenizer.eos_token_id)
         self._eos_token_ids = sorted(eos)
         if config.sampling_defaults:
+            _check_defaults(config)
             logger.info(
                 "Default sampling parameters from the model's generation config: %s "
                 "(--generation-config vllm turns them off)",

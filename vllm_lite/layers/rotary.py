@@ -33,7 +33,7 @@ class RotarySettings:
     @property
     def rotary_size(self) -> int:
         """How many of a head's first elements are rotated."""
-        size = int(self.head_size * (self.parameters.get("partial_rotary_factor") or 1.0))
+        size = int(self.head_size * (self.number("partial_rotary_factor", 0) or 1.0))
         if size < 2 or size % 2:
             raise CheckpointError(f"the rotary size is {size}; it must be even and positive")
         return size

@@ -7,8 +7,9 @@ as soon as its last tensor is there, so that memory never holds the model twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,13 +49,33 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
         max_model_len=config.model.max_model_len,
         linear_method=get_linear_method(config.model.quantization, dtype),
     )
-    with torch.device(device):
-        model = get_model_class(config.facts.architecture)(config.facts, options)
-    targets = weight_targets(model)
-    tensors = _open_checkpoint(config, targets)
-    used = _match(config.facts.path, tensors, targets)
-    _fill(model, used, targets, config.load.use_tqdm_on_load)
+    with _refusals_name(config.facts.path):
+        with torch.device(device):
+            model = get_model_class(config.facts.architecture)(config.facts, options)
+        targets = weight_targets(model)
+        tensors = _open_checkpoint(config, targets)
+        used = _match(config.facts.path, tensors, targets)
+        _fill(model, used, targets, config.load.use_tqdm_on_load)
     return model
+
+
+@contextmanager
+def _refusals_name(path: str) -> Iterator[None]:
+    """Whatever part of a model refuses, the user reads which checkpoint it was."""
+    try:
+        yield
+    except CheckpointError as error:
+        if path in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from None
+    except (MemoryError, RuntimeError) as error:
+        # torch has no type of its own for this on CPU.
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{path} does not fit into this machine's memory; free some, use a smaller or a "
+            "quantised (GGUF) model, or --dtype bfloat16"
+        ) from None
 
 
 def _open_checkpoint(config: VllmConfig, targets: dict[str, Target]) -> Sequence[CheckpointTensor]:

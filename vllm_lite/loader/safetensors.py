@@ -95,12 +95,16 @@ def _indexed_files(directory: Path, needed: set[str]) -> dict[Path, set[str] | N
         weight_map = json.loads(index.read_bytes())["weight_map"]
         places = {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{index} is not a valid index of safetensors files") from None
+        raise CheckpointError(
+            f"{index} is not a valid index of safetensors files; fetch it again"
+        ) from None
     files: dict[Path, set[str] | None] = {}
     for file in sorted({places[name] for name in needed if name in places}):
         path = directory / file
         if path.parent != directory or not path.is_file():
-            raise CheckpointError(f"{index} names the file {file!r}, which {directory} lacks")
+            raise CheckpointError(
+                f"{index} names the file {file!r}, which {directory} lacks; fetch it"
+            )
         files[path] = {name for name, place in places.items() if place == file}
     return files
 
@@ -113,8 +117,8 @@ def _all_files(directory: Path) -> list[Path]:
     files = [file for file in files if not file.name.startswith("consolidated")] or files
     if not files:
         others = sorted(directory.glob("*.bin"))
-        hint = f"; convert {others[0].name} to safetensors" if others else ""
-        raise CheckpointError(f"{directory} holds no .safetensors files{hint}")
+        hint = f"convert {others[0].name} to safetensors" if others else "fetch its weights"
+        raise CheckpointError(f"{directory} holds no .safetensors files; {hint}")
     return files
 
 

@@ -52,7 +52,7 @@ def decoder_spec(facts: ModelFacts) -> DecoderSpec:
         num_kv_heads=facts.num_kv_heads,
         head_size=facts.head_size,
         hidden_act=hf.get("hidden_act", "silu"),
-        norm_eps=hf.get("rms_norm_eps", 1e-6),
+        norm_eps=_positive(facts, "rms_norm_eps", 1e-6),
         rotary=RotarySettings(
             head_size=facts.head_size,
             max_position_embeddings=hf.get("max_position_embeddings", facts.max_position),
@@ -86,8 +86,19 @@ def windows_by_layer(facts: ModelFacts) -> tuple[int | None, ...]:
 
 def _size(facts: ModelFacts, key: str) -> int:
     value = facts.hf_config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(
-            f"{facts.path}: {key} is {value!r} in its configuration, not a positive number"
-        )
+    if not isinstance(value, int):
+        raise _not_positive(facts, key, value)
+    return int(_positive(facts, key, 0))
+
+
+def _positive(facts: ModelFacts, key: str, default: float) -> float:
+    value = facts.hf_config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise _not_positive(facts, key, value)
     return value
+
+
+def _not_positive(facts: ModelFacts, key: str, value: object) -> CheckpointError:
+    return CheckpointError(
+        f"{facts.path}: {key} is {value!r} in its configuration, not a positive number"
+    )

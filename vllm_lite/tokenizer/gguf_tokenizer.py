@@ -49,7 +49,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend, add_bos = _sentencepiece(metadata, tokens), True
     else:
         raise CheckpointError(
-            f"The GGUF file holds a tokenizer of the kind {kind!r}, which is not supported; "
+            f"it holds a tokenizer of the kind {kind!r}, which is not supported; "
             "pass --tokenizer with the model's Hugging Face repository"
         )
     special_tokens = _special_tokens(metadata, tokens)
@@ -68,7 +68,7 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     values = metadata.get(key)
     if values is None or isinstance(values, str):
         raise CheckpointError(
-            f"The GGUF file has no {key}; pass --tokenizer with the model's Hugging Face repository"
+            f"it has no {key}; pass --tokenizer with the model's Hugging Face repository"
         )
     # A list is what the loops below are fast on, whatever the reader hands out.
     return values if isinstance(values, list) else list(values)
@@ -78,7 +78,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Sequence[int]:
     types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise CheckpointError(
-            f"The GGUF file has {len(tokens)} tokens but {len(types)} token types; fetch it again"
+            f"it has {len(tokens)} tokens but {len(types)} token types; fetch it again"
         )
     return types
 
@@ -88,7 +88,7 @@ def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
         raise CheckpointError(
-            f"The GGUF file names the pre-tokenizer {name!r}, which is not known; "
+            f"it names the pre-tokenizer {name!r}, which is not known; "
             "pass --tokenizer with the model's Hugging Face repository"
         )
     return pre
@@ -115,7 +115,7 @@ def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -
         return models.BPE(vocab=vocab, merges=merges, **options)
     except Exception as error:  # the library raises no narrower type
         raise CheckpointError(
-            f"The GGUF file's vocabulary does not fit its merges ({error}); fetch it again"
+            f"its vocabulary does not fit its merges ({error}); fetch it again"
         ) from None
 
 
@@ -124,7 +124,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     scores = list(metadata.get("tokenizer.ggml.scores") or ())
     if len(scores) != len(tokens):
         raise CheckpointError(
-            f"The GGUF file has {len(tokens)} tokens but {len(scores)} scores; fetch it again"
+            f"it has {len(tokens)} tokens but {len(scores)} scores; fetch it again"
         )
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     model = _bpe(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import resolve_model_source
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import CheckpointError, RequestError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
 from vllm_lite.tokenizer.parts import TokenizerParts
@@ -142,7 +142,21 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
             weights=False,
         )
         path = Path(source)
+    try:
+        return Tokenizer(_read_parts(path, model.trust_remote_code))
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from None
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # Whatever stands in these files instead of what should.
+        raise CheckpointError(
+            f"{path}: its tokenizer's files are damaged ({type(error).__name__}: {error}); "
+            "fetch them again, or pass --tokenizer"
+        ) from None
+
+
+def _read_parts(path: Path, trust_remote_code: bool) -> TokenizerParts:
     if path.suffix == ".gguf":
-        return Tokenizer(tokenizer_from_gguf(read_gguf(path).metadata))
-    parts = tokenizer_from_directory(path, trust_remote_code=model.trust_remote_code)
-    return Tokenizer(parts)
+        return tokenizer_from_gguf(read_gguf(path).metadata)
+    return tokenizer_from_directory(path, trust_remote_code=trust_remote_code)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.engine.engines import VOCAB_SIZE, byte_tokenizer, engine_config
 from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.sampling_params import SamplingParams
 
 
@@ -145,3 +145,9 @@ def test_a_callers_list_may_change_afterwards() -> None:
     processed = process(ids)
     ids[0] = 10**6
     assert processed.prompt_token_ids == [1, 2, 3]
+
+
+def test_defaults_that_no_request_could_have_are_the_users_mistake() -> None:
+    config = engine_config(generation_config={"temperature": "hot"})
+    with pytest.raises(UsageError, match=r"a number.*generation-config vllm"):
+        InputProcessor(config, byte_tokenizer())

@@ -1,0 +1,199 @@
+"""A model that cannot be served: one line that names the file and the way out, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from tests.checkpoints import LLAMA_GGUF, gguf_bytes
+from tests.models.checkpoints import TINY, make_model, save
+from vllm_lite.config.sources import fetch_demo
+
+SHARD = "model-00001-of-00007.safetensors"
+WEIGHTS = "model.safetensors"
+TIMEOUT = 60.0
+
+
+def refusal(model: str | Path, *arguments: str) -> str:
+    """What `vllm-lite serve` says of `model` once it has ended; no process may be left."""
+    command = [sys.executable, "-m", "vllm_lite", "serve", str(model), *arguments]
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert (process.returncode, printed) == (1, ""), said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    lines = said.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("vllm-lite serve: error: "), said
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint in several shards, with all that it needs."""
+    folder = save(make_model("llama"), tmp_path_factory.mktemp("sound"), max_shard_size="40KB")
+    vocabulary = {f"t{i}": i for i in range(TINY["vocab_size"])}
+    Tokenizer(WordLevel(vocabulary, unk_token="t0")).save(str(folder / "tokenizer.json"))
+    assert (folder / SHARD).is_file()
+    return folder
+
+
+Damage = Callable[[Path], object]
+
+
+def write(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def cut(name: str, count: int) -> Damage:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-count])
+
+
+def drop(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def configure(**changes: Any) -> Damage:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_bytes()), **changes}))
+
+    return change
+
+
+# What is done to a sound checkpoint -> what the line says beside the checkpoint's path.
+DAMAGES: dict[str, tuple[Damage, list[str]]] = {
+    "config missing": (drop("config.json"), ["config.json", "complete"]),
+    "config no JSON": (write("config.json", b'{"architectures": ['), ["config.json", "fetch"]),
+    "config no text": (write("config.json", bytes(range(256))), ["config.json", "fetch"]),
+    "architecture": (
+        configure(architectures=["BertForMaskedLM"]),
+        ["BertForMaskedLM", "LlamaForCausalLM"],
+    ),
+    "size": (configure(hidden_size="48"), ["hidden_size", "'48'"]),
+    "epsilon": (configure(rms_norm_eps="tiny"), ["rms_norm_eps", "'tiny'"]),
+    "rotary": (configure(rope_parameters="llama3"), ["rope_parameters", "'llama3'"]),
+    "rotary part": (
+        configure(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}),
+        ["low_freq_factor"],
+    ),
+    "window": (
+        configure(architectures=["MistralForCausalLM"], sliding_window="wide"),
+        ["sliding_window", "'wide'"],
+    ),
+    "quantised": (configure(quantization_config={"quant_method": "gptq"}), ["gptq", "GGUF"]),
+    "memory": (configure(vocab_size=10**13), ["memory", "smaller"]),
+    "tokenizer missing": (drop("tokenizer.json"), ["tokenizer.json", "--tokenizer"]),
+    "tokenizer damaged": (cut("tokenizer.json", 100), ["tokenizer.json", "fetch"]),
+    "tokenizer config": (
+        write("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {"content": "y"}}}'),
+        ["tokenizer", "fetch"],
+    ),
+    "generation config": (
+        write("generation_config.json", b'{"temperature": "hot"}'),
+        ["temperature", "--generation-config vllm"],
+    ),
+    "shard missing": (drop(SHARD), [SHARD, "fetch"]),
+    "shard cut": (cut(SHARD, 1000), [SHARD, "fetch"]),
+    "shard garbage": (write(SHARD, bytes(range(256)) * 9), [SHARD, "fetch"]),
+    "index": (write(WEIGHTS + ".index.json", b"{}"), ["index.json", "fetch"]),
+    "tensor missing": (configure(num_hidden_layers=3), ["model.layers.2.", "complete"]),
+    "tensor unexpected": (configure(num_hidden_layers=1), ["model.layers.1.", "no place"]),
+    "shape": (configure(intermediate_size=96), ["gate_proj", "[80, 48]", "[96, 48]"]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_directory(sound: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(sound, folder)
+    damage, words = DAMAGES[name]
+    damage(folder)
+    line = refusal(folder)
+    for word in (str(folder), *words):
+        assert word in line
+
+
+def demo_part(size: int) -> bytes:
+    with fetch_demo().open("rb") as file:
+        return file.read(size)
+
+
+GGUF_FILES: dict[str, tuple[Callable[[], bytes], list[str]]] = {
+    "empty": (lambda: b"", ["fetch"]),
+    "garbage": (lambda: bytes(range(256)) * 99, ["GGUF", "fetch"]),
+    "header garbage": (lambda: b"GGUF\x03\0\0\0" + b"\xff" * 4096, ["fetch"]),
+    "header cut": (lambda: demo_part(300_000), ["tokenizer.ggml", "fetch"]),
+    "tensor data cut": (lambda: demo_part(50_000_000), ["tensor 'blk.", "fetch"]),
+    "architecture": (
+        lambda: gguf_bytes({**LLAMA_GGUF, "general.architecture": "mamba"}),
+        ["'mamba'", "llama"],
+    ),
+    "metadata": (lambda: gguf_bytes({**LLAMA_GGUF, "llama.block_count": "x"}), ["'x'"]),
+    "metadata type": (
+        lambda: gguf_bytes({**LLAMA_GGUF, "llama.attention.head_count": 1.5}),
+        ["metadata", "convert"],
+    ),
+    "tensor type": (lambda: gguf_bytes(ggml_type=24), ["token_embd.weight", "I8", "Q4_K"]),
+    "unknown tensor type": (lambda: gguf_bytes(ggml_type=99), ["token_embd.weight", "99", "Q4_K"]),
+    "no tokenizer": (
+        lambda: gguf_bytes({k: v for k, v in LLAMA_GGUF.items() if "tokenizer" not in k}),
+        ["tokenizer", "--tokenizer"],
+    ),
+    "tokenizer kind": (
+        lambda: gguf_bytes({**LLAMA_GGUF, "tokenizer.ggml.model": "rwkv"}),
+        ["'rwkv'", "--tokenizer"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_FILES)
+def test_a_gguf_file_that_cannot_be_loaded(tmp_path: Path, name: str) -> None:
+    content, words = GGUF_FILES[name]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content())
+    line = refusal(path)
+    for word in (str(path), *words):
+        assert word in line
+
+
+def test_a_gguf_file_without_its_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes({**LLAMA_GGUF, "tokenizer.ggml.model": "llama"}))
+    line = refusal(path)
+    assert str(path) in line and "model.layers.0." in line
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ("/nowhere/at-all", "no such file"),
+        ("/nowhere/model.gguf", "no such file"),
+        ("nobody/no-such-model", "HF_HUB_OFFLINE"),
+        (__file__, "not a .gguf file"),
+        (str(Path(__file__).parent), "config.json"),
+    ],
+)
+def test_a_name_that_leads_nowhere(model: str, word: str) -> None:
+    line = refusal(model)
+    assert model in line and word in line
