@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: int
     VLLM_MAX_N_SEQUENCES: int
     VLLM_LITE_CPU_ISA: str
+    OPENAI_API_KEY: str | None
     HF_HUB_OFFLINE: bool
     HF_TOKEN: str | None
 
@@ -95,6 +96,8 @@ _VARIABLES: dict[str, Callable[[], Any]] = {
     "VLLM_MAX_N_SEQUENCES": _parse("VLLM_MAX_N_SEQUENCES", int, 64),
     # auto, avx512, avx2, portable or reference: forces one CPU kernel path.
     "VLLM_LITE_CPU_ISA": _text("VLLM_LITE_CPU_ISA", "auto"),
+    # Key that `chat` and `complete` send when --api-key is absent.
+    "OPENAI_API_KEY": _optional_text("OPENAI_API_KEY"),
     # huggingface_hub's own: no network.
     "HF_HUB_OFFLINE": _flag("HF_HUB_OFFLINE", False),
     # huggingface_hub's own: access token.

@@ -7,6 +7,7 @@ line, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ from vllm_lite.errors import VLLMLiteError
 # Command -> the module whose run(argv) does it, and what it is for.
 COMMANDS = {
     "serve": ("vllm_lite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "chat": ("vllm_lite.cli.chat", "Chat with a served model."),
+    "complete": ("vllm_lite.cli.complete", "Continue texts with a served model."),
+    "run-batch": ("vllm_lite.cli.run_batch", "Answer a file of requests without a server."),
 }
 
 
@@ -43,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not complain at its own exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 
@@ -51,7 +59,7 @@ def _usage() -> str:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8}{about}" for name, (_, about) in COMMANDS.items()]
-    lines += ["", "  -h, --help     this text; after a command, the command's own"]
-    lines += ["  -v, --version  the version"]
+    lines = [f"  {name:<14}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += ["", "  -h, --help      this text; after a command, the command's own"]
+    lines += ["  -v, --version   the version"]
     return _usage() + "\nRun language models.\n\n" + "\n".join(lines) + "\n"

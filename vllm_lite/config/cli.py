@@ -33,6 +33,9 @@ from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
 
+# So many fit on a screen; a command with more shows their groups first.
+_FEW_OPTIONS = 12
+
 
 class Parsed(NamedTuple):
     """What a command line said: loose words, the file's `model`, and each class's values."""
@@ -79,6 +82,15 @@ class OptionParser(argparse.ArgumentParser):
         ]
         return Parsed(loose, file_model, values)
 
+    def parse_options(self, argv: Sequence[str]) -> list[dict[str, Any]]:
+        """Each class's values, for a command that takes options and no other words."""
+        words, file_model, values = self.parse(argv)
+        if words:
+            self.error(f"unrecognized arguments: {' '.join(words)}")
+        if file_model is not None:
+            self.error(f"the --config file names a model, {file_model}; this command loads none")
+        return values
+
     def _refuse_unknown(self, loose: Sequence[str]) -> None:
         unknown = [word for word in loose if word.startswith("-")]
         if not unknown:
@@ -97,13 +109,16 @@ class OptionParser(argparse.ArgumentParser):
                 sys.exit(0)
 
     def help(self, topic: str = "") -> str:
-        """The help text on a topic; "" is the summary with the usage line."""
+        """The help text on a topic; "" is the usage line with a summary, or with all of a few."""
         about = {"options": "Configuration file and logging."}
         for cls in self._classes:
             for part in (*sections(cls).values(), cls):
                 if any(entry.group == group_of(part) for entry in options(part)):
                     about[group_of(part)] = (part.__doc__ or "").partition("\n")[0]
-        text = help_text(topic, self._entries, about)
+        if not topic and not self._entries:
+            return f"usage: {self.usage}\n\n{self.description}\n"
+        is_short = len(self._entries) <= _FEW_OPTIONS
+        text = help_text("all" if is_short and not topic else topic, self._entries, about)
         if topic:
             return text
         config = "  --config FILE  YAML file of options; those of the command line win\n"

@@ -1,0 +1,124 @@
+"""Where messages are typed and replies appear.
+
+With a terminal at both ends: line editing, a history of what was typed, colours. Otherwise plain
+lines in and the reply's own bytes out, so that it can stand in a pipe. Knows no server.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import termios
+from typing import Any
+
+# Where tcgetattr has them.
+_LOCAL_MODES = 3
+_DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+# What a model writes must not move the cursor, set the title or the clipboard.
+_CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Terminal:
+    """Reads messages and shows replies; `is_interactive` where a person sits at both ends.
+
+    Use it as a context manager: a terminal gets its settings back at the end.
+    """
+
+    def __init__(self) -> None:
+        self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._session: Any = None
+        self._has_colours = False
+        self._is_line_open = False
+        for stream in (sys.stdin, sys.stdout):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        self._settings: list[Any] | None = None
+        if self.is_interactive:
+            self._open_session()
+
+    def __enter__(self) -> Terminal:
+        if self.is_interactive:
+            self._settings = termios.tcgetattr(sys.stdin)
+            # Keys pressed during a reply wait for the next prompt, unseen; Ctrl-C still works.
+            quiet = termios.tcgetattr(sys.stdin)
+            quiet[_LOCAL_MODES] &= ~(termios.ICANON | termios.ECHO)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._settings is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
+
+    def _open_session(self) -> None:
+        # Imported here: a pipe needs none of it.
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.output.vt100 import Vt100_Output
+        from prompt_toolkit.utils import is_dumb_terminal
+
+        output = Vt100_Output.from_pty(sys.stdout)
+        # A terminal's late answer to a cursor position request would end up in the next message.
+        output.enable_cpr = False
+        self._session = PromptSession(output=output)
+        is_plain = ColorDepth.from_env() == ColorDepth.DEPTH_1_BIT
+        self._has_colours = not is_plain and not is_dumb_terminal()
+
+    def read(self) -> str | None:
+        """The next message, None at the end of input; raises KeyboardInterrupt."""
+        if self._session is not None:
+            try:
+                return self._edit_line()
+            except EOFError:
+                return None
+        if sys.stdin.isatty():  # and the replies go elsewhere
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+
+    def _edit_line(self) -> str:
+        """One line from the editor; a Ctrl-C while it still starts counts as typed into it.
+
+        Raised in its midst, KeyboardInterrupt would leave its event loop half-made.
+        """
+        from prompt_toolkit.application import get_app
+
+        pressed: list[int] = []
+
+        def leave_if_pressed() -> None:
+            if pressed:
+                get_app().exit(exception=KeyboardInterrupt())
+
+        previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+        try:
+            line = self._session.prompt([("bold ansigreen", "> ")], pre_run=leave_if_pressed)
+            return str(line)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def say(self, line: str) -> None:
+        """A line of the program's own."""
+        self._write(self._coloured(_DIM, line) + "\n")
+
+    def write(self, text: str) -> None:
+        """A part of a reply, at once."""
+        self._is_line_open = self._is_line_open if not text else not text.endswith("\n")
+        self._write(text.translate(_CONTROL) if self.is_interactive else text)
+
+    def end_line(self) -> None:
+        """Go to the next line unless it is a fresh one."""
+        if self._is_line_open:
+            self.write("\n")
+
+    def complain(self, line: str) -> None:
+        """A line about something that went wrong."""
+        sys.stderr.write(self._coloured(_RED, line) + "\n")
+        sys.stderr.flush()
+
+    def _coloured(self, colour: str, text: str) -> str:
+        return f"{colour}{text}{_RESET}" if self._has_colours else text
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
