@@ -67,7 +67,11 @@ class Tokenizer:
         that is not valid Unicode.
         """
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Only the batch call lets other threads run meanwhile.
+            (encoding,) = self.backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoding.ids
         except (TypeError, UnicodeEncodeError):
             if not isinstance(text, str):
                 raise

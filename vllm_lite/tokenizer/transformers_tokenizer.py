@@ -52,8 +52,11 @@ class _PythonBackend:
         self._tokenizer = tokenizer
         self._vocab: dict[str, int] = dict(tokenizer.get_vocab())
 
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> _Ids:
-        return _Ids(self._tokenizer.encode(sequence, add_special_tokens=add_special_tokens))
+    def encode_batch_fast(
+        self, sequences: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[_Ids]:
+        encode = self._tokenizer.encode
+        return [_Ids(encode(one, add_special_tokens=add_special_tokens)) for one in sequences]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(

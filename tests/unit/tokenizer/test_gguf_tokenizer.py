@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from typing import Any
 
@@ -143,3 +145,23 @@ def test_named_templates_are_read() -> None:
     extra = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T"}
     parts = tokenizer_from_gguf(sentencepiece_metadata(**extra))
     assert parts.chat_templates == {"default": "D", "tool_use": "T"}
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(demo: Tokenizer) -> None:
+    ticks: list[float] = []
+    encoding = threading.Event()
+
+    def encode() -> None:
+        encoding.wait()
+        time.sleep(0.01)
+        demo.encode("some words " * 50_000)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    encoding.set()
+    start = time.monotonic()
+    while thread.is_alive():
+        ticks.append(time.monotonic())
+        time.sleep(0.001)
+    longest = max(b - a for a, b in itertools.pairwise([*ticks, time.monotonic()]))
+    assert longest < (time.monotonic() - start) / 2
