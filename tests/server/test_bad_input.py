@@ -84,6 +84,11 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
         "messages.0.content.0.type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "a"}]}]},
+        "messages.0.content.0.type",
+    ),
+    ({"messages": [{"role": "user", "content": ["a"] * 9000}] * 2}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages.0.tool_calls"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -159,8 +164,10 @@ async def test_a_bad_completion_request_names_its_field(body: dict[str, Any], pa
         (b'{"temperature": 1e999}', "temperature", "temperature"),
         (b'{"logit_bias": {"5": NaN}}', "finite", "logit_bias.5"),
         (b'{"a": ["x", {"b": Infinity}]}', "finite", "a.1.b"),
-        (b'{"messages": "\\ud800"}', "not valid JSON", None),
+        (b'{"messages": "\\ud800"}', "surrogate", None),
+        (b'{"a": [{"\\udc00": 1}]}', "surrogate", None),
         (b"[" * 100_000, "nested", None),
+        (b'{"a": ' + b"[" * 960 + b"NaN" + b"]" * 960 + b"}", "nested", None),
         (b'{"seed": ' + b"9" * 5000 + b"}", "digits", None),
     ],
 )
@@ -225,6 +232,29 @@ async def test_numbers_and_flags_are_read_leniently() -> None:
 
 async def test_unknown_fields_are_dropped() -> None:
     assert (await chat(no_such_field=1, user="me", metadata={}, store=True)).status_code == 200
+
+
+async def test_unknown_fields_are_told_of_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "vllm_lite.server.body.logger.warning", lambda text, *words: lines.append(text % words)
+    )
+    monkeypatch.setattr("vllm_lite.server.body._warned", set())
+    body = {f"strange_{index:05}": 1 for index in range(5000)}
+    for _ in range(2):
+        assert (await complete(**body)).status_code == 200
+    (line,) = lines
+    assert "strange_00000" in line and len(line) < 1000
+
+
+async def test_a_text_of_which_only_a_part_is_kept_has_a_limit_too() -> None:
+    text = "x" * (1 << 22)
+    assert (await complete(prompt=text, truncate_prompt_tokens=3)).status_code == 200
+    for response in (
+        await complete(prompt=text + "x", truncate_prompt_tokens=3),
+        await post("/tokenize", {"prompt": text + "x"}),
+    ):
+        assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
 
 
 async def test_unsupported_fields_that_say_off_are_fine() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,8 +25,10 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_WARNED = 256
+_MAX_NAMED = 8
 _MAX_REPORTED = 5
 _warned: set[str] = set()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -69,23 +73,36 @@ def _json_error(raw: bytes, reason: str) -> RequestError:
         return RequestError(f"The body is not valid JSON: {error.msg} at {place}")
     except ValueError:
         return RequestError("The body holds a number with too many digits")
-    path = _non_finite_path(value)
-    if path is not None:
-        return RequestError(f"{path} must be a finite number", path)
+    try:
+        path = _path_of(value, _is_not_finite)
+        if path is not None:
+            return RequestError(f"{path} must be a finite number", path)
+        if _path_of(value, _is_no_text) is not None:
+            return RequestError("The body holds half of a surrogate pair, which is no text")
+    except RecursionError:
+        return RequestError("The body is nested too deeply")
     return RequestError(f"The body is not valid JSON: {reason}")
 
 
-def _non_finite_path(value: Any) -> str | None:
-    """Dotted path of the first NaN or infinity under `value`."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ""
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _is_no_text(value: Any) -> bool:
+    return isinstance(value, str) and _SURROGATE.search(value) is not None
+
+
+def _path_of(value: Any, is_bad: Callable[[Any], bool]) -> str | None:
+    """Dotted path of the first key or value under `value` that `is_bad`."""
+    if is_bad(value):
+        return ""
     entries: Any = ()
     if isinstance(value, dict):
         entries = value.items()
     elif isinstance(value, list):
         entries = enumerate(value)
     for key, item in entries:
-        rest = _non_finite_path(item)
+        rest = "" if is_bad(key) else _path_of(item, is_bad)
         if rest is not None:
             return f"{key}.{rest}".rstrip(".")
     return None
@@ -94,20 +111,23 @@ def _non_finite_path(value: Any) -> str | None:
 def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozenset()) -> M:
     """Check `body` against `model`; raises RequestError.
 
-    Unknown fields are dropped with one log line per name; those in `ignored` without.
+    Unknown fields are dropped, with a log line for those not met before; those in `ignored`
+    without.
     """
-    for name in body.keys() - model.model_fields.keys() - ignored:
-        _warn_unknown(name)
+    _warn_unknown(body.keys() - model.model_fields.keys() - ignored)
     try:
         return model.model_validate(body)
     except ValidationError as error:
         raise _schema_error(error) from None
 
 
-def _warn_unknown(name: str) -> None:
-    if name not in _warned and len(_warned) < _MAX_WARNED:
-        _warned.add(name)
-        logger.warning("the unknown field %r of a request is ignored", name[:64])
+def _warn_unknown(names: set[str]) -> None:
+    new = sorted(names - _warned)[: _MAX_WARNED - len(_warned)]
+    if new:
+        _warned.update(new)
+        shown = ", ".join(repr(name[:64]) for name in new[:_MAX_NAMED])
+        more = f" and {len(new) - _MAX_NAMED} more" if len(new) > _MAX_NAMED else ""
+        logger.warning("unknown fields of a request are ignored: %s%s", shown, more)
 
 
 def _schema_error(error: ValidationError) -> RequestError:

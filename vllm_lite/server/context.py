@@ -33,6 +33,8 @@ MAX_REQUEST_ID = 256
 _THREADED_ENCODE = 8192
 # No vocabulary in use has longer tokens, so a longer text cannot fit.
 _MAX_CHARACTERS_PER_TOKEN = 256
+# Most characters of a text of which only a part is kept.
+_MAX_CUT_CHARACTERS = 1 << 22
 
 
 class ServingContext:
@@ -96,7 +98,14 @@ class ServingContext:
 
         Raises RequestError, naming `param`, for a text that cannot fit into the context.
         """
-        if not cut and len(text) > self.max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        longest = self.max_model_len * _MAX_CHARACTERS_PER_TOKEN
+        if cut and len(text) > max(longest, _MAX_CUT_CHARACTERS):
+            raise RequestError(
+                f"{param} has {len(text)} characters, more than the "
+                f"{max(longest, _MAX_CUT_CHARACTERS)} that are read",
+                param,
+            )
+        if not cut and len(text) > longest:
             raise RequestError(
                 f"{param} has {len(text)} characters, more than fit into this model's context "
                 f"of {self.max_model_len} tokens",

@@ -44,8 +44,15 @@ class TemplateFields(SamplingFields):
         """Raise RequestError that names the message or field at fault."""
         if not self.messages:
             raise RequestError("messages must not be empty", "messages")
+        num_parts = 0
         for index, message in enumerate(self.messages):
             _check_message(f"messages.{index}", message)
+            content = message.get("content")
+            num_parts += len(content) if isinstance(content, list) else 0
+        if num_parts > MAX_PARTS:
+            raise RequestError(
+                f"messages must have at most {MAX_PARTS} parts in all, got {num_parts}", "messages"
+            )
         if self.chat_template is not None and not trust_template:
             raise RequestError(
                 "chat_template is refused: this server was started without "
@@ -158,7 +165,7 @@ def _check_part(path: str, part: object) -> None:
     if not isinstance(part, dict):
         raise RequestError(f"{path} must be an object with a type", path)
     kind = part.get("type", "text")
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise RequestError(
             f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
         )

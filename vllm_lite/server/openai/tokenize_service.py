@@ -34,7 +34,10 @@ class TokenizeService:
             token_ids, with_strings = await self._tokenize_chat(raw)
         else:
             token_ids, with_strings = await self._tokenize_text(raw)
-        strings = self._context.tokenizer.convert_ids_to_tokens(token_ids) if with_strings else None
+        strings = None
+        if with_strings:
+            spell = self._context.tokenizer.convert_ids_to_tokens
+            strings = await asyncio.to_thread(spell, token_ids)
         return _json(
             {
                 "count": len(token_ids),
