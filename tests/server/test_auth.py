@@ -8,7 +8,7 @@ from starlette.routing import Route
 from tests.server.harness import HI, app_of, error_of, http
 
 OPEN = {"/health", "/ping", "/version", "/metrics"}
-DOCS = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+DOCS = {"/openapi.json", "/docs", "/redoc"}
 KEYS = ["first", "sécond"]
 
 
@@ -24,12 +24,22 @@ async def test_every_route_but_the_open_ones_asks_for_a_key() -> None:
         for path, route in routes.items():
             for method in route.methods or ():
                 response = await session.request(method, path.replace("{model:path}", "tiny"))
-                if path in OPEN | DOCS:
+                if path in OPEN:
                     assert response.status_code == 200, path
                 else:
                     assert response.status_code == 401, path
                     assert response.headers["www-authenticate"] == "Bearer"
                     assert error_of(response)["type"] == "AuthenticationError"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS))
+async def test_the_documents_open_with_a_key_and_under_the_root_path(path: str) -> None:
+    async with http(api_key=KEYS, root_path="/api") as session:
+        assert (await session.get(path)).status_code == 401
+        assert (await session.get("/api" + path)).status_code == 401
+        page = await session.get("/api" + path, headers=bearer("first"))
+    assert page.status_code == 200
+    assert path == "/openapi.json" or "/api/openapi.json" in page.text
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v1/nope", "//v1/models", "/v1//models", "/health/x"])

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from vllm_lite import __version__
 from vllm_lite.config.server import ServerConfig
@@ -58,17 +59,14 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
 
     `app.state.context` is its ServingContext, for whoever drains it.
     """
-    has_docs = not server_config.disable_fastapi_docs
-    app = FastAPI(
-        title="vllm-lite",
-        version=__version__,
-        openapi_url="/openapi.json" if has_docs else None,
-        redirect_slashes=False,
-    )
+    # FastAPI's own routes to its documents would know no keys.
+    app = FastAPI(title="vllm-lite", version=__version__, openapi_url=None, redirect_slashes=False)
     context = ServingContext(client, server_config)
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _routes(context)
+    if not server_config.disable_fastapi_docs:
+        table += _document_routes(app)
     for route in table:
         app.add_api_route(
             route.path,
@@ -102,6 +100,31 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
     ]
+
+
+def _document_routes(app: FastAPI) -> list[Route]:
+    async def schema(request: Request) -> Response:
+        """Describe the API."""
+        return JSONResponse(app.openapi())
+
+    async def swagger(request: Request) -> Response:
+        """Show the API to a browser."""
+        return get_swagger_ui_html(openapi_url=_schema_url(request), title=app.title)
+
+    async def redoc(request: Request) -> Response:
+        """Show the API to a browser, to read."""
+        return get_redoc_html(openapi_url=_schema_url(request), title=app.title)
+
+    return [
+        Route("GET", "/openapi.json", schema),
+        Route("GET", "/docs", swagger),
+        Route("GET", "/redoc", redoc),
+    ]
+
+
+def _schema_url(request: Request) -> str:
+    root: str = request.scope.get("root_path", "")
+    return root.rstrip("/") + "/openapi.json"
 
 
 def _served(route: Route, keys: ApiKeys) -> Endpoint:
