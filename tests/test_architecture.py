@@ -44,6 +44,7 @@ LAYERS: dict[str, int] = {
     "metrics": 9,
     "llm": 10,
     "server": 10,
+    "batch": 11,
     "cli": 11,
     "__init__": 12,
     "__main__": 12,
@@ -60,6 +61,7 @@ ALLOWED = {
     ("request", "sampling_params"): "a request carries its sampling choices",
     ("engine", "metrics"): "the front end feeds the metrics",
     ("request", "core.step"): "a request is made from the message that announces it",
+    ("cli", "batch"): "a command runs its package",
 }
 NO_TORCH = {
     "errors",
@@ -73,6 +75,7 @@ NO_TORCH = {
     "core",
     "tokenizer",
     "server",
+    "batch",
     "cli",
     "__init__",
     "__main__",

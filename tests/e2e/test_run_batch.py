@@ -1,0 +1,137 @@
+"""run-batch as a process on the demo model: whole, killed, interrupted and misled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "100", "--max-num-seqs", "2")
+
+
+def command(source: Path, output: Path, *words: str) -> list[str]:
+    start = [sys.executable, "-m", "vllm_lite", "run-batch", "--model", "demo", *SMALL]
+    return [*start, "-i", str(source), "-o", str(output), *words]
+
+
+def run(source: Path, output: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(source, output, *words), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def write(path: Path, number: int, max_tokens: int) -> Path:
+    """`number` requests whose answers are the same on every run, and a bad line amid them."""
+    requests: list[Any] = []
+    for i in range(number):
+        body: dict[str, Any] = {"model": "demo", "max_tokens": max_tokens, "temperature": 0}
+        url = "/v1/completions"
+        if i % 2:
+            body["prompt"] = f"{i} apples and {i + 1} pears make"
+        else:
+            url = "/v1/chat/completions"
+            body["messages"] = [{"role": "user", "content": f"What follows {i}?"}]
+        body["ignore_eos"] = True
+        requests.append({"custom_id": f"r{i}", "method": "POST", "url": url, "body": body})
+    texts = [json.dumps(request) for request in requests]
+    texts.insert(number // 2, '{"custom_id": "bad", "url": "/v1/compl')
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def answers(path: Path) -> list[tuple[str, int, str | None]]:
+    """(custom_id, status, text) of every record."""
+    found = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        body = record["response"]["body"]
+        choice = body["choices"][0] if body else {}
+        text = choice["message"]["content"] if "message" in choice else choice.get("text")
+        found.append((record["custom_id"], record["response"]["status_code"], text))
+    return found
+
+
+def wait_for(happens: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not happens():
+        assert process.poll() is None, "the batch ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_batch_is_answered_in_order(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", 6, 4), tmp_path / "out.jsonl"
+    done = run(source, output)
+    assert done.returncode == 0, done.stderr
+    found = answers(output)
+    assert [custom_id for custom_id, _, _ in found] == ["r0", "r1", "r2", "bad", "r3", "r4", "r5"]
+    assert [status for _, status, _ in found] == [200, 200, 200, 400, 200, 200, 200]
+    assert all(text for _, status, text in found if status == 200)
+    assert "Running batch: 100% Completed | 7/7 [" in done.stderr
+    assert "Wrote 7 answers" in done.stderr and "1 of them errors" in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_what_is_done_survives_the_end(number: signal.Signals, tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", 20, 24), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    process = subprocess.Popen(
+        command(source, output), stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for(lambda: num_lines(journal) >= 6, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    if number == signal.SIGINT:
+        # As a terminal does: everyone in the foreground is told.
+        os.killpg(process.pid, number)
+    else:
+        process.kill()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert not output.exists()
+    if number == signal.SIGINT:
+        assert b"continue with --resume" in errors and b"Traceback" not in errors
+    num_done = num_lines(journal) - 1
+    assert 5 <= num_done < 21
+
+    resumed = run(source, output, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{num_done} of 21 lines are done already" in resumed.stderr
+    assert not journal.exists()
+    whole = tmp_path / "whole.jsonl"
+    assert run(source, whole).returncode == 0
+    assert answers(output) == answers(whole)
+
+
+def test_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", 2, 2)
+    done = run(source, Path("/dev/full"), "--output-tmp-dir", str(tmp_path / "tmp"))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("vllm-lite run-batch: error: cannot write /dev/full: No space left")
+    assert "--resume" in last and "Traceback" not in done.stderr
+    (journal,) = (tmp_path / "tmp").iterdir()
+    assert num_lines(journal) == 4
+
+
+def test_a_missing_model_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", 2, 2)
+    done = run(source, tmp_path / "out.jsonl", "--model", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("vllm-lite run-batch: error: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

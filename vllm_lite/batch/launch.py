@@ -1,0 +1,182 @@
+"""`run-batch`, from options to exit code: what is opened in which order, and what is logged.
+
+The one module of the package that makes an engine. Whatever the user can have got wrong with
+files is found before the model loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_lite import __version__
+from vllm_lite.batch.journal import Journal
+from vllm_lite.batch.lines import Scan, read_lines, scan
+from vllm_lite.batch.places import local_input, target_of
+from vllm_lite.config.batch import BatchConfig
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger, timeline
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from tqdm import tqdm
+
+    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.client import EngineClient
+
+logger = init_logger(__name__)
+
+_BAR = (
+    "{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+)
+# Seconds between two states of the bar, on a terminal and in a log.
+_REDRAWN_EVERY, _LOGGED_EVERY = 0.2, 5.0
+
+
+def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: BatchConfig) -> int:
+    """Answer every line of the input and store the answers; returns the exit code 0.
+
+    Raises UsageError for what a user can mend and EngineDeadError where the engine failed;
+    what was answered until then is in the journal.
+    """
+    timeline.mark("imports")
+    logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
+
+    def answer(path: Path, whole: Scan, journal: Journal) -> None:
+        client = _start_engine(engine_args)
+        # Imported before there is a loop, and after there is an engine that loads meanwhile.
+        import uvloop
+
+        uvloop.run(answer_lines(client, server_config, batch, path, whole, journal))
+
+    process(batch, answer)
+    return 0
+
+
+def process(batch: BatchConfig, answer: Callable[[Path, Scan, Journal], None]) -> None:
+    """Open the files, have `answer` fill the journal with what it lacks, store the output.
+
+    Raises UsageError, and whatever `answer` raises.
+    """
+    target = target_of(batch.output_file, batch.input_file, batch.output_tmp_dir)
+    with local_input(batch.input_file, batch.output_tmp_dir) as path:
+        whole = scan(path)
+        timeline.mark("input")
+        with Journal(
+            target.journal, whole.digest, whole.last_number, resume=batch.resume
+        ) as journal:
+            if journal.num_done:
+                logger.info("%d of %d lines are done already", journal.num_done, whole.num_lines)
+            if journal.num_done < whole.num_lines:
+                with _told_when_interrupted(journal, whole):
+                    answer(path, whole, journal)
+            target.store(journal.records())
+            journal.remove()
+    logger.info(
+        "Wrote %d answers to %s, %d of them errors",
+        journal.num_done,
+        target.name,
+        journal.num_failed,
+    )
+
+
+@contextlib.contextmanager
+def _told_when_interrupted(journal: Journal, whole: Scan) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if journal.num_done:
+            logger.warning(
+                "Interrupted: %d of %d results are in %s; continue with --resume",
+                journal.num_done,
+                whole.num_lines,
+                journal.path,
+            )
+        raise
+
+
+def _start_engine(engine_args: EngineArgs) -> AsyncLLM:
+    config = engine_args.create_engine_config("llm")
+    timeline.mark("config")
+    core = launch_core(config)
+    # Imported here, while the core loads.
+    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.core_client import log_ready
+
+    client = AsyncLLM(config, core)
+    timeline.mark("waiting for the engine")
+    log_ready(client.ready)
+    logger.info("Ready: %s", timeline)
+    return client
+
+
+async def answer_lines(
+    client: EngineClient,
+    server_config: ServerConfig,
+    batch: BatchConfig,
+    path: Path,
+    whole: Scan,
+    journal: Journal,
+) -> None:
+    """Run the input's lines that the journal lacks, then shut the engine down."""
+    from vllm_lite.batch.endpoints import Endpoints
+    from vllm_lite.batch.runner import BatchRunner
+    from vllm_lite.server.context import ServingContext
+
+    try:
+        endpoints = Endpoints(ServingContext(client, server_config))
+        # As many again as can run at once wait, so that a finished one has a successor.
+        num_in_flight = min(2 * client.config.scheduler.max_num_seqs, whole.num_lines)
+        with (
+            _metrics_served(client.registry, batch),
+            _progress_bar(whole.num_lines, journal.num_done) as bar,
+        ):
+            runner = BatchRunner(endpoints, journal, num_in_flight, bar.update)
+            await runner.run(read_lines(path))
+    finally:
+        await client.shutdown(0)
+
+
+def _progress_bar(num_lines: int, num_done: int) -> tqdm[Any]:
+    from tqdm import tqdm
+
+    is_terminal = sys.stderr.isatty()
+    return tqdm(
+        total=num_lines,
+        initial=num_done,
+        desc="Running batch",
+        unit="req",
+        file=sys.stderr,
+        dynamic_ncols=is_terminal,
+        mininterval=_REDRAWN_EVERY if is_terminal else _LOGGED_EVERY,
+        bar_format=_BAR if is_terminal else _BAR + "\n",
+    )
+
+
+@contextlib.contextmanager
+def _metrics_served(registry: CollectorRegistry | None, batch: BatchConfig) -> Iterator[None]:
+    if not batch.enable_metrics or registry is None:
+        yield
+        return
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(batch.port, addr=batch.url, registry=registry)
+    except OSError as error:
+        raise UsageError(
+            f"cannot serve metrics at {batch.url}:{batch.port}: {error.strerror}; choose "
+            "another --port or --url"
+        ) from None
+    logger.info("Metrics are at http://%s:%d/metrics", batch.url, server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

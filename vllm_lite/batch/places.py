@@ -1,0 +1,183 @@
+"""Where a batch comes from and where its answers go: a file, a device such as a pipe, a URL.
+
+The input is always read from a regular file, and the output appears whole or not at all where
+its place allows that. Knows no line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from vllm_lite import envs
+from vllm_lite.batch.transfer import fetch, is_url, public_name, upload
+from vllm_lite.errors import UsageError
+
+
+class Target(Protocol):
+    """The output's place. `name` is for messages."""
+
+    name: str
+    journal: Path
+
+    def store(self, records: Iterable[bytes]) -> None:
+        """Write the records there, one a line; raises UsageError."""
+        ...
+
+
+class FileTarget:
+    """A regular file, replaced only once its successor is complete."""
+
+    def __init__(self, path: Path) -> None:
+        # A link stays one: what it points at is replaced.
+        self._path = path.resolve()
+        self.name = str(path)
+        self.journal = self._path.with_name(self._path.name + ".journal")
+        if not self._path.parent.is_dir():
+            raise UsageError(f"--output-file: there is no directory {path.parent}")
+
+    def store(self, records: Iterable[bytes]) -> None:
+        """See Target.store."""
+        partial = self._path.with_name(self._path.name + ".partial")
+        try:
+            _write(records, partial, sync=True)
+            partial.replace(self._path)
+        except OSError as error:
+            raise _store_error(self.name, error, self.journal) from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+class DeviceTarget:
+    """A pipe, a terminal or a device: written to as it is, with the journal elsewhere."""
+
+    def __init__(self, path: Path, source: str, staging: Path) -> None:
+        self._path = path
+        self.name = str(path)
+        # Several runs may share a device, but hardly with the same input.
+        self.journal = staging / f"{_short_name(f'{path.absolute()} {source}')}.journal"
+
+    def store(self, records: Iterable[bytes]) -> None:
+        """See Target.store."""
+        try:
+            _write(records, self._path, sync=False)
+        except OSError as error:
+            raise _store_error(self.name, error, self.journal) from None
+
+
+class UrlTarget:
+    """An address that takes the output with PUT."""
+
+    def __init__(self, url: str, staging: Path) -> None:
+        self._url = url
+        self.name = public_name(url)
+        self._staging = staging
+        # A signed URL differs from run to run only in its query.
+        self.journal = staging / f"{_short_name(self.name)}.journal"
+
+    def store(self, records: Iterable[bytes]) -> None:
+        """See Target.store."""
+        staged = self.journal.with_suffix(".jsonl")
+        try:
+            _write(records, staged, sync=False)
+            upload(staged, self._url)
+        except OSError as error:
+            raise _store_error(str(staged), error, self.journal) from None
+        except UsageError as error:
+            raise UsageError(f"{error}; {_safe_in(self.journal)}") from None
+        finally:
+            staged.unlink(missing_ok=True)
+
+
+def staging_directory(chosen: str | None) -> Path:
+    """The directory for files that have no place of their own; raises UsageError."""
+    path = Path(chosen) if chosen else Path(envs.VLLM_CACHE_ROOT) / "batch"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-tmp-dir {path}: {error.strerror}") from None
+    return path
+
+
+def target_of(location: str, source: str, tmp_dir: str | None) -> Target:
+    """Where --output-file points, for the input from `source`; raises UsageError."""
+    if is_url(location):
+        return UrlTarget(location, staging_directory(tmp_dir))
+    path = Path(location)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return FileTarget(path)
+    except OSError as error:
+        raise UsageError(f"--output-file {location}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"--output-file {location} is a directory; name a file in it")
+    if stat.S_ISREG(mode):
+        return FileTarget(path)
+    return DeviceTarget(path, source, staging_directory(tmp_dir))
+
+
+@contextlib.contextmanager
+def local_input(location: str, tmp_dir: str | None) -> Iterator[Path]:
+    """A regular file with the content of --input-file while the context lasts.
+
+    Raises UsageError where there is none, or where a download fails.
+    """
+    path = Path(location)
+    if not is_url(location) and path.is_file():
+        yield path
+        return
+    if not is_url(location) and (path.is_dir() or not path.exists()):
+        kind = "is a directory" if path.is_dir() else "does not exist"
+        raise UsageError(f"--input-file {location} {kind}; give a file of JSON lines or a URL")
+    # A URL or a pipe can be read only once; the file can be read again by --resume.
+    handle, name = tempfile.mkstemp(
+        prefix="input-", suffix=".jsonl", dir=staging_directory(tmp_dir)
+    )
+    os.close(handle)
+    staged = Path(name)
+    try:
+        if is_url(location):
+            fetch(location, staged)
+        else:
+            _drain(path, staged)
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _drain(source: Path, staged: Path) -> None:
+    try:
+        with source.open("rb") as reader, staged.open("wb") as writer:
+            shutil.copyfileobj(reader, writer)
+    except OSError as error:
+        raise UsageError(f"cannot copy {source} to {staged}: {error.strerror}") from None
+
+
+def _write(records: Iterable[bytes], path: Path, *, sync: bool) -> None:
+    with path.open("wb", buffering=1 << 20) as file:
+        for record in records:
+            file.write(record)
+            file.write(b"\n")
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def _store_error(name: str, error: OSError, journal: Path) -> UsageError:
+    return UsageError(f"cannot write {name}: {error.strerror}; {_safe_in(journal)}")
+
+
+def _safe_in(journal: Path) -> str:
+    return f"the results are safe in {journal}: mend that and run again with --resume"
+
+
+def _short_name(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
