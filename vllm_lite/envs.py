@@ -115,6 +115,35 @@ def __dir__() -> list[str]:
     return sorted(_VARIABLES)
 
 
+# What can change how this package or a library below it behaves; others are nobody's business.
+_REPORTED = (
+    "VLLM_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA",
+    "NVIDIA_",
+    "NCCL_",
+    "HF_",
+    "HUGGING_FACE_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "OPENAI_",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+)
+
+
+def reported() -> dict[str, str]:
+    """The variables that a report of a problem should name, in order; some may be secrets."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_REPORTED)}
+
+
 def child_environment(**extra: str) -> dict[str, str]:
     """The environment for a child process: this one's plus `extra`."""
     return {**os.environ, **extra}

@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": ("vllm_lite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
     "chat": ("vllm_lite.cli.chat", "Chat with a served model."),
     "complete": ("vllm_lite.cli.complete", "Continue texts with a served model."),
+    "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
     "run-batch": ("vllm_lite.cli.run_batch", "Answer a file of requests without a server."),
 }
 

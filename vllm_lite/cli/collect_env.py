@@ -1,0 +1,269 @@
+"""`vllm-lite collect-env`: what a report of a problem should say of this machine.
+
+Every fact is probed by itself, and one that cannot be found is shown as such. torch is not
+loaded. Invariant: no value that may be a secret is printed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import vllm_lite
+from vllm_lite import envs
+from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
+from vllm_lite.errors import VLLMLiteError
+from vllm_lite.platform import (
+    free_memory,
+    isa_flags,
+    num_compute_threads,
+    num_usable_cores,
+    total_memory,
+)
+
+Probe = Callable[[], object]
+
+_UNKNOWN = "Could not collect"
+_COMMAND_SECONDS = 5.0
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH")
+_MASK = "***"
+# A login in an address, and a secret in its query.
+_SECRET_PARTS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=key=|ken=|ret=|ord=)[^&\s]+", re.IGNORECASE)
+# Beside what this package requires.
+_LIBRARIES = ("triton", "nanobind", "gguf", "xgrammar", "llguidance")
+_LIBRARY_PREFIXES = ("nvidia-", "torch")
+_GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the report; returns the exit code."""
+    OptionParser(
+        "vllm-lite collect-env",
+        "[-h]",
+        "Print what a report of a problem should say of this machine; secrets are masked.",
+        (),
+    ).parse_options(argv)
+    sys.stdout.write("Collecting environment information...\n")
+    for title, facts in _sections():
+        sys.stdout.write(_box(title))
+        width = max(len(label) for label, _ in facts)
+        for label, probe in facts:
+            value = _collect(probe)
+            sys.stdout.write(f"{label:<{width}} : {value}\n" if label else f"{value}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _sections() -> Iterator[tuple[str, list[tuple[str, Probe]]]]:
+    """Titles with their facts; a fact without a label is a block of lines."""
+    yield (
+        "System Info",
+        [
+            ("OS", _operating_system),
+            ("GCC version", lambda: _first_line("gcc", "--version")),
+            ("Clang version", lambda: _first_line("clang", "--version")),
+            ("CMake version", lambda: _first_line("cmake", "--version")),
+            ("Libc version", lambda: "-".join(platform.libc_ver())),
+        ],
+    )
+    yield (
+        "PyTorch Info",
+        [
+            ("PyTorch version", lambda: _torch_build("__version__")),
+            ("Is debug build", lambda: _torch_build("debug")),
+            ("CUDA used to build PyTorch", lambda: _torch_build("cuda")),
+            ("ROCM used to build PyTorch", lambda: _torch_build("hip")),
+            ("XPU used to build PyTorch", lambda: _torch_build("xpu")),
+        ],
+    )
+    yield (
+        "Python Environment",
+        [
+            ("Python version", lambda: " ".join(sys.version.split())),
+            ("Python platform", platform.platform),
+        ],
+    )
+    if has_cuda_device():
+        yield (
+            "CUDA / GPU Info",
+            [
+                ("GPU models and drivers", lambda: _output("nvidia-smi", *_GPU_QUERY)),
+                ("CUDA compiler", lambda: _output("nvcc", "--version").splitlines()[-1]),
+                ("GPU topology", lambda: "\n" + _output("nvidia-smi", "topo", "-m")),
+            ],
+        )
+    yield "CPU Info", [("", lambda: _output("lscpu"))]
+    yield "Versions of relevant libraries", [("", _libraries), ("", _conda_packages)]
+    yield (
+        "vLLM-lite Info",
+        [
+            ("vLLM-lite version", lambda: vllm_lite.__version__),
+            ("CPU instruction sets", lambda: ", ".join(isa_flags()) or "none that matter"),
+            ("Kernels that run here", lambda: ", ".join(_compiled_kernels())),
+            ("Kernels chosen", _chosen_kernels),
+            ("Compute threads", _threads),
+            ("Memory", _memory),
+            ("dtype auto", lambda: "bfloat16" if has_native_bfloat16() else "float32"),
+            ("Missing", _missing),
+        ],
+    )
+    yield "Environment Variables", [("", _variables)]
+
+
+def _box(title: str) -> str:
+    line = "=" * 30
+    return f"\n{line}\n{title:^30}".rstrip() + f"\n{line}\n"
+
+
+def _collect(probe: Probe) -> str:
+    """What `probe` finds, as text; whatever goes wrong with it is no one else's problem."""
+    try:
+        value = probe()
+    except VLLMLiteError as error:
+        return f"{_UNKNOWN}: {error}"
+    except Exception:
+        return _UNKNOWN
+    return "N/A" if value is None else str(value) or _UNKNOWN
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_COMMAND_SECONDS,
+        stdin=subprocess.DEVNULL,
+        env=envs.child_environment(LC_ALL="C"),
+    )
+    return done.stdout.strip()
+
+
+def _first_line(*command: str) -> str:
+    return _output(*command).partition("\n")[0]
+
+
+def _operating_system() -> str:
+    return f"{platform.freedesktop_os_release()['PRETTY_NAME']} ({platform.machine()})"
+
+
+def _torch_build(name: str) -> Any:
+    """A value of torch/version.py, which is read without the rest of torch."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return _UNKNOWN
+    spec = importlib.util.spec_from_file_location(
+        "torch_version", Path(torch.origin).with_name("version.py")
+    )
+    if spec is None or spec.loader is None:
+        return _UNKNOWN
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name, None)
+
+
+def _libraries() -> str:
+    wanted = {_plain(name) for name, _ in _requirements()} | set(_LIBRARIES)
+    found = {
+        _plain(installed.metadata["Name"]): installed.version
+        for installed in metadata.distributions()
+    }
+    return "\n".join(
+        f"[pip3] {name}=={found[name]}"
+        for name in sorted(found)
+        if name in wanted or name.startswith(_LIBRARY_PREFIXES)
+    )
+
+
+def _conda_packages() -> str:
+    records = sorted(Path(sys.prefix, "conda-meta").glob("*.json"))
+    return "\n".join(f"[conda] {record.stem}" for record in records) or f"[conda] {_UNKNOWN}"
+
+
+def _plain(name: str) -> str:
+    """A package's name in the one spelling that indexes compare."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _requirements() -> Iterator[tuple[str, Any]]:
+    """This package's requirements without its extras: name and accepted versions."""
+    from packaging.requirements import Requirement
+
+    for line in metadata.requires("vllm-lite") or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name, requirement.specifier
+
+
+def _compiled_kernels() -> list[str]:
+    from vllm_lite import _cpu
+
+    return list(_cpu.supported_isas())
+
+
+def _chosen_kernels() -> str:
+    """The choice of kernels.dispatch, which would load torch to tell."""
+    forced = envs.VLLM_LITE_CPU_ISA.lower()
+    if forced == "reference":
+        return "reference (plain torch, slow), by VLLM_LITE_CPU_ISA"
+    compiled = _compiled_kernels()
+    if forced == "auto":
+        return compiled[0]
+    if forced not in compiled:
+        return f"none: VLLM_LITE_CPU_ISA={forced} does not run here"
+    return f"{forced}, by VLLM_LITE_CPU_ISA"
+
+
+def _threads() -> str:
+    return f"{num_compute_threads()} (usable cores: {num_usable_cores()})"
+
+
+def _memory() -> str:
+    return f"{free_memory() / 2**30:.1f} GiB free of {total_memory() / 2**30:.1f} GiB usable"
+
+
+def _missing() -> str:
+    return "; ".join(_gaps()) or "nothing"
+
+
+def _gaps() -> Iterator[str]:
+    """What would make this package fail, or run slower than this machine could."""
+    try:
+        kernels = _compiled_kernels()
+    except ImportError:
+        yield "the compiled kernels: run `pip install .` in the source tree"
+    else:
+        if kernels == ["portable"]:
+            yield "AVX2: the portable kernels are slow"
+    for name, versions in _requirements():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield f"the package {name}{versions}"
+        else:
+            if not versions.contains(version, prereleases=True):
+                yield f"the package {name}{versions} (it is {version})"
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        yield "a C++ compiler, needed to build from source only"
+    if has_cuda_device():
+        yield "kernels for the NVIDIA GPU: models run on the CPU"
+
+
+def _variables() -> str:
+    lines = [f"{name}={_masked(name, value)}" for name, value in envs.reported().items()]
+    return "\n".join(lines) or "none that matter"
+
+
+def _masked(name: str, value: str) -> str:
+    if any(word in name.upper() for word in _SECRET_WORDS):
+        return _MASK
+    return _SECRET_PARTS.sub(_MASK, " ".join(value.split()))
