@@ -92,6 +92,28 @@ def test_priority_order_never_changes_tokens() -> None:
         assert [list(o.outputs[0].token_ids) for o in outputs] == EXPECTED
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 9, "num_gpu_blocks_override": 1000},
+        {"block_size": 128, "num_gpu_blocks_override": 100},
+        {
+            "max_num_partial_prefills": 3,
+            "max_long_partial_prefills": 2,
+            "max_num_batched_tokens": 64,
+        },
+        {"long_prefill_token_threshold": 7},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048},
+        {"kv_cache_dtype": "float32", "enable_prefix_caching": False},
+    ],
+)
+def test_no_option_of_scheduling_or_caching_changes_tokens(options: dict[str, Any]) -> None:
+    # The longest prompt among them.
+    order = sorted(range(len(GOLDEN)), key=lambda i: -len(PROMPTS[i]["prompt_token_ids"]))[::5]
+    with engine(**options) as llm:
+        assert tokens(llm, [PROMPTS[i] for i in order]) == [EXPECTED[i] for i in order]
+
+
 def test_bfloat16_agrees_where_the_choice_is_clear() -> None:
     """Teacher-forced: each step is judged on transformers' own prefix, by one prompt pass."""
     prompts, due = [], []
