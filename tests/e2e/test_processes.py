@@ -107,6 +107,7 @@ def test_a_killed_core_ends_the_server_with_one_line(server: ServerProcess) -> N
     assert time.monotonic() - began < 5
     assert set(codes) <= {200, 503} and codes[-1:] in ([503], [])
     assert "SIGKILL" in server.log().strip().splitlines()[-1]
+    assert server.log().count("SIGKILL") == 1
     assert "Traceback" not in server.log()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.admission import Admission, Place
 from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.collector import OutputCollector
 from vllm_lite.engine.core_client import AsyncMPClient, log_ready
@@ -27,7 +28,6 @@ from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
-    QueueFullError,
     UnavailableError,
     UsageError,
 )
@@ -71,6 +71,7 @@ class AsyncLLM:
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
             config, self._core.ready.num_blocks
         )
+        self._admission = Admission(config.scheduler, self._metrics)
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: asyncio.Event | None = None
         self._is_draining = False
@@ -157,8 +158,9 @@ class AsyncLLM:
             raise UnavailableError("The server is shutting down and takes no new requests")
         check_priority(priority)
         processed = self._inputs.process(prompt, params, cache_salt)
-        self._check_queue(processed)
-        return self._stream(processed, request_id, priority, time.monotonic())
+        outputs = self._outputs
+        place = self._admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
+        return self._stream(processed, request_id, priority, time.monotonic(), place)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their iterators give a last output with finish_reason "abort"."""
@@ -200,8 +202,14 @@ class AsyncLLM:
         await self._core.shutdown()
 
     async def _stream(
-        self, processed: ProcessedInput, request_id: str, priority: int, arrival_time: float
+        self,
+        processed: ProcessedInput,
+        request_id: str,
+        priority: int,
+        arrival_time: float,
+        place: Place,
     ) -> AsyncIterator[RequestOutput]:
+        place.leave()
         self._start_tasks()
         # Callers may repeat an id; the core must never see the same twice.
         core_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
@@ -223,24 +231,6 @@ class AsyncLLM:
         finally:
             # Nothing is left to abort where the request ended by itself.
             self._finish(self._outputs.abort_states([state], show=False))
-
-    def _check_queue(self, processed: ProcessedInput) -> None:
-        """Raise QueueFullError where too much waits already; what can run at once never waits."""
-        limits = self.config.scheduler
-        waiting = self._outputs.num_unfinished - limits.max_num_seqs
-        limit = limits.max_num_queued_reqs
-        if limit is not None and waiting + processed.params.n > limit:
-            self._metrics.count_rejection("max_num_queued_reqs")
-            raise QueueFullError(
-                f"{limit} requests wait already (--max-num-queued-reqs); try later"
-            )
-        limit, queued = limits.max_num_queued_tokens, self._outputs.num_waiting_tokens
-        asked = processed.params.n * len(processed.prompt_token_ids)
-        if limit is not None and queued and queued + asked > limit:
-            self._metrics.count_rejection("max_num_queued_tokens")
-            raise QueueFullError(
-                f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); try later"
-            )
 
     def _start_tasks(self) -> None:
         if not self._tasks:
@@ -268,8 +258,7 @@ class AsyncLLM:
             self._fail(self.dead_error)
 
     def _fail(self, error: BaseException) -> None:
-        if not self._is_draining:
-            logger.error("%s", error)
+        # Every caller gets the cause, and the one at the top says it: once.
         self._outputs.fail_all(error)
         self._wake_drain()
 

@@ -222,6 +222,22 @@ async def test_admission_is_bounded() -> None:
         assert samples == 1
 
 
+async def test_requests_that_have_not_begun_count_as_waiting() -> None:
+    limits = {"max_num_seqs": 2, "max_num_queued_reqs": 3, "max_num_queued_tokens": 60}
+    async with async_engine(**limits) as (engine, _):
+        for size, reason in ((1, "reqs"), (30, "tokens")):
+            promised: list[AsyncIterator[RequestOutput]] = []
+            with pytest.raises(QueueFullError, match=reason):
+                for _ in range(6):
+                    promised.append(engine.generate([65] * size, delta(max_tokens=1), "r"))
+            assert len(promised) == (5 if reason == "reqs" else 2)
+            # Places are given back by requests that begin and by those that never will.
+            await collect(promised.pop())
+            await promised.pop().aclose()  # type: ignore[attr-defined]
+            promised.clear()
+            engine.generate([65] * 70, delta(n=5), "r")
+
+
 async def test_shutdown_drains_then_aborts() -> None:
     async with async_engine(step=slowly) as (engine, _):
         short = asyncio.create_task(text_of(engine, max_tokens=10, ignore_eos=True))
