@@ -86,7 +86,7 @@ def test_a_batch_is_answered_in_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_what_is_done_survives_the_end(number: signal.Signals, tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 20, 24), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
@@ -99,12 +99,12 @@ def test_what_is_done_survives_the_end(number: signal.Signals, tmp_path: Path) -
         # As a terminal does: everyone in the foreground is told.
         os.killpg(process.pid, number)
     else:
-        process.kill()
+        process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert process.returncode == (-number if number == signal.SIGKILL else 130)
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert not output.exists()
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert b"continue with --resume" in errors and b"Traceback" not in errors
     num_done = num_lines(journal) - 1
     assert 5 <= num_done < 21

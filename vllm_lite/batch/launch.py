@@ -7,6 +7,7 @@ files is found before the model loads.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.core_launch import launch_core
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger, timeline
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: Batch
 
         uvloop.run(answer_lines(client, server_config, batch, path, whole, journal))
 
-    process(batch, answer)
+    with _terminable():
+        process(batch, answer)
     return 0
 
 
@@ -74,7 +76,7 @@ def process(batch: BatchConfig, answer: Callable[[Path, Scan, Journal], None]) -
             if journal.num_done:
                 logger.info("%d of %d lines are done already", journal.num_done, whole.num_lines)
             if journal.num_done < whole.num_lines:
-                with _told_when_interrupted(journal, whole):
+                with _told_what_is_kept(journal, whole):
                     answer(path, whole, journal)
             target.store(journal.records())
             journal.remove()
@@ -87,13 +89,23 @@ def process(batch: BatchConfig, answer: Callable[[Path, Scan, Journal], None]) -
 
 
 @contextlib.contextmanager
-def _told_when_interrupted(journal: Journal, whole: Scan) -> Iterator[None]:
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM do what Ctrl-C does, so that downloads and the engine are cleared away."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
-    except KeyboardInterrupt:
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def _told_what_is_kept(journal: Journal, whole: Scan) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, EngineDeadError):
         if journal.num_done:
             logger.warning(
-                "Interrupted: %d of %d results are in %s; continue with --resume",
+                "Not finished: %d of %d results are in %s; continue with --resume",
                 journal.num_done,
                 whole.num_lines,
                 journal.path,

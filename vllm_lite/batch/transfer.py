@@ -24,7 +24,7 @@ TRIES = 5
 DELAY = 5.0
 TIMEOUT = 300.0
 _CHUNK = 1 << 20
-# Client errors that another try may mend.
+# Of what is below 500 only these may be mended by another try.
 _PASSING = (408, 425, 429)
 
 
@@ -96,7 +96,7 @@ def _try_often(what: str, attempt: Callable[[], None]) -> None:
             return attempt()
         except urllib.error.HTTPError as error:
             cause = f"HTTP {error.code} {error.reason}"
-            is_last = 400 <= error.code < 500 and error.code not in _PASSING
+            is_last = error.code < 500 and error.code not in _PASSING
         except (OSError, http.client.HTTPException) as error:
             cause = str(getattr(error, "reason", None) or error or type(error).__name__)
             is_last = False

@@ -267,13 +267,13 @@ class TestResume:
         return many(tmp_path / "in", 1500)
 
     @pytest.fixture
-    def journal(self, source: Path, output: Path) -> Path:
+    def journal(self, source: Path, output: Path, caplog: pytest.LogCaptureFixture) -> Path:
         """That of a run whose engine died half-way."""
         client = Mortal()
         client.lives = 1000
         with pytest.raises(EngineDeadError, match="killed by signal 9"):
             run(source, output, client)
-        assert not output.exists()
+        assert not output.exists() and "continue with --resume" in caplog.text
         return output.with_name("out.jsonl.journal")
 
     def test_a_resumed_run_gives_the_same_output(
