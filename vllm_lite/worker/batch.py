@@ -79,7 +79,7 @@ def build_batch(
         attention=AttentionMetadata(
             query_start_loc=tensor(query_start_loc),
             seq_lens=tensor(ends.astype(np.int32)),
-            block_table=tensor(states.blocks.gather(slots, max_seq_len)),
+            block_table=tensor(states.blocks.gather(slots, starts, max_seq_len)),
             slot_mapping=tensor(states.blocks.slot_mapping(token_slots, positions)),
             num_tokens=num_tokens,
             num_requests=num_requests,

@@ -1,6 +1,7 @@
 """Which cache blocks each slot's tokens lie in.
 
-Knows slots and block ids, not requests. Entries past a slot's blocks are 0, the null block.
+Knows slots and block ids, not requests. Entries past a slot's blocks are 0, the null block, and
+so are those that its window has left: their blocks may be another's by now.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ Int64s = npt.NDArray[np.int64]
 class BlockTable:
     """Block ids by slot."""
 
-    def __init__(self, num_slots: int, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_slots: int, max_blocks: int, block_size: int, window: int | None = None
+    ) -> None:
+        """`window`: tokens that every layer looks back, itself included; None: all of them."""
         self.block_size = block_size
+        self._window = window
         self._table = np.zeros((num_slots, max_blocks), np.int32)
         self._num_blocks = [0] * num_slots
 
@@ -33,10 +38,18 @@ class BlockTable:
         self._table[slot, start:end] = block_ids
         self._num_blocks[slot] = end
 
-    def gather(self, slots: Int64s, num_tokens: int) -> Int32s:
-        """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [R, M], a copy."""
+    def gather(self, slots: Int64s, starts: Int64s, num_tokens: int) -> Int32s:
+        """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [R, M], a copy.
+
+        `starts` [R] is each row's first position to compute, from which its window counts.
+        """
         width = -(-num_tokens // self.block_size)
-        return self._table[slots, :width]
+        rows = self._table[slots, :width]
+        if self._window is not None:
+            # Kernels read whole stretches and mask what is too old, but 0 times NaN is NaN.
+            oldest = np.maximum(starts - self._window + 1, 0) // self.block_size
+            rows[np.arange(width) < oldest[:, None]] = 0
+        return rows
 
     def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
         """Cache position, block * block_size + offset, of each (slot, position); all [T]."""

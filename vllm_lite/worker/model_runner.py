@@ -37,7 +37,7 @@ class ModelRunner:
     ) -> None:
         num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
         max_blocks = -(-(max_len + 1) // plan.block_size)
-        blocks = BlockTable(num_slots, max_blocks, plan.block_size)
+        blocks = BlockTable(num_slots, max_blocks, plan.block_size, plan.spec.sliding_window)
         self._device = device
         self._model = model
         self._vocab_size = config.facts.vocab_size
