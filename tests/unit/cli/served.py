@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
+from tests.server.fake_client import FakeEngineClient
 from vllm_lite.cli.main import main
 
 
@@ -59,8 +62,6 @@ def scripted(*events: str) -> FastAPI:
 
 def delta(finish: str | None = None, **parts: str) -> str:
     """One event of a chat stream."""
-    import json
-
     choice = {"index": 0, "delta": parts, "finish_reason": finish}
     return json.dumps({"id": "1", "object": "chat.completion.chunk", "choices": [choice]})
 
@@ -72,9 +73,20 @@ class HoldAfter(asyncio.Event):
         super().__init__()
         self._count = count
 
-    async def wait(self) -> bool:  # type: ignore[override]
+    async def wait(self) -> Literal[True]:
         self._count -= 1
-        return True if self._count >= 0 else await super().wait()  # type: ignore[return-value]
+        if self._count >= 0:
+            return True
+        return await super().wait()
+
+
+def prompts(engine: FakeEngineClient) -> list[str]:
+    """The texts that reached the engine, whether as text or as ids."""
+    seen = [
+        prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
+        for prompt, _, _ in engine.seen
+    ]
+    return [one if isinstance(one, str) else engine.tokenizer.decode(one) for one in seen]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, text: str, words: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import app_of
-from tests.unit.cli.served import piped, served
+from tests.unit.cli.served import piped, prompts, served
 from vllm_lite.cli.main import main
 
 Captured = pytest.CaptureFixture[str]
@@ -41,14 +41,7 @@ def test_lines_of_a_pipe_know_nothing_of_each_other(
     out = capsys.readouterr().out
     assert out.count("\n and\nTTFT: ") == 2
     assert len(re.findall(r"\(4 tokens in [\d.]+s\)", out)) == 2
-    assert [engine.tokenizer.decode(ids_of(prompt)) for prompt, _, _ in engine.seen] == [
-        "one",
-        "two",
-    ]
-
-
-def ids_of(prompt: object) -> list[int]:
-    return list(prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt)  # type: ignore[call-overload]
+    assert prompts(engine) == ["one", "two"]
 
 
 def test_failures_name_the_command(url: str, capsys: Captured) -> None:
