@@ -56,6 +56,8 @@ class _Child:
                 # What it prints belongs to the log; standard output is the user's.
                 stdout=2,
                 pass_fds=(heartbeat_fd,),
+                # A terminal's Ctrl-C is for the parent, which drains and then stops its child.
+                process_group=0,
                 env=_child_environment(),
             )
         except OSError as error:

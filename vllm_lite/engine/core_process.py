@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     """Run one engine core until it is told to stop; the exit code."""
     directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent_pid)
-    # A terminal's Ctrl-C reaches the whole group; the parent drains and then stops its child.
+    # Whoever signals the whole tree means the parent: it drains and then stops its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")
