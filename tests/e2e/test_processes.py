@@ -210,19 +210,22 @@ async def test_tasks_hear_of_a_dead_core(config: VllmConfig) -> None:
     await engine.shutdown()
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
 async def test_a_frozen_core_counts_as_dead(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, is_idle: bool
 ) -> None:
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1")
     handle = launch_core(config)
     assert isinstance(handle, CoreProcess)
     engine = AsyncLLM(config, handle)
     stream = engine.generate("Go on", ENDLESS, "r")
-    await anext(stream)
+    if not is_idle:
+        await anext(stream)
     os.kill(handle.pid, signal.SIGSTOP)
     with pytest.raises(EngineDeadError, match="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"):
-        async for _ in stream:
-            pass
+        async with asyncio.timeout(30):
+            async for _ in stream:
+                pass
     wait_gone([handle.pid], 1)
     await engine.shutdown()
 

@@ -81,11 +81,11 @@ class SyncMPClient:
 
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:
         self._check_alive()
-        self._handle.channel.send(AddRequests(requests))
+        self._handle.send(AddRequests(requests))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         if self._dead is None:
-            self._handle.channel.send(AbortRequests(list(request_ids)))
+            self._handle.send(AbortRequests(list(request_ids)))
 
     def get_output(self) -> StepOutputs:
         if self._outputs:
@@ -96,13 +96,15 @@ class SyncMPClient:
                 return message
 
     def reset_prefix_cache(self) -> bool:
+        self._check_alive()
         call_id = next(self._call_ids)
-        self._handle.channel.send(ResetPrefixCache(call_id))
+        self._handle.send(ResetPrefixCache(call_id))
         return bool(self._wait_result(call_id))
 
     def get_stats(self) -> SchedulerStats:
+        self._check_alive()
         call_id = next(self._call_ids)
-        self._handle.channel.send(GetStats(call_id))
+        self._handle.send(GetStats(call_id))
         stats = self._wait_result(call_id)
         assert isinstance(stats, SchedulerStats)
         return stats
@@ -181,12 +183,12 @@ class AsyncMPClient:
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:
         """Queue sequences."""
         self.check_alive()
-        self._handle.channel.send(AddRequests(requests))
+        self._handle.send(AddRequests(requests))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences; unknown ids are ignored, and so is a dead core."""
         if self.dead_error is None:
-            self._handle.channel.send(AbortRequests(list(request_ids)))
+            self._handle.send(AbortRequests(list(request_ids)))
 
     async def get_outputs(self) -> list[StepOutputs]:
         """Every step's outputs that came since the last call; waits for at least one."""
@@ -243,7 +245,7 @@ class AsyncMPClient:
         call_id = next(self._call_ids)
         future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._handle.channel.send(command(call_id))
+        self._handle.send(command(call_id))
         return await future
 
     def _on_messages(self) -> None:
@@ -303,8 +305,8 @@ def stuck_step(handle: CoreHandle) -> str | None:
     if not handle.heartbeat.is_stuck(limit):
         return None
     return (
-        f"a step has been running for {handle.heartbeat.seconds_in_step():.0f} s, longer than "
-        f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit}"
+        f"a step has been due or running for {handle.heartbeat.seconds_in_step():.0f} s, longer "
+        f"than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit}"
     )
 
 

@@ -17,7 +17,7 @@ from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
 from vllm_lite.engine.heartbeat import Heartbeat
-from vllm_lite.engine.messages import CoreFailed, CoreReady, Shutdown
+from vllm_lite.engine.messages import CoreFailed, CoreReady, Shutdown, ToCore
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
 
 # The sun_path of a unix-domain socket holds 108 bytes, the file's name included.
@@ -54,6 +54,11 @@ class CoreHandle(ABC):
     @abstractmethod
     def wait_ended(self, timeout: float) -> bool:
         """Whether the core ends within `timeout` seconds."""
+
+    def send(self, message: ToCore) -> None:
+        """Queue a message for the core, which is expected to wake for it."""
+        self.heartbeat.expect_step()
+        self.channel.send(message)
 
     def wait_ready(self) -> CoreReady:
         """Wait until the core takes requests.

@@ -1,7 +1,8 @@
 """When the engine core began the step it is in: 8 shared bytes, no messages.
 
-One process stamps, the other reads; the clock is CLOCK_MONOTONIC, which all processes of a
-machine share. Zero means that the core waits for work, so an idle one is never taken for stuck.
+One process stamps, the other reads, and stamps only as it wakes the first. The clock is
+CLOCK_MONOTONIC, which all processes of a machine share. Zero means that the core waits for work,
+so an idle one is never taken for stuck.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ class Heartbeat:
     def end_step(self) -> None:
         """No step runs."""
         self._stamp[0] = 0
+
+    def expect_step(self) -> None:
+        """For the side that reads: a message is about to leave, so a step is due from now on.
+
+        The other side stamps over it when it wakes; one that never wakes counts as stuck.
+        """
+        if not self._stamp[0]:
+            self.begin_step()
 
     def seconds_in_step(self) -> float:
         """How long the step in hand has run; 0 where none does."""

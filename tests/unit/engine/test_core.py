@@ -133,3 +133,15 @@ def test_a_step_is_stuck_when_two_looks_find_the_same_one() -> None:
     assert 0 < other.seconds_in_step() < 5
     heartbeat.end_step()
     assert not other.is_stuck(0)
+
+
+def test_a_step_that_is_due_but_never_begins_is_stuck_too() -> None:
+    heartbeat = Heartbeat.create()
+    other = Heartbeat(heartbeat.fd)
+    other.expect_step()
+    assert not other.is_stuck(0) and other.is_stuck(0)
+    heartbeat.begin_step()
+    other.expect_step()  # adds nothing to a step that runs
+    assert not other.is_stuck(0)
+    heartbeat.end_step()
+    assert not other.is_stuck(0) and other.seconds_in_step() == 0
