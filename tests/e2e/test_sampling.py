@@ -279,7 +279,7 @@ def test_draws_follow_the_filtered_distribution(llm: LLM, option: dict[str, Any]
     chances[option.get("top_k", len(chances)) :] = 0
     chances /= chances.sum()
     # Of the likeliest tokens, those before which top_p is not reached yet.
-    chances[chances.cumsum(-1) - chances >= option.get("top_p", 1.0)] = 0
+    chances[chances.cumsum(-1) - chances >= option.get("top_p", math.inf)] = 0
     chances /= chances.sum()
     expected = {int(i): float(c) for i, c in zip(order, chances, strict=True) if c > 0}
     params = [

@@ -45,8 +45,9 @@ def probabilities(row: Row, params: SamplingParams) -> Row:
     if params.top_k > 0:
         chances[order[params.top_k :]] = 0
     chances /= chances.sum()
-    before = np.cumsum(chances[order]) - chances[order]
-    chances[order[(before >= params.top_p) & (np.arange(len(row)) > 0)]] = 0
+    if params.top_p < 1:  # 1 is off: a sum that rounds to 1 early cuts nothing
+        before = np.cumsum(chances[order]) - chances[order]
+        chances[order[(before >= params.top_p) & (np.arange(len(row)) > 0)]] = 0
     return chances / chances.sum()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.sample.reference import probabilities
@@ -75,6 +75,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
         max_size=4,
     ),
 )
+@example(seed=0, size=7, scale=6.0, filters=[(0.3, 0, 1.0, 0.0)])
 def test_the_tokens_kept_are_those_of_the_definition(
     seed: int, size: int, scale: float, filters: list[tuple[float, int, float, float]]
 ) -> None:
