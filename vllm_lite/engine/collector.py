@@ -18,7 +18,7 @@ class OutputCollector:
         self._is_delta = is_delta
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
-        self._event = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Take an output; never waits."""
@@ -26,22 +26,27 @@ class OutputCollector:
             self._output = output
         else:
             merge_delta(self._output, output)
-        self._event.set()
+        self._wake()
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise `error` once it has read what came before."""
         self._error = error
-        self._event.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """The next output; waits for it."""
         while self._output is None:
             if self._error is not None:
                 raise self._error
-            self._event.clear()
-            await self._event.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         output, self._output = self._output, None
         return output
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 def merge_delta(earlier: RequestOutput, later: RequestOutput) -> None:

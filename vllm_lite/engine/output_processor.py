@@ -140,10 +140,11 @@ class OutputProcessor:
     def _update(
         self, choice: ChoiceState, output: EngineCoreOutput, now: float, step: ProcessedStep
     ) -> None:
-        if output.new_token_ids:
+        if choice.is_waiting and output.new_token_ids:
             self._leave_queue(choice)
         try:
-            choice.request.add_prompt_logprobs(output)
+            if output.new_prompt_logprobs:
+                choice.request.add_prompt_logprobs(output.new_prompt_logprobs)
             is_stopped_here = choice.update(output)
         except Exception:
             logger.exception("The output of request %s failed", choice.request.request_id)
@@ -153,10 +154,11 @@ class OutputProcessor:
         if is_stopped_here:
             step.aborted_ids.append(choice.core_id)
         if choice.finish_reason is not None:
+            choice.request.has_failed |= choice.finish_reason == "error"
             self._end(choice, now, step)
 
     def _show(self, request: RequestState, now: float, step: ProcessedStep) -> None:
-        if any(choice.finish_reason == "error" for choice in request.choices):
+        if request.has_failed:
             self._end_open_choices(request, "abort", now, step)
         if request.is_finished:
             self._forget(request, step)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from vllm_lite.core.step import EngineCoreOutput
+from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
 from vllm_lite.engine.input_processor import ProcessedInput
 from vllm_lite.engine.logprobs import ChoiceLogprobs, position_logprobs
 from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
@@ -67,15 +67,16 @@ class ChoiceState:
     @property
     def has_news(self) -> bool:
         """Whether there are tokens, or an end, that no output has carried yet."""
-        ended = self.finish_reason is not None and not self._is_end_shown
-        return ended or len(self.token_ids) > self._num_shown
+        if len(self.token_ids) > self._num_shown:
+            return True
+        return self.finish_reason is not None and not self._is_end_shown
 
     def is_due(self, interval: int) -> bool:
-        """Whether to show the news now: an end, a first token, or `interval` tokens."""
-        if not self.has_news:
-            return False
-        num_new = len(self.token_ids) - self._num_shown
-        return self.finish_reason is not None or self._num_shown == 0 or num_new >= interval
+        """Whether to show the news, if any, now: an end, a first token, or `interval` tokens."""
+        shown = self._num_shown
+        return (
+            self.finish_reason is not None or shown == 0 or len(self.token_ids) - shown >= interval
+        )
 
     def update(self, output: EngineCoreOutput) -> bool:
         """Take in a step's output; True where a stop string ended the choice just now."""
@@ -164,6 +165,8 @@ class RequestState:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     # Already in the list of this step's changed requests.
     is_touched: bool = False
+    # A choice ended with an error, and the others are to end with it.
+    has_failed: bool = False
 
     def __post_init__(self) -> None:
         if self.input.params.prompt_logprobs is not None:
@@ -172,13 +175,16 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.finish_reason is not None for choice in self.choices)
+        for choice in self.choices:  # noqa: SIM110 - a generator costs more, for every token
+            if choice.finish_reason is None:
+                return False
+        return True
 
-    def add_prompt_logprobs(self, output: EngineCoreOutput) -> None:
+    def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
         """Take in the prompt positions that a step computed."""
-        if output.new_prompt_logprobs and self.prompt_logprobs is not None:
+        if self.prompt_logprobs is not None:
             self.prompt_logprobs += [
-                position_logprobs(entry, self.decode_token) for entry in output.new_prompt_logprobs
+                position_logprobs(entry, self.decode_token) for entry in entries
             ]
 
     def take_output(self) -> RequestOutput | None:
@@ -186,7 +192,12 @@ class RequestState:
         kind, finished = self.input.params.output_kind, self.is_finished
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
-        if not any(choice.is_due(self.stream_interval) for choice in self.choices):
+        is_due, news = False, []
+        for choice in self.choices:
+            if choice.has_news:
+                news.append(choice)
+                is_due = is_due or choice.is_due(self.stream_interval)
+        if not is_due:
             return None
         is_delta = kind is RequestOutputKind.DELTA
         prompt_logprobs = self.prompt_logprobs
@@ -195,18 +206,16 @@ class RequestState:
             self.prompt_logprobs = None
         elif is_delta:
             prompt_logprobs = None
-        shown = [c for c in self.choices if c.has_news] if is_delta else self.choices
-        output = RequestOutput(
+        return RequestOutput(
             request_id=self.request_id,
             prompt=self.input.prompt,
             prompt_token_ids=self.input.prompt_token_ids,
-            outputs=[choice.show(is_delta) for choice in shown],
+            outputs=[choice.show(is_delta) for choice in (news if is_delta else self.choices)],
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.choices[0].num_cached_tokens,
             metrics=self._metrics() if self.with_metrics else None,
         )
-        return output
 
     def summary(self) -> FinishedGroup:
         """What the metrics want of a request that ended."""
