@@ -108,6 +108,8 @@ class Sampler:
                 scaled = scaled * random.inverse_temperature
             if random.filters is not None:
                 weights, _ = _to_weights(logits[rows], random)
+                # A weight too small for float32 is unlikely, not filtered.
+                weights.clamp_(min=torch.finfo(weights.dtype).tiny)
                 random.filters.apply(weights)
                 scaled = scaled.masked_fill(weights == 0, float("-inf"))
             logits[rows] = scaled
