@@ -96,6 +96,10 @@ class ServerConfig(ReplyConfig):
             raise UsageError("--api-key must not be empty")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise UsageError("--ssl-keyfile needs --ssl-certfile")
+        if (self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
+            raise UsageError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise UsageError("--ssl-cert-reqs needs --ssl-ca-certs")
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "log_config_file"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():

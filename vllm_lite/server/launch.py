@@ -7,17 +7,20 @@ a config and an address is taken, so that it loads while this process imports th
 from __future__ import annotations
 
 import gc
+import json
+import logging.config
 import signal
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_lite import __version__, envs
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.server.listen import Listener
 
@@ -37,6 +40,8 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     """
     timeline.mark("imports")
     set_process_name("APIServer")
+    if server_config.log_config_file:
+        _configure_logging(server_config.log_config_file)
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
@@ -47,6 +52,16 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
         finally:
             listener.close()
     return 0
+
+
+def _configure_logging(path: str) -> None:
+    try:
+        logging.config.dictConfig(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = str(error) or type(error).__name__
+        raise UsageError(
+            f"--log-config-file: {path} is no logging configuration in JSON ({reason})"
+        ) from None
 
 
 @contextmanager
@@ -88,12 +103,11 @@ async def _serve(
     client: AsyncLLM, app: FastAPI, server_config: ServerConfig, listener: Listener
 ) -> None:
     import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
 
     from vllm_lite.server.lifecycle import FLUSH_TIMEOUT, HttpServer, Lifecycle
 
-    settings: dict[str, Any] = {}
-    if server_config.log_config_file:
-        settings["log_config"] = server_config.log_config_file
+    tls = listener.tls
     http_config = uvicorn.Config(
         app,
         http="httptools",
@@ -103,11 +117,8 @@ async def _serve(
         access_log=not server_config.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         timeout_graceful_shutdown=round(FLUSH_TIMEOUT),
-        ssl_keyfile=server_config.ssl_keyfile,
-        ssl_certfile=server_config.ssl_certfile,
-        ssl_ca_certs=server_config.ssl_ca_certs,
-        ssl_cert_reqs=ssl.VerifyMode(server_config.ssl_cert_reqs),
-        **settings,
+        log_config=None if server_config.log_config_file else LOGGING_CONFIG,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     lifecycle = Lifecycle(
         HttpServer(http_config),
