@@ -32,16 +32,14 @@ def test_shapes_are_as_planned_and_everything_is_zero(dtype: str) -> None:
         assert not tensor.any()
 
 
-def test_memory_is_taken_when_blocks_are_written_not_before() -> None:
+def test_a_reserved_cache_takes_no_memory_yet() -> None:
     gc.collect()  # what other tests left must not go just now
     before = resident_bytes()
     spec = KVCacheSpec(4, 8, 128, "float32")
     size = 2000 * 16 * spec.bytes_per_token
     caches = allocate_kv_cache(KVCachePlan(spec, 2000, 16, size), CPU)
-    reserved = resident_bytes()
-    assert size > 1 << 29 and reserved - before < size // 20
-    caches[0][0][:1000] = 1.0
-    assert resident_bytes() - reserved > 1000 * 16 * 8 * 128 * 4 // 2
+    assert size > 1 << 29 and resident_bytes() - before < size // 20
+    assert not caches[0][0][-1].any()
 
 
 def test_a_cache_beyond_all_memory_is_a_usage_error() -> None:
