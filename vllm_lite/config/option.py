@@ -43,6 +43,8 @@ class Rules(TypedDict, total=False):
     ge: float
     gt: float
     le: float
+    # A number may be inf, which means without limit.
+    infinite: bool
     # Accepts 4k, 25.6k, 2G; `words` are further spellings of a number, such as auto.
     human: bool
     words: dict[str, int]
@@ -105,6 +107,8 @@ class Option:
     def check(self, value: Any) -> None:
         """Raise a UsageError that names the option unless `value` is allowed and works."""
         if value is None and self.kind.optional:
+            return
+        if value == math.inf and self.rules.get("infinite"):
             return
         if not _is_a(value, self.kind):
             wanted = " or ".join(_KIND_NAMES[kind] for kind in self.kind.types)

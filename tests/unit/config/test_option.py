@@ -83,3 +83,17 @@ def test_one_name_stands_once_in_a_tree() -> None:
     Twice.__annotations__["sample"] = Sample
     with pytest.raises(TypeError, match="share is declared twice"):
         option_table(Twice)
+
+
+def test_infinity_is_for_options_that_say_so() -> None:
+    @config
+    class Rates:
+        """Rates."""
+
+        limit: float = option(1.0, "A rate.", gt=0, infinite=True)
+        share: float = option(1.0, "A share.", gt=0)
+
+    assert Rates(limit=float("inf")).limit == float("inf")
+    for given in ({"limit": float("-inf")}, {"limit": float("nan")}, {"share": float("inf")}):
+        with pytest.raises(UsageError, match="must be a number"):
+            Rates(**given)
