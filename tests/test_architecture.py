@@ -45,6 +45,7 @@ LAYERS: dict[str, int] = {
     "llm": 10,
     "server": 10,
     "batch": 11,
+    "bench": 11,
     "cli": 11,
     "__init__": 12,
     "__main__": 12,
@@ -62,6 +63,7 @@ ALLOWED = {
     ("engine", "metrics"): "the front end feeds the metrics",
     ("request", "core.step"): "a request is made from the message that announces it",
     ("cli", "batch"): "a command runs its package",
+    ("cli", "bench"): "a command runs its package",
 }
 NO_TORCH = {
     "errors",
@@ -76,6 +78,7 @@ NO_TORCH = {
     "tokenizer",
     "server",
     "batch",
+    "bench",
     "cli",
     "__init__",
     "__main__",
