@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": ("vllm_lite.cli.chat", "Chat with a served model."),
     "complete": ("vllm_lite.cli.complete", "Continue texts with a served model."),
     "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
+    "bench": ("vllm_lite.cli.bench", "Measure latency, throughput or a running server."),
     "run-batch": ("vllm_lite.cli.run_batch", "Answer a file of requests without a server."),
 }
 

@@ -1,0 +1,181 @@
+"""Prompts have the lengths that were asked for, whatever the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.tokenizer.conftest import sentencepiece_metadata
+from vllm_lite.bench.datasets import Sample, Source, load_samples
+from vllm_lite.bench.options import DatasetOptions
+from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
+from vllm_lite.errors import UsageError
+from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def demo() -> PromptMaker:
+    return PromptMaker(open_tokenizer("demo"))
+
+
+@pytest.fixture(scope="module")
+def with_bos() -> PromptMaker:
+    """A tokenizer that begins every text with a token of its own."""
+    return PromptMaker(Tokenizer(tokenizer_from_gguf(sentencepiece_metadata())))
+
+
+def samples(
+    name: str, maker: PromptMaker, *, seed: int = 0, as_chat: Any = None, **options: Any
+) -> list[Sample]:
+    return load_samples(name, Source(DatasetOptions(**options), maker, seed, as_chat))
+
+
+def write_lines(path: Path, rows: list[Any]) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return str(path)
+
+
+def talk(question: str, answer: str) -> dict[str, Any]:
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return {"id": "1", "conversations": turns}
+
+
+def real_length(maker: PromptMaker, text: str) -> int:
+    return maker.count(text) + maker.num_added
+
+
+@pytest.mark.parametrize("length", [1, 7, 200])
+def test_random_prompts_have_exactly_the_length(demo: PromptMaker, length: int) -> None:
+    made = samples("random", demo, num_prompts=60, input_len=length, output_len=9)
+    assert {real_length(demo, sample.prompt) for sample in made} == {length}
+    assert {(s.prompt_tokens, s.output_tokens) for s in made} == {(length, 9)}
+    assert len({sample.prompt for sample in made}) == 60
+
+
+def test_what_the_model_adds_counts_as_prompt(with_bos: PromptMaker) -> None:
+    assert with_bos.num_added == 1
+    made = samples("random", with_bos, num_prompts=20, random_input_len=30)
+    assert [real_length(with_bos, sample.prompt) for sample in made] == [30] * 20
+
+
+def test_random_lengths_fill_their_range(demo: PromptMaker) -> None:
+    ratio = '{"input": 0.5, "output": 0.0}'
+    made = samples("random", demo, num_prompts=300, input_len=20, random_range_ratio=ratio)
+    lengths = {sample.prompt_tokens for sample in made}
+    assert lengths == set(range(10, 31))
+    assert {sample.output_tokens for sample in made} == {128}
+
+
+def test_random_prompts_share_their_prefix(demo: PromptMaker) -> None:
+    made = samples("random", demo, num_prompts=8, input_len=10, random_prefix_len=40)
+    assert {sample.prompt_tokens for sample in made} == {50}
+    encoded = [demo._tokenizer.encode(sample.prompt) for sample in made]
+    # The last token of the prefix may melt into what follows it.
+    assert len({tuple(ids[:36]) for ids in encoded}) == 1
+
+
+def test_a_seed_repeats_itself(demo: PromptMaker) -> None:
+    for name in ("random", "prefix_repetition"):
+        first = samples(name, demo, seed=3, num_prompts=10)
+        assert first == samples(name, demo, seed=3, num_prompts=10)
+        assert first != samples(name, demo, seed=4, num_prompts=10)
+
+
+def test_prefixes_repeat_equally_often(demo: PromptMaker) -> None:
+    made = samples(
+        "prefix_repetition",
+        demo,
+        num_prompts=12,
+        prefix_repetition_prefix_len=30,
+        prefix_repetition_suffix_len=10,
+        prefix_repetition_num_prefixes=3,
+        prefix_repetition_output_len=5,
+    )
+    assert {(s.prompt_tokens, s.output_tokens) for s in made} == {(40, 5)}
+    beginnings = [tuple(demo._tokenizer.encode(sample.prompt)[:26]) for sample in made]
+    assert sorted(beginnings.count(each) for each in set(beginnings)) == [4, 4, 4]
+    with pytest.raises(UsageError, match="less than --prefix-repetition-num-prefixes"):
+        samples("prefix_repetition", demo, num_prompts=2, prefix_repetition_num_prefixes=3)
+
+
+def test_sharegpt_keeps_first_turns_of_a_sensible_length(demo: PromptMaker, tmp_path: Path) -> None:
+    good = talk("What is the capital of France?", "The capital of France is Paris.")
+    rows = [
+        good,
+        talk("Hi", "The question is too short for this."),
+        talk("Is this answer too short?", "Yes"),
+        talk("word " * 1100, "The question is too long for this."),
+        talk("Is this answer too long?", "word " * 2100),
+        {"conversations": [{"value": "There is nobody to answer."}]},
+        {"text": "no conversation"},
+    ]
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps(rows))
+    options: dict[str, Any] = {"dataset_path": str(path), "num_prompts": 5}
+    made = samples("sharegpt", demo, **options, oversample=False)
+    assert made == [Sample("What is the capital of France?", 7, 7)]
+    assert samples("sharegpt", demo, **options) == made * 5
+    fixed = samples("sharegpt", demo, **options, sharegpt_output_len=2, oversample=False)
+    assert {sample.output_tokens for sample in fixed} == {2} and len(fixed) == 3
+    ordered = samples("sharegpt", demo, **options, output_len=2, disable_shuffle=True)
+    assert ordered[0].prompt == good["conversations"][0]["value"]
+
+
+def test_custom_takes_lengths_from_options_or_rows(demo: PromptMaker, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Question {i}", "output_tokens": i} for i in range(1, 5)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    own = samples("custom", demo, dataset_path=path, num_prompts=4, custom_output_len=-1)
+    assert sorted((s.prompt, s.output_tokens) for s in own) == [
+        (f"Question {i}", i) for i in range(1, 5)
+    ]
+    some = samples("custom", demo, dataset_path=path, num_prompts=2, disable_shuffle=True)
+    assert [(s.prompt, s.output_tokens) for s in some] == [("Question 1", 256), ("Question 2", 256)]
+
+
+def test_custom_prompts_become_chats(with_bos: PromptMaker, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"prompt": "the cat"}])
+    made = samples(
+        "custom", with_bos, dataset_path=path, num_prompts=1, as_chat=lambda text: f"<{text}>"
+    )
+    assert made[0].prompt == "<the cat>"
+    assert made[0].prompt_tokens == with_bos.count("<the cat>")
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ('{"prompt": "a", "output_tokens": 1}\n{nonsense', "line 2 is not JSON"),
+        ('{"text": "a"}', 'line 1 has no text under "prompt"'),
+        ('{"prompt": "a", "output_tokens": "3"}', 'line 1 has no whole number under "output_tok'),
+        ("", "holds no prompt"),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    demo: PromptMaker, tmp_path: Path, content: str, cause: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=cause):
+        samples("custom", demo, dataset_path=str(path), custom_output_len=-1)
+
+
+def test_a_missing_or_wrong_file_is_one_line(demo: PromptMaker, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        samples("sharegpt", demo, dataset_path=str(tmp_path / "none.json"))
+    (tmp_path / "object.json").write_text("{}")
+    with pytest.raises(UsageError, match="not a list of conversations"):
+        samples("sharegpt", demo, dataset_path=str(tmp_path / "object.json"))
+    with pytest.raises(UsageError, match=r"cannot load the tokenizer of \./none"):
+        open_tokenizer("./none")
+
+
+def test_fitting_holds_for_ids_that_do_not_survive_as_text(demo: PromptMaker) -> None:
+    rng = np.random.default_rng(1)
+    for length in range(1, 80):
+        text, ids = demo.fit(demo.draw(length, rng), rng)
+        assert demo.count(text) == len(ids) == length

@@ -1,0 +1,85 @@
+"""`bench latency`: how long one batch takes, prompt to last token, again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+from tqdm import tqdm
+
+from vllm_lite.bench.options import LatencyOptions
+from vllm_lite.bench.report import percentiles_json, write_json
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.engine.client import Prompt, PromptDict
+from vllm_lite.errors import UsageError
+from vllm_lite.llm import LLM
+from vllm_lite.sampling_params import SamplingParams
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+# Prompts are ids below this, or below the vocabulary's size.
+_MAX_ID = 10_000
+
+
+def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
+    """Time the batches and print the figures; raises UsageError."""
+    length = engine_args.create_engine_config("llm").model.max_model_len
+    if length < options.input_len + options.output_len:
+        raise UsageError(
+            f"--input-len {options.input_len} and --output-len {options.output_len} do not fit "
+            f"--max-model-len {length}"
+        )
+    given = dict(engine_args.given)
+    # The same batch comes again and again: its prompts must be computed each time.
+    given.setdefault("enable_prefix_caching", False)
+    model = given.pop("model", engine_args.model)
+    with LLM(model, **given) as llm:
+        latencies = _time_batches(llm, options)
+    figures = percentiles_json(latencies, PERCENTILES)
+    average = float(np.mean(latencies))
+    lines = [f"Avg latency: {average} seconds"]
+    lines += [f"{p}% percentile latency: {value} seconds" for p, value in figures.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if options.output_json is not None:
+        content = {
+            "model_id": model,
+            "avg_latency": average,
+            "latencies": latencies,
+            "percentiles": figures,
+        }
+        write_json(options.output_json, content)
+    return 0
+
+
+def _time_batches(llm: LLM, options: LatencyOptions) -> list[float]:
+    """Seconds of each batch."""
+    config = llm.llm_engine.config
+    params = SamplingParams(
+        n=options.n,
+        temperature=1.0,
+        top_p=1.0,
+        ignore_eos=True,
+        max_tokens=options.output_len,
+        detokenize=not options.disable_detokenize,
+    )
+    shape = (options.batch_size, options.input_len)
+    rng = np.random.default_rng(config.model.seed)
+    ids = rng.integers(0, min(_MAX_ID, config.facts.vocab_size), size=shape)
+    prompts: list[Prompt] = [PromptDict(prompt_token_ids=row) for row in ids.tolist()]
+
+    def batch() -> float:
+        began = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        return time.perf_counter() - began
+
+    for _ in tqdm(range(options.num_iters_warmup), desc="Warmup iterations", leave=False):
+        batch()
+    latencies: list[float] = []
+    with tqdm(total=options.num_iters, desc="Bench iterations") as bar:
+        while len(latencies) < options.num_iters:
+            latencies.append(batch())
+            bar.set_postfix_str(
+                f"last {latencies[-1]:.3f} s, avg {np.mean(latencies):.3f} s", refresh=False
+            )
+            bar.update()
+    return latencies

@@ -1,0 +1,181 @@
+"""How results are shown: the printed table, the JSON of a run and the names of files.
+
+Lines, keys and names are those of vLLM's benchmarks, which other programs read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vllm_lite.bench.arrivals import RateChange
+from vllm_lite.bench.metrics import LoadMetrics, num_output
+from vllm_lite.bench.options import ServeOptions
+from vllm_lite.bench.recorder import RequestResult
+from vllm_lite.errors import UsageError
+
+_WIDTH = 50
+_TITLES = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+}
+
+
+def table(metrics: LoadMetrics, options: ServeOptions) -> str:
+    """The table that `bench serve` prints."""
+    lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}"]
+    lines += [_row("Successful requests:", metrics.completed)]
+    lines += [_row("Failed requests:", metrics.failed)]
+    if options.max_concurrency is not None:
+        lines.append(_row("Maximum request concurrency:", options.max_concurrency))
+    if math.isfinite(options.request_rate):
+        lines.append(_row("Request rate configured (RPS):", float(options.request_rate)))
+    lines.append(_row("Benchmark duration (s):", metrics.duration))
+    lines.append(_row("Total input tokens:", metrics.total_input))
+    lines.append(_row("Total generated tokens:", metrics.total_output))
+    lines.append(_row("Request throughput (req/s):", metrics.request_rate))
+    if metrics.goodput is not None:
+        lines.append(_row("Request goodput (req/s):", metrics.goodput))
+    lines.append(_row("Output token throughput (tok/s):", metrics.output_rate))
+    lines.append(_row("Peak output token throughput (tok/s):", metrics.peak_output_rate))
+    lines.append(_row("Peak concurrent requests:", float(metrics.peak_concurrency)))
+    lines.append(_row("Total token throughput (tok/s):", metrics.total_rate))
+    for name in options.metrics:
+        short, title = _TITLES[name]
+        spread = metrics.spreads[name]
+        lines.append(f"{title:-^{_WIDTH}}")
+        lines.append(_row(f"Mean {short} (ms):", spread.mean))
+        lines.append(_row(f"Median {short} (ms):", spread.median))
+        lines += [_row(f"P{p:g} {short} (ms):", value) for p, value in spread.percentiles]
+    lines.append("=" * _WIDTH)
+    return "\n".join(lines)
+
+
+def _row(label: str, value: float) -> str:
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label:<40} {shown:<10}"
+
+
+def run_json(
+    metrics: LoadMetrics,
+    results: Sequence[RequestResult],
+    options: ServeOptions,
+    names: Mapping[str, str],
+    now: datetime,
+    changes: Sequence[RateChange] = (),
+) -> dict[str, Any]:
+    """The JSON of a run; `names` are model_id and tokenizer_id, `now` is when it ended."""
+    backend = options.target.backend
+    run: dict[str, Any] = {
+        "date": _stamp(now),
+        "endpoint_type": backend,
+        "backend": backend,
+        "label": options.label or backend,
+        **names,
+        "num_prompts": options.dataset.num_prompts,
+        **options.notes,
+        "request_rate": options.request_rate if math.isfinite(options.request_rate) else "inf",
+        "burstiness": options.burstiness if math.isfinite(options.burstiness) else "inf",
+        "max_concurrency": options.max_concurrency,
+    }
+    if options.ramp_up_strategy is not None:
+        run["ramp_up_strategy"] = options.ramp_up_strategy
+        run["ramp_up_start_rps"] = options.ramp_up_start_rps
+        run["ramp_up_end_rps"] = options.ramp_up_end_rps
+        began = now - timedelta(seconds=metrics.duration)
+        run["rps_change_events"] = [
+            {
+                "rps": change.rps,
+                "timestamp": (began + timedelta(seconds=change.seconds)).isoformat(),
+            }
+            for change in changes
+        ]
+    run |= _figures(metrics, options)
+    run["latencies"] = [result.latency for result in results]
+    run["queue_times"] = [result.queue_time for result in results]
+    if options.save_detailed:
+        run |= _details(results)
+    return run
+
+
+def _figures(metrics: LoadMetrics, options: ServeOptions) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "duration": metrics.duration,
+        "completed": metrics.completed,
+        "failed": metrics.failed,
+        "total_input_tokens": metrics.total_input,
+        "total_output_tokens": metrics.total_output,
+        "request_throughput": metrics.request_rate,
+        "request_goodput": metrics.goodput,
+        "output_throughput": metrics.output_rate,
+        "total_token_throughput": metrics.total_rate,
+        "max_output_tokens_per_s": metrics.peak_output_rate,
+        "max_concurrent_requests": metrics.peak_concurrency,
+        # Seconds of audio per second of work: there is no audio here.
+        "rtfx": 0.0,
+    }
+    for name in options.metrics:
+        spread = metrics.spreads[name]
+        figures[f"mean_{name}_ms"] = spread.mean
+        figures[f"median_{name}_ms"] = spread.median
+        figures[f"std_{name}_ms"] = spread.std
+        figures |= {f"p{p:g}_{name}_ms": value for p, value in spread.percentiles}
+    return figures
+
+
+def _details(results: Sequence[RequestResult]) -> dict[str, Any]:
+    return {
+        "input_lens": [result.prompt_tokens for result in results],
+        "output_lens": [num_output(result) for result in results],
+        "ttfts": [result.ttft for result in results],
+        "itls": [list(result.itls) for result in results],
+        "start_times": [result.start_time for result in results],
+        "generated_texts": [result.text for result in results],
+        "errors": [result.error for result in results],
+    }
+
+
+def result_path(options: ServeOptions, model_id: str, now: datetime) -> Path:
+    """The file of a run's JSON."""
+    name = options.result_filename
+    if name is None:
+        rate = f"{float(options.request_rate)}qps"
+        if options.ramp_up_strategy is not None:
+            ends = f"{options.ramp_up_start_rps}qps-{options.ramp_up_end_rps}qps"
+            rate = f"ramp-up-{options.ramp_up_strategy}-{ends}"
+        label = options.label or options.target.backend
+        limit = options.max_concurrency
+        concurrency = "" if limit is None else f"-concurrency{limit}"
+        model = model_id.rstrip("/").rpartition("/")[2]
+        name = f"{label}-{rate}{concurrency}-{model}-{_stamp(now)}.json"
+    return Path(options.result_dir or "").expanduser() / name
+
+
+def write_json(file_name: str | Path, content: object, *, append: bool = False) -> None:
+    """Write `content` to a file, or as one more line of it; raises UsageError."""
+    path = Path(file_name).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a" if append else "w", encoding="utf-8") as file:
+            if file.tell():
+                file.write("\n")
+            json.dump(content, file, indent=None if append else 4)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def percentiles_json(seconds: Sequence[float], wanted: Sequence[float]) -> dict[str, float]:
+    """Percentile, written as a whole number, to its value."""
+    return {f"{p:g}": float(np.percentile(seconds, p)) for p in wanted}
+
+
+def _stamp(now: datetime) -> str:
+    return now.strftime("%Y%m%d-%H%M%S")
