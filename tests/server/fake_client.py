@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.client import PauseMode, Prompt
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
@@ -107,6 +107,7 @@ class FakeEngineClient:
         self.dead_error: BaseException = EngineDeadError("engine core died: killed by signal 9")
         self.errored = False
         self.is_running = True
+        self.pause: tuple[PauseMode, bool] | None = None
         self._asked_to_stop: set[str] = set()
         self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
@@ -144,6 +145,17 @@ class FakeEngineClient:
 
     async def reset_prefix_cache(self) -> bool:
         return True
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        self.pause = (mode, clear_cache)
+        if mode == "abort":
+            await self.abort(self.running)
+
+    async def resume_generation(self) -> None:
+        self.pause = None
+
+    async def is_paused(self) -> bool:
+        return self.pause is not None
 
     def get_default_sampling_params(self) -> dict[str, Any]:
         return self.defaults

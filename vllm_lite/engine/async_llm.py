@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.admission import Admission, Place
-from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.client import PauseMode, Prompt
 from vllm_lite.engine.collector import OutputCollector
 from vllm_lite.engine.core_client import AsyncMPClient, log_ready
 from vllm_lite.engine.core_handle import CoreHandle
@@ -176,6 +176,21 @@ class AsyncLLM:
         """Forget cached prefixes; False where blocks are in use."""
         self._start_tasks()
         return await self._core.reset_prefix_cache()
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """See EngineClient.pause_generation."""
+        self._start_tasks()
+        await self._core.pause(mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Let go on what a pause holds back."""
+        self._start_tasks()
+        await self._core.resume()
+
+    async def is_paused(self) -> bool:
+        """Whether new requests wait for resume_generation()."""
+        self._start_tasks()
+        return await self._core.is_paused()
 
     async def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""

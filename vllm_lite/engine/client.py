@@ -7,7 +7,7 @@ protocol knows no process, socket or tensor.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.outputs import RequestOutput
@@ -28,6 +28,10 @@ class PromptDict(TypedDict, total=False):
 
 
 Prompt = str | list[int] | PromptDict
+
+# What becomes of the requests that run when the engine pauses: they end with "abort", run to
+# their end, or stand still until it goes on.
+PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineClient(Protocol):
@@ -91,6 +95,22 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
+        ...
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Begin no new requests until resume_generation(); they wait.
+
+        Returns once those that run have ended or stand still. With `clear_cache` cached
+        prefixes are then forgotten, except in mode "keep".
+        """
+        ...
+
+    async def resume_generation(self) -> None:
+        """Let go on what a pause holds back."""
+        ...
+
+    async def is_paused(self) -> bool:
+        """Whether new requests wait for resume_generation()."""
         ...
 
     def get_default_sampling_params(self) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
+from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.messages import CoreReady, StepOutputs
+from vllm_lite.engine.pause import PauseGate
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import SchedulerStats
@@ -46,6 +48,7 @@ class EngineCore:
         timeline.mark("KV cache")
         self._scheduler = Scheduler(config, self.plan)
         self._log_stats = not config.observability.disable_log_stats
+        self._gate = PauseGate()
         # Ends that came about outside a step and are still to be told.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: their going is still to be reported.
@@ -65,7 +68,7 @@ class EngineCore:
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
         """Queue sequences; one that the scheduler refuses ends with an error, alone."""
-        for request in requests:
+        for request in self._gate.admit(requests):
             try:
                 self._scheduler.add_request(Request.from_message(request))
             except Exception:
@@ -75,18 +78,20 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences and free their blocks now; unknown ids are ignored."""
-        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        ids = list(request_ids)
+        self._gate.drop(ids)
+        self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
         self._stats_due = self._log_stats
 
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._ended) or self._stats_due or self._scheduler.has_requests()
+        return bool(self._ended) or self._stats_due or self._is_step_due()
 
     def step(self) -> StepOutputs:
         """Schedule, execute, update: everything one step gave, whoever it is for."""
         outputs, self._ended = self._ended, []
         self._stats_due = False
-        if self._scheduler.has_requests():
+        if self._is_step_due():
             planned = self._scheduler.schedule()
             self._check_progress(planned)
             outputs += self._execute(planned)
@@ -94,7 +99,33 @@ class EngineCore:
 
     def make_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
-        return self._scheduler.make_stats()
+        stats = self._scheduler.make_stats()
+        stats.num_waiting += self._gate.num_held
+        return stats
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new sequences are held."""
+        return self._gate.is_closed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing that was begun is still to go on."""
+        return not self._gate.may_step or not self._scheduler.has_unfinished_requests()
+
+    def pause(self, mode: PauseMode) -> None:
+        """Hold new sequences; those begun end with "abort", go on, or stand still."""
+        self._gate.close(mode)
+        if mode == "abort":
+            ended = self._scheduler.finish_requests(
+                list(self._scheduler.requests), RequestStatus.FINISHED_ABORTED
+            )
+            self._ended += [EngineCoreOutput(i, [], finish_reason="abort") for i in ended]
+            self._stats_due = self._log_stats
+
+    def resume(self) -> None:
+        """Begin what was held and go on with what stood still."""
+        self.add_requests(self._gate.open())
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
@@ -103,6 +134,9 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release the executor's memory and threads."""
         self._executor.shutdown()
+
+    def _is_step_due(self) -> bool:
+        return self._gate.may_step and self._scheduler.has_requests()
 
     def _execute(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
         try:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from vllm_lite import envs
 from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.core_handle import CoreHandle
 from vllm_lite.engine.messages import (
     AbortRequests,
@@ -23,7 +24,10 @@ from vllm_lite.engine.messages import (
     CoreReady,
     FromCore,
     GetStats,
+    IsPaused,
+    Pause,
     ResetPrefixCache,
+    Resume,
     StepOutputs,
 )
 from vllm_lite.errors import EngineDeadError
@@ -203,13 +207,25 @@ class AsyncMPClient:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
-        return bool(await self._call(ResetPrefixCache))
+        return bool(await self._call(ResetPrefixCache(next(self._call_ids))))
 
     async def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
-        stats = await self._call(GetStats)
+        stats = await self._call(GetStats(next(self._call_ids)))
         assert isinstance(stats, SchedulerStats)
         return stats
+
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        """Hold new sequences; returns once the others have ended or stand still."""
+        await self._call(Pause(next(self._call_ids), mode, clear_cache))
+
+    async def resume(self) -> None:
+        """Let go on what a pause holds back."""
+        await self._call(Resume(next(self._call_ids)))
+
+    async def is_paused(self) -> bool:
+        """Whether new sequences are held."""
+        return bool(await self._call(IsPaused(next(self._call_ids))))
 
     def is_dead(self) -> bool:
         """Whether the core is gone, noticed by the event loop or not yet."""
@@ -239,13 +255,12 @@ class AsyncMPClient:
         await asyncio.to_thread(self._handle.stop, STOP_TIMEOUT)
 
     async def _call(
-        self, command: type[ResetPrefixCache] | type[GetStats]
+        self, command: ResetPrefixCache | GetStats | Pause | Resume | IsPaused
     ) -> bool | SchedulerStats:
         self.check_alive()
-        call_id = next(self._call_ids)
         future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        self._handle.send(command(call_id))
+        self._calls[command.call_id] = future
+        self._handle.send(command)
         return await future
 
     def _on_messages(self) -> None:

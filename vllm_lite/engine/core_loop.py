@@ -19,7 +19,10 @@ from vllm_lite.engine.messages import (
     CoreFailed,
     FromCore,
     GetStats,
+    IsPaused,
+    Pause,
     ResetPrefixCache,
+    Resume,
     Shutdown,
     ToCore,
 )
@@ -40,6 +43,8 @@ class CoreLoop:
     def __init__(self, channel: Channel[FromCore, ToCore], heartbeat: Heartbeat) -> None:
         self._channel = channel
         self._heartbeat = heartbeat
+        # Pauses that wait for what was begun before them.
+        self._pauses: list[Pause] = []
 
     def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
         """Build a core, serve it until told to stop; returns what ended it otherwise.
@@ -77,11 +82,11 @@ class CoreLoop:
                     return
                 self._handle(core, message)
                 message = channel.receive()
-            if not core.has_work():
-                continue
-            outputs = core.step()
-            if outputs.outputs or outputs.stats:
-                channel.send(outputs)
+            if core.has_work():
+                outputs = core.step()
+                if outputs.outputs or outputs.stats:
+                    channel.send(outputs)
+            self._answer_pauses(core)
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
         if isinstance(message, AddRequests):
@@ -92,6 +97,23 @@ class CoreLoop:
             self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
         elif isinstance(message, GetStats):
             self._channel.send(CallResult(message.call_id, core.make_stats()))
+        elif isinstance(message, Pause):
+            core.pause(message.mode)
+            self._pauses.append(message)
+        elif isinstance(message, Resume):
+            self._channel.send(CallResult(message.call_id, core.is_paused))
+            core.resume()
+        elif isinstance(message, IsPaused):
+            self._channel.send(CallResult(message.call_id, core.is_paused))
+
+    def _answer_pauses(self, core: EngineCore) -> None:
+        if not self._pauses or not (core.is_quiet or not core.is_paused):
+            return
+        pauses, self._pauses = self._pauses, []
+        for pause in pauses:
+            if core.is_paused and pause.clear_cache and pause.mode != "keep":
+                core.reset_prefix_cache()
+            self._channel.send(CallResult(pause.call_id, core.is_paused))
 
 
 def _one_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest
+from vllm_lite.engine.client import PauseMode
 from vllm_lite.metrics.stats import SchedulerStats
 
 
@@ -36,11 +37,36 @@ class GetStats(msgspec.Struct, tag="get_stats"):
     call_id: int
 
 
+class Pause(msgspec.Struct, tag="pause"):
+    """Hold new sequences; the answer, once the others have ended or stand still, is True.
+
+    It is False where a resume came first.
+    """
+
+    call_id: int
+    mode: PauseMode
+    clear_cache: bool
+
+
+class Resume(msgspec.Struct, tag="resume"):
+    """Let go on what a pause holds back; the answer tells whether there was one."""
+
+    call_id: int
+
+
+class IsPaused(msgspec.Struct, tag="is_paused"):
+    """Ask whether new sequences are held."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Stop after the step in hand."""
 
 
-ToCore = AddRequests | AbortRequests | ResetPrefixCache | GetStats | Shutdown
+ToCore = (
+    AddRequests | AbortRequests | ResetPrefixCache | GetStats | Pause | Resume | IsPaused | Shutdown
+)
 
 
 class CoreReady(msgspec.Struct, tag="ready"):
