@@ -16,6 +16,7 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
+from vllm_lite.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
 
 logger = init_logger(__name__)
 
@@ -79,6 +80,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    # Most tokens of reasoning before its end is forced; None and -1: no limit.
+    thinking_token_budget: int | None = None
     # bad_words as token ids, filled by the input processor, which has the tokenizer.
     bad_words_token_ids: list[list[int]] | None = None
 
@@ -90,6 +94,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._check_lengths()
         self._check_texts()
         self._check_token_ids()
+        self._check_constraint()
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _refused(name, "must be true or false", getattr(self, name))
@@ -187,6 +192,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.logit_bias is not None:
             _check_bias(self.logit_bias)
 
+    def _check_constraint(self) -> None:
+        given = self.structured_outputs
+        if given is not None and not isinstance(given, StructuredOutputsParams):
+            raise _refused("structured_outputs", "must be a StructuredOutputsParams", given)
+        if self.thinking_token_budget is not None:
+            _check_int("thinking_token_budget", self.thinking_token_budget, -1, MAX_INT32)
+
     def _normalise(self) -> None:
         self.stop = self.stop or []
         self.stop_token_ids = self.stop_token_ids or []
@@ -196,6 +208,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         if _GREEDY_BELOW <= self.temperature < MIN_TEMPERATURE:
             logger.warning(
                 "temperature %g is below %g and may cause numerical errors; using %g",

@@ -20,7 +20,11 @@ from vllm_lite.engine.client import PauseMode, Prompt
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
-from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.sampling_params import (
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 EOS = 256
 VOCAB_SIZE = 258
@@ -98,6 +102,9 @@ class FakeEngineClient:
         self.failure: Exception | None = None
         self.fail_after = 0
         self.refusal: Exception | None = None
+        # Raised by prepare() for any constraint.
+        self.constraint_refusal: Exception | None = None
+        self.prepared: list[StructuredOutputsParams] = []
         # A request waits here before every token; set it to let all run.
         self.gate: asyncio.Event | None = None
         self.seen: list[tuple[Prompt, SamplingParams, str]] = []
@@ -113,6 +120,13 @@ class FakeEngineClient:
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> None:
         self._inputs.process(prompt, params)
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Refuses what `constraint_refusal` says; counts the constraints it saw."""
+        if params.structured_outputs is not None:
+            self.prepared.append(params.structured_outputs)
+            if self.constraint_refusal is not None:
+                raise self.constraint_refusal
 
     def generate(
         self,

@@ -143,6 +143,9 @@ class AsyncLLM:
         """Raise RequestError where generate() would."""
         self._inputs.process(prompt, params)
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """See EngineClient.prepare."""
+
     def generate(
         self,
         prompt: Prompt,

@@ -68,6 +68,14 @@ class EngineClient(Protocol):
         """Raise RequestError where generate() would."""
         ...
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile what `params` constrain the text to, so that generate() need not wait for it.
+
+        Raises RequestError for a constraint that is bad, unsupported or too big. Await it before
+        the answer's headers; without a constraint it returns at once.
+        """
+        ...
+
     def generate(
         self,
         prompt: Prompt,
