@@ -24,6 +24,9 @@ from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_service import CompletionService
 
 _HEADERS = [(b"content-type", b"application/json")]
+# What a batch may ask of a model of another kind.
+_OF_OTHER_MODELS = ("/v1/embeddings", "/v1/audio/transcriptions", "/v1/audio/translations")
+_OF_OTHER_MODELS_ENDINGS = ("/score", "/rerank")
 
 
 class _Mode(msgspec.Struct):
@@ -78,8 +81,7 @@ class Endpoints:
             return _unreadable(line)
         service = self._services.get(line.url)
         if service is None:
-            known = ", ".join(self._services)
-            return Answer(400, error=f"URL {line.url} was used. Supported endpoints: {known}")
+            return Answer(400, error=self._refusal(line.url))
         if _streams(line.body):
             return Answer(400, error="Request must not be sent in stream mode")
         try:
@@ -90,6 +92,12 @@ class Endpoints:
             failure = failure_of(error, line.custom_id or f"line {line.number}")
             return Answer(failure.status, error=msgspec.Raw(failure.body()))
         return Answer(response.status_code, body=bytes(response.body))
+
+    def _refusal(self, url: str) -> str:
+        if url in _OF_OTHER_MODELS or url.endswith(_OF_OTHER_MODELS_ENDINGS):
+            return f"Model does not support endpoint: {url:.200}"
+        known = ", ".join((*self._services, *_OF_OTHER_MODELS, *_OF_OTHER_MODELS_ENDINGS))
+        return f"URL {url:.200} was used. Supported endpoints: {known}"
 
 
 def _unreadable(line: BatchLine) -> Answer:

@@ -1,6 +1,6 @@
 """The journal of a run: every finished line's record, appended as it finishes.
 
-A file of JSON lines; the first names the input. Invariant: whatever ends the process, each
+A file of JSON lines; the first names input and model. Invariant: whatever ends the process, each
 whole line of the journal is a finished record, and half a line at its end is dropped.
 """
 
@@ -23,6 +23,7 @@ _NOT_DONE = -1
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
     input: str
+    model: str
 
 
 class _Entry(msgspec.Struct):
@@ -34,13 +35,16 @@ class _Entry(msgspec.Struct):
 class Journal:
     """The records of one batch file by line number: eight bytes a line in memory."""
 
-    def __init__(self, path: Path, digest: str, last_number: int, *, resume: bool) -> None:
-        """Open or make the journal of the input with that digest.
+    def __init__(
+        self, path: Path, digest: str, model: str, last_number: int, *, resume: bool
+    ) -> None:
+        """Open or make the journal of that model's answers to the input with that digest.
 
-        Raises UsageError where another run writes to it, where it belongs to another input,
-        or where it holds results and `resume` is false.
+        Raises UsageError where another run writes to it, where it belongs to another input or
+        model, or where it holds results and `resume` is false.
         """
         self.path = path
+        self._header = _Header(digest, model)
         self.num_done = self.num_failed = 0
         # Where each line's entry begins.
         self._offsets = array("q", [_NOT_DONE]) * (last_number + 1)
@@ -50,7 +54,7 @@ class Journal:
             raise self._write_error(error) from None
         try:
             self._lock()
-            self._size = self._load(digest)
+            self._size = self._load()
             if self.num_done and not resume:
                 raise UsageError(
                     f"{path} holds {self.num_done} results of an interrupted run: continue it "
@@ -59,7 +63,7 @@ class Journal:
             # Half a line that a crash left.
             os.ftruncate(self._fd, self._size)
             if not self._size:
-                self._write(msgspec.json.encode(_Header(digest)) + b"\n")
+                self._write(msgspec.json.encode(self._header) + b"\n")
         except BaseException:
             self._close()
             raise
@@ -117,7 +121,7 @@ class Journal:
             # Some network file systems have no locks; the run is no less right without.
             pass
 
-    def _load(self, digest: str) -> int:
+    def _load(self) -> int:
         """Note what is done; returns where the last whole line ends."""
         offset = 0
         with self.path.open("rb") as file:
@@ -125,27 +129,32 @@ class Journal:
                 if not raw.endswith(b"\n"):
                     break
                 if offset == 0:
-                    self._check_header(raw, digest)
+                    self._check_header(raw)
                 else:
                     self._note(raw, offset)
                 offset += len(raw)
             else:
                 return offset
         if offset == 0:
-            self._check_header(raw, digest)
+            self._check_header(raw)
         return offset
 
-    def _check_header(self, raw: bytes, digest: str) -> None:
+    def _check_header(self, raw: bytes) -> None:
         try:
             header = msgspec.json.decode(raw, type=_Header)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise UsageError(
                 f"{self.path} is no journal of run-batch: move it away or choose another output"
             ) from None
-        if header.input != digest:
+        if header.input != self._header.input:
             raise UsageError(
                 f"{self.path} holds results of another input: give the input that it began "
                 "with, or delete that file to begin again"
+            )
+        if header.model != self._header.model:
+            raise UsageError(
+                f"{self.path} holds results of the model {header.model}: give --model "
+                f"{header.model}, or delete that file to begin again"
             )
 
     def _note(self, raw: bytes, offset: int) -> None:

@@ -17,6 +17,7 @@ from vllm_lite import __version__
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import Scan, read_lines, scan
 from vllm_lite.batch.places import local_input, target_of
+from vllm_lite.batch.urls import Reach
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
@@ -57,21 +58,22 @@ def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: Batch
         uvloop.run(answer_lines(client, server_config, batch, path, whole, journal))
 
     with _terminable():
-        process(batch, answer)
+        process(batch, engine_args.model, answer)
     return 0
 
 
-def process(batch: BatchConfig, answer: Callable[[Path, Scan, Journal], None]) -> None:
+def process(batch: BatchConfig, model: str, answer: Callable[[Path, Scan, Journal], None]) -> None:
     """Open the files, have `answer` fill the journal with what it lacks, store the output.
 
     Raises UsageError, and whatever `answer` raises.
     """
-    target = target_of(batch.output_file, batch.input_file, batch.output_tmp_dir)
-    with local_input(batch.input_file, batch.output_tmp_dir) as path:
+    reach = Reach(batch.allowed_url_domains)
+    target = target_of(batch.output_file, batch.input_file, batch.output_tmp_dir, reach)
+    with local_input(batch.input_file, batch.output_tmp_dir, reach) as path:
         whole = scan(path)
         timeline.mark("input")
         with Journal(
-            target.journal, whole.digest, whole.last_number, resume=batch.resume
+            target.journal, whole.digest, model, whole.last_number, resume=batch.resume
         ) as journal:
             if journal.num_done:
                 logger.info("%d of %d lines are done already", journal.num_done, whole.num_lines)

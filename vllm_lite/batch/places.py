@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_lite import envs
-from vllm_lite.batch.transfer import fetch, is_url, public_name, upload
+from vllm_lite.batch.transfer import fetch, upload
+from vllm_lite.batch.urls import HttpUrl, Reach, is_url, parse_url
 from vllm_lite.errors import UsageError
 
 
@@ -75,10 +76,10 @@ class DeviceTarget:
 class UrlTarget:
     """An address that takes the output with PUT."""
 
-    def __init__(self, url: str, staging: Path) -> None:
+    def __init__(self, url: HttpUrl, reach: Reach, staging: Path) -> None:
         self._url = url
-        self.name = public_name(url)
-        self._staging = staging
+        self._reach = reach
+        self.name = url.name
         # A signed URL differs from run to run only in its query.
         self.journal = staging / f"{_short_name(self.name)}.journal"
 
@@ -87,7 +88,7 @@ class UrlTarget:
         staged = self.journal.with_suffix(".jsonl")
         try:
             _write(records, staged, sync=False)
-            upload(staged, self._url)
+            upload(staged, self._url, self._reach)
         except OSError as error:
             raise _store_error(str(staged), error, self.journal) from None
         except UsageError as error:
@@ -96,7 +97,7 @@ class UrlTarget:
             staged.unlink(missing_ok=True)
 
 
-def staging_directory(chosen: str | None) -> Path:
+def _staging(chosen: str | None) -> Path:
     """The directory for files that have no place of their own; raises UsageError."""
     path = Path(chosen) if chosen else Path(envs.VLLM_CACHE_ROOT) / "batch"
     try:
@@ -106,10 +107,10 @@ def staging_directory(chosen: str | None) -> Path:
     return path
 
 
-def target_of(location: str, source: str, tmp_dir: str | None) -> Target:
+def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> Target:
     """Where --output-file points, for the input from `source`; raises UsageError."""
     if is_url(location):
-        return UrlTarget(location, staging_directory(tmp_dir))
+        return UrlTarget(_reachable("--output-file", location, reach), reach, _staging(tmp_dir))
     path = Path(location)
     try:
         mode = path.stat().st_mode
@@ -121,11 +122,11 @@ def target_of(location: str, source: str, tmp_dir: str | None) -> Target:
         raise UsageError(f"--output-file {location} is a directory; name a file in it")
     if stat.S_ISREG(mode):
         return FileTarget(path)
-    return DeviceTarget(path, source, staging_directory(tmp_dir))
+    return DeviceTarget(path, source, _staging(tmp_dir))
 
 
 @contextlib.contextmanager
-def local_input(location: str, tmp_dir: str | None) -> Iterator[Path]:
+def local_input(location: str, tmp_dir: str | None, reach: Reach) -> Iterator[Path]:
     """A regular file with the content of --input-file while the context lasts.
 
     Raises UsageError where there is none, or where a download fails.
@@ -137,20 +138,31 @@ def local_input(location: str, tmp_dir: str | None) -> Iterator[Path]:
     if not is_url(location) and (path.is_dir() or not path.exists()):
         kind = "is a directory" if path.is_dir() else "does not exist"
         raise UsageError(f"--input-file {location} {kind}; give a file of JSON lines or a URL")
-    # A URL or a pipe can be read only once; the file can be read again by --resume.
-    handle, name = tempfile.mkstemp(
-        prefix="input-", suffix=".jsonl", dir=staging_directory(tmp_dir)
-    )
+    url = _reachable("--input-file", location, reach) if is_url(location) else None
+    # A URL or a pipe can be read only once, a file as often as need be.
+    handle, name = tempfile.mkstemp(prefix="input-", suffix=".jsonl", dir=_staging(tmp_dir))
     os.close(handle)
     staged = Path(name)
     try:
-        if is_url(location):
-            fetch(location, staged)
+        if url is not None:
+            fetch(url, staged, reach)
         else:
             _drain(path, staged)
         yield staged
     finally:
         staged.unlink(missing_ok=True)
+
+
+def _reachable(flag: str, location: str, reach: Reach) -> HttpUrl:
+    """The parsed URL; raises UsageError where it leads nowhere or where it may not go."""
+    try:
+        url = parse_url(location)
+        reach.addresses(url)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{flag} {url.name}: {error.strerror}") from None
+    return url
 
 
 def _drain(source: Path, staged: Path) -> None:

@@ -1,85 +1,154 @@
 """A batch's files over HTTP: the input comes with GET, the output goes with PUT.
 
-Both go through files, never through memory. No message shows a URL's query or password, which
-may be what gives access.
+Both go through files, never through memory, and only to hosts within reach. No message shows a
+URL's query or password.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
+import ssl
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO
 
+from vllm_lite import __version__
+from vllm_lite.batch.urls import HttpUrl, Reach
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
 
 TRIES = 5
-# Seconds from one try to the next, and until a silent server is given up.
+# Seconds from one try to the next, until a silent server is given up, and for a whole download.
 DELAY = 5.0
 TIMEOUT = 300.0
+MAX_SECONDS = 12 * 3600.0
+MAX_INPUT_BYTES = 64 << 30
+_MAX_REDIRECTS = 5
 _CHUNK = 1 << 20
+_SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+_REDIRECTS = (*_SAME_METHOD, HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER)
 # Of what is below 500 only these may be mended by another try.
 _PASSING = (408, 425, 429)
 
 
-def is_url(location: str) -> bool:
-    """Whether a file is meant to come or go over HTTP."""
-    return location.lower().startswith(("http://", "https://"))
+class _RefusedError(Exception):
+    """A reply that is neither a success nor a redirect to follow."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        super().__init__(f"HTTP {response.status} {response.reason}")
+        self.is_final = response.status < 500 and response.status not in _PASSING
 
 
-def public_name(url: str) -> str:
-    """The URL without its password, query and fragment; raises UsageError without a host."""
-    try:
-        parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError as error:
-        raise UsageError(f"a URL is not valid: {error}") from None
-    if not parts.hostname:
-        raise UsageError(f"the URL {parts.scheme}://{parts.path} names no host")
-    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
-
-
-def fetch(url: str, path: Path) -> None:
+def fetch(url: HttpUrl, path: Path, reach: Reach) -> None:
     """Put what is at `url` into the file; raises UsageError after TRIES tries."""
 
     def attempt() -> None:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-            expected = response.headers.get("Content-Length")
+        with _reply("GET", url, reach) as response:
+            expected = response.getheader("Content-Length")
             size = _copy(response, path)
         if expected is not None and size != int(expected):
             raise ConnectionError(f"the connection ended after {size} of {expected} bytes")
 
-    _try_often(f"GET {public_name(url)}", attempt)
+    _try_often(f"GET {url.name}", attempt)
 
 
-def upload(path: Path, url: str) -> None:
+def upload(path: Path, url: HttpUrl, reach: Reach) -> None:
     """Put the file to `url`; raises UsageError after TRIES tries."""
 
     def attempt() -> None:
-        size = path.stat().st_size
-        headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
-        with path.open("rb") as file:
-            request = urllib.request.Request(url, data=file, headers=headers, method="PUT")
-            urllib.request.urlopen(request, timeout=TIMEOUT).close()
+        with path.open("rb") as file, _reply("PUT", url, reach, file):
+            pass
 
-    _try_often(f"PUT {public_name(url)}", attempt)
+    _try_often(f"PUT {url.name}", attempt)
+
+
+@contextlib.contextmanager
+def _reply(
+    method: str, url: HttpUrl, reach: Reach, body: BinaryIO | None = None
+) -> Iterator[http.client.HTTPResponse]:
+    """The reply of success at the end of the redirects; raises _RefusedError and OSError."""
+    for _ in range(_MAX_REDIRECTS + 1):
+        with contextlib.closing(_Connection(url, reach.addresses(url))) as connection:
+            response = _send(connection, method, url, body)
+            location = response.getheader("Location")
+            if location and response.status in (_REDIRECTS if body is None else _SAME_METHOD):
+                url = reach.redirected(url, location)
+                continue
+            if not 200 <= response.status < 300:
+                raise _RefusedError(response)
+            yield response
+            return
+    raise UsageError(f"{url.name} redirects in a circle")
+
+
+def _send(
+    connection: http.client.HTTPConnection, method: str, url: HttpUrl, body: BinaryIO | None
+) -> http.client.HTTPResponse:
+    headers = {"Host": url.netloc, "User-Agent": f"vllm-lite/{__version__}", "Connection": "close"}
+    if url.authorization is not None:
+        headers["Authorization"] = url.authorization
+    if body is not None:
+        headers["Content-Type"] = "application/octet-stream"
+        headers["Content-Length"] = str(body.seek(0, 2))
+        body.seek(0)
+    try:
+        connection.request(method, url.target, body=body, headers=headers)
+    except (BrokenPipeError, ConnectionResetError):
+        # Refused before all was sent: the reply says why, if there is one.
+        if connection.sock is None:
+            raise
+    return connection.getresponse()
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to one of the addresses that were checked, under the URL's own name."""
+
+    def __init__(self, url: HttpUrl, addresses: list[tuple[Any, ...]]) -> None:
+        super().__init__(url.host, url.port, timeout=TIMEOUT, blocksize=_CHUNK)
+        self._url = url
+        self._addresses = addresses
+
+    def connect(self) -> None:
+        """Try the addresses in turn; raises the last one's OSError."""
+        failure = OSError("no address")
+        for family, place in self._addresses:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.settimeout(TIMEOUT)
+            try:
+                sock.connect(place)
+                if self._url.scheme == "https":
+                    context = ssl.create_default_context()
+                    sock = context.wrap_socket(sock, server_hostname=self._url.host)
+            except OSError as error:
+                sock.close()
+                failure = error
+            else:
+                self.sock = sock
+                return
+        raise failure
 
 
 def _copy(response: http.client.HTTPResponse, path: Path) -> int:
     size = 0
+    deadline = time.monotonic() + MAX_SECONDS
     try:
         file = path.open("wb", buffering=0)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     with file:
-        while chunk := response.read(_CHUNK):
+        # One piece as it arrives, so that a trickle meets the deadline too.
+        while chunk := response.read1(_CHUNK):
             size += len(chunk)
+            if size > MAX_INPUT_BYTES:
+                raise UsageError(f"the input is longer than {MAX_INPUT_BYTES >> 30} GiB; split it")
+            if time.monotonic() > deadline:
+                raise UsageError(f"the input did not arrive within {MAX_SECONDS / 3600:g} hours")
             rest = memoryview(chunk)
             try:
                 while rest:
@@ -94,11 +163,14 @@ def _try_often(what: str, attempt: Callable[[], None]) -> None:
     for number in range(1, TRIES + 1):
         try:
             return attempt()
-        except urllib.error.HTTPError as error:
-            cause = f"HTTP {error.code} {error.reason}"
-            is_last = error.code < 500 and error.code not in _PASSING
+        except _RefusedError as error:
+            cause, is_last = str(error), error.is_final
+        except ssl.SSLCertVerificationError as error:
+            cause, is_last = f"certificate: {error.verify_message}", True
+        except socket.gaierror as error:
+            cause, is_last = str(error.strerror), error.errno == socket.EAI_NONAME
         except (OSError, http.client.HTTPException) as error:
-            cause = str(getattr(error, "reason", None) or error or type(error).__name__)
+            cause = str(getattr(error, "strerror", None) or error or type(error).__name__)
             is_last = False
         if is_last or number == TRIES:
             raise UsageError(f"{what} failed: {cause} (try {number} of {TRIES})")

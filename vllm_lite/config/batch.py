@@ -24,9 +24,15 @@ class BatchConfig:
     )
     output_tmp_dir: str | None = option(
         None,
-        "Directory for the journal and the answers on their way to a URL, and for an input "
-        "fetched from one.",
+        "Directory for what has no place of its own: an input fetched from a URL, and the journal "
+        "and the answers on their way to one.",
         auto="batch in the cache directory",
+    )
+    allowed_url_domains: list[str] = option(
+        [],
+        "Hosts to which --input-file, --output-file and their redirects may go, private addresses "
+        "included.",
+        auto="any host with public addresses, and no redirect to another",
     )
     resume: bool = option(
         False, "Continue an interrupted run: lines that its journal holds are not run again."

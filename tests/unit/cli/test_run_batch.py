@@ -56,6 +56,7 @@ def run(
     output: Path | str,
     client: FakeEngineClient | None = None,
     server: ServerConfig | None = None,
+    model: str = "tiny",
     **options: Any,
 ) -> FakeEngineClient:
     """Answer a batch with the scripted engine, which is returned."""
@@ -65,7 +66,7 @@ def run(
     def answer(path: Path, whole: lines.Scan, journal: Journal) -> None:
         asyncio.run(answer_lines(engine, server or ServerConfig(), batch, path, whole, journal))
 
-    process(batch, answer)
+    process(batch, model, answer)
     return engine
 
 
@@ -113,10 +114,15 @@ class TestRecords:
         ("line", "status", "error"),
         [
             (
-                {**chat("x"), "url": "/v1/embeddings"},
+                {**chat("x"), "url": "/v1/models"},
                 400,
-                "URL /v1/embeddings was used. Supported endpoints: "
-                "/v1/chat/completions, /v1/completions",
+                "URL /v1/models was used. Supported endpoints: /v1/chat/completions, "
+                "/v1/completions, /v1/embeddings, /v1/audio/transcriptions, "
+                "/v1/audio/translations, /score, /rerank",
+            ),
+            *(
+                ({**chat("x"), "url": url}, 400, f"Model does not support endpoint: {url}")
+                for url in ("/v1/embeddings", "/v1/score", "/rerank", "/v1/audio/translations")
             ),
             (chat("x", stream=True), 400, "Request must not be sent in stream mode"),
             (chat("x", model="nobody"), 404, "The model 'nobody' does not exist"),
@@ -328,6 +334,10 @@ class TestResume:
         with pytest.raises(UsageError, match="results of another input"):
             run(write(tmp_path / "other", chat("a")), output, resume=True)
 
+    def test_another_model_is_refused(self, source: Path, output: Path, journal: Path) -> None:
+        with pytest.raises(UsageError, match="results of the model tiny: give --model tiny"):
+            run(source, output, model="other", resume=True)
+
     def test_another_s_file_is_not_overwritten(self, source: Path, output: Path) -> None:
         other = write(output.with_name("out.jsonl.journal"), "dear diary")
         with pytest.raises(UsageError, match="is no journal of run-batch"):
@@ -336,7 +346,7 @@ class TestResume:
 
     def test_two_runs_do_not_share_an_output(self, tmp_path: Path, output: Path) -> None:
         with (
-            Journal(output.with_name("out.jsonl.journal"), "", 1, resume=False),
+            Journal(output.with_name("out.jsonl.journal"), "", "tiny", 1, resume=False),
             pytest.raises(UsageError, match="another run-batch writes to the same output"),
         ):
             run(write(tmp_path / "in", chat("a")), output)
@@ -418,6 +428,7 @@ class Store(http.server.BaseHTTPRequestHandler):
 
     content = b""
     failures: list[int]
+    redirects: list[str]
     put: list[bytes]
 
     def do_GET(self) -> None:
@@ -431,6 +442,12 @@ class Store(http.server.BaseHTTPRequestHandler):
             self._answer(201, b"")
 
     def _fails(self) -> bool:
+        if self.redirects:
+            self.send_response(307)
+            self.send_header("Location", self.redirects.pop(0))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return True
         if self.failures:
             self._answer(self.failures.pop(0), b"")
             return True
@@ -446,6 +463,9 @@ class Store(http.server.BaseHTTPRequestHandler):
         pass
 
 
+LOOPBACK = {"allowed_url_domains": ["127.0.0.1"]}
+
+
 class TestUrls:
     """Input and output over HTTP."""
 
@@ -453,7 +473,7 @@ class TestUrls:
     def url(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(transfer, "DELAY", 0.0)
         Store.content = (json.dumps(chat("a")) + "\n").encode()
-        Store.failures, Store.put = [], []
+        Store.failures, Store.redirects, Store.put = [], [], []
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield f"http://127.0.0.1:{server.server_port}/file?signature=secret"
@@ -461,9 +481,9 @@ class TestUrls:
 
     def test_both_ways_with_patience(self, url: str, tmp_path: Path) -> None:
         Store.failures = [503, 500, 429]
-        run(url, tmp_path / "out")
+        run(url, tmp_path / "out", **LOOPBACK)
         Store.failures = [503, 502, 503, 500]
-        run(tmp_path / "out", url, output_tmp_dir=str(tmp_path / "tmp"))
+        run(tmp_path / "out", url, output_tmp_dir=str(tmp_path / "tmp"), **LOOPBACK)
         (body,) = Store.put
         # An output is no input, and is refused line by line.
         assert json.loads(body)["error"]["error"]["line"] == 1
@@ -475,25 +495,58 @@ class TestUrls:
         source, tmp = write(tmp_path / "in", chat("a")), str(tmp_path / "tmp")
         Store.failures = [403]
         with pytest.raises(UsageError, match=r"PUT http://127\S+/file failed: HTTP 403") as caught:
-            run(source, url, output_tmp_dir=tmp)
+            run(source, url, output_tmp_dir=tmp, **LOOPBACK)
         assert "--resume" in str(caught.value)
         assert "secret" not in str(caught.value) + caplog.text
         again = url.replace("secret", "another")
-        assert not run(source, again, output_tmp_dir=tmp, resume=True).seen
+        assert not run(source, again, output_tmp_dir=tmp, resume=True, **LOOPBACK).seen
         assert json.loads(Store.put[0])["custom_id"] == "a"
 
     def test_five_tries_and_no_more(self, url: str, output: Path) -> None:
         Store.failures = [500] * 6
         with pytest.raises(UsageError, match=r"GET .* failed: HTTP 500 .*\(try 5 of 5\)"):
-            run(url, output)
+            run(url, output, **LOOPBACK)
         assert len(Store.failures) == 1
 
     def test_nobody_there(self, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transfer, "DELAY", 0.0)
         with pytest.raises(UsageError, match=r"GET http://127.0.0.1:\d+/x failed: .*refused"):
-            run(f"http://127.0.0.1:{free_port()}/x", output)
+            run(f"http://127.0.0.1:{free_port()}/x", output, **LOOPBACK)
         with pytest.raises(UsageError, match="names no host"):
             run("http:///x", output)
+
+    def test_both_ends_are_checked_before_anything_is_done(
+        self, url: str, tmp_path: Path, output: Path
+    ) -> None:
+        Store.failures = [500]
+        for source, target, flag in ((url, output, "--input-file"), ("in", url, "--output-file")):
+            with pytest.raises(UsageError, match=f"{flag}: 127.0.0.1 has the private address"):
+                run(source, target, output_tmp_dir=str(tmp_path / "tmp"))
+        assert Store.failures == [500]
+
+    def test_a_redirect_is_followed_within_reach(self, url: str, output: Path) -> None:
+        Store.redirects = ["/elsewhere?b=1", "file"]
+        run(url, output, **LOOPBACK)
+        assert records(output)[0]["custom_id"] == "a"
+        Store.redirects = ["https://user:secret@other.example/file?secret"]
+        with pytest.raises(UsageError, match=r"redirects to other\.example; .*--allowed") as caught:
+            run(url, output, **LOOPBACK)
+        assert "secret" not in str(caught.value)
+        Store.redirects = ["/again"] * 9
+        with pytest.raises(UsageError, match="redirects in a circle"):
+            run(url, output, **LOOPBACK)
+
+    def test_an_upload_is_repeated_where_it_is_told_to_go(self, url: str, tmp_path: Path) -> None:
+        Store.redirects = ["/there"]
+        run(write(tmp_path / "in", chat("a")), url, output_tmp_dir=str(tmp_path), **LOOPBACK)
+        assert [json.loads(put)["custom_id"] for put in Store.put] == ["a"]
+
+    def test_an_endless_input_is_cut_off(
+        self, url: str, output: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transfer, "MAX_INPUT_BYTES", 10)
+        with pytest.raises(UsageError, match="the input is longer than"):
+            run(url, output, **LOOPBACK)
 
 
 def free_port() -> int:
@@ -508,7 +561,7 @@ async def test_metrics_are_served_while_the_batch_runs(tmp_path: Path) -> None:
     client.gate = asyncio.Event()
     batch = BatchConfig(enable_metrics=True, url="127.0.0.1", port=port)
     whole = lines.scan(source)
-    with Journal(tmp_path / "journal", whole.digest, whole.last_number, resume=False) as journal:
+    with Journal(tmp_path / "journal", "", "tiny", whole.last_number, resume=False) as journal:
         work = asyncio.create_task(
             answer_lines(client, ServerConfig(), batch, source, whole, journal)
         )
