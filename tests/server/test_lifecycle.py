@@ -5,60 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from tests.server.fake_client import FakeEngineClient
-from tests.server.harness import HI, app_of, chunks
+from tests.server.harness import HI, chunks
+from tests.server.running import running
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import EngineDeadError, UsageError
-from vllm_lite.server.lifecycle import HttpServer, Lifecycle
 from vllm_lite.server.listen import Listener
 
 CHAT = "/v1/chat/completions"
-
-
-class Running:
-    """A server in this process."""
-
-    def __init__(self, client: FakeEngineClient, timeout: float, options: dict[str, Any]) -> None:
-        config = ServerConfig(host="127.0.0.1", port=0, **options)
-        app = app_of(client)
-        self.listener = Listener(config)
-        self.server = HttpServer(
-            uvicorn.Config(app, ws="none", log_config=None, timeout_graceful_shutdown=1)
-        )
-        generations = app.state.context.generations
-        lifecycle = Lifecycle(self.server, self.listener, client, generations, timeout)
-        self.task = asyncio.create_task(lifecycle.run())
-        transport = httpx.AsyncHTTPTransport(uds=options.get("uds"))
-        base_url = "http://server" if options.get("uds") else self.listener.url
-        self.http = httpx.AsyncClient(base_url=base_url, transport=transport, timeout=10)
-
-    async def started(self) -> None:
-        while not self.server.started:
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def running(
-    client: FakeEngineClient, timeout: float = 0.0, **options: Any
-) -> AsyncIterator[Running]:
-    server = Running(client, timeout, options)
-    try:
-        await server.started()
-        yield server
-    finally:
-        await server.http.aclose()
-        server.server.should_exit = True
-        await asyncio.gather(server.task, return_exceptions=True)
-        server.listener.close()
 
 
 async def read_stream(session: httpx.AsyncClient) -> str:

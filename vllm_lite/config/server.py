@@ -55,6 +55,20 @@ class ServerConfig(ReplyConfig):
         "info", "Verbosity of the HTTP server's own logger."
     )
     disable_uvicorn_access_log: bool = option(False, "Write no line for each HTTP request.")
+    disable_access_log_for_endpoints: str | None = option(
+        None, "Paths of which no such line is written, with commas between them."
+    )
+    h11_max_incomplete_event_size: int = option(
+        4 << 20, "Most bytes of a request's head; more is answered 431.", ge=256, human=True
+    )
+    h11_max_header_count: int = option(
+        256, "Most headers of a request; more is answered 431.", ge=1
+    )
+    middleware: list[str] = option(
+        [],
+        "Import path of an ASGI middleware class, or of an async function (request, call_next).",
+        repeatable=True,
+    )
     disable_fastapi_docs: bool = option(False, "Serve no OpenAPI schema and no docs pages.")
     disable_frontend_multiprocessing: bool = option(
         False, "Run the HTTP front end and the engine in one process."
@@ -74,6 +88,14 @@ class ServerConfig(ReplyConfig):
     ssl_ca_certs: str | None = option(None, "CA certificates that client certificates must have.")
     ssl_cert_reqs: int = option(
         0, "Client certificates: 0 none, 1 optional, 2 required.", ge=0, le=2
+    )
+    ssl_ciphers: str | None = option(
+        None, "OpenSSL's list of the ciphers of TLS 1.2 and earlier.", auto="OpenSSL's own"
+    )
+    enable_ssl_refresh: bool = option(
+        False,
+        "Read certificate, key and CA certificates again when their files change; a CA that was "
+        "taken away counts until the next start.",
     )
     enable_request_id_headers: bool = option(
         False, "Answer with an X-Request-Id header, the client's own if it sent one."
@@ -96,8 +118,9 @@ class ServerConfig(ReplyConfig):
             raise UsageError("--api-key must not be empty")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise UsageError("--ssl-keyfile needs --ssl-certfile")
-        if (self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
-            raise UsageError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+        for name in ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
+            if getattr(self, name) and not self.ssl_certfile:
+                raise UsageError(f"--{name.replace('_', '-')} needs --ssl-certfile")
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             raise UsageError("--ssl-cert-reqs needs --ssl-ca-certs")
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "log_config_file"):

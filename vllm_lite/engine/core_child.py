@@ -30,12 +30,19 @@ class _Child:
     The kernel sends the death signal when the spawning thread ends, so that thread stays.
     """
 
-    def __init__(self, directory: Path, heartbeat_fd: int, exit_writer: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        heartbeat_fd: int,
+        exit_writer: int,
+        log_config_file: str | None = None,
+    ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.error: OSError | None = None
         self.ended = threading.Event()
         self._exit_writer = exit_writer
         self._spawned = threading.Event()
+        self._environment = _child_environment(log_config_file)
         arguments = [str(directory), str(heartbeat_fd), str(os.getpid())]
         command = [sys.executable, "-P", "-m", "vllm_lite.engine.core_process", *arguments]
         threading.Thread(
@@ -58,7 +65,7 @@ class _Child:
                 pass_fds=(heartbeat_fd,),
                 # A terminal's Ctrl-C is for the parent, which drains and then stops its child.
                 process_group=0,
-                env=_child_environment(),
+                env=self._environment,
             )
         except OSError as error:
             self.error = error
@@ -72,9 +79,9 @@ class _Child:
 class CoreProcess(CoreHandle):
     """An engine core in a child process, which starts to import at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_config_file: str | None = None) -> None:
         super().__init__()
-        self._child = _Child(self._directory, self.heartbeat.fd, self._exit_writer)
+        self._child = _Child(self._directory, self.heartbeat.fd, self._exit_writer, log_config_file)
         if self._child.process is None:
             self.close()
             raise EngineDeadError(f"The engine core could not be started: {self._child.error}")
@@ -110,8 +117,10 @@ class CoreProcess(CoreHandle):
         return self._child.ended.wait(timeout)
 
 
-def _child_environment() -> dict[str, str]:
+def _child_environment(log_config_file: str | None) -> dict[str, str]:
     environment = envs.child_environment()
+    if log_config_file is not None:
+        environment["VLLM_LOGGING_CONFIG_PATH"] = os.path.abspath(log_config_file)
     # Waiting OpenMP threads sleep: on a crowded machine spinning ones starve the rest.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environment.setdefault("GOMP_SPINCOUNT", "1000")

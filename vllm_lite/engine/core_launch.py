@@ -7,10 +7,13 @@ from vllm_lite.engine.core_child import CoreProcess
 from vllm_lite.engine.core_handle import CoreHandle
 
 
-def launch_core(config: VllmConfig, *, in_process: bool = False) -> CoreHandle:
+def launch_core(
+    config: VllmConfig, *, in_process: bool = False, log_config_file: str | None = None
+) -> CoreHandle:
     """Start an engine core and return at once; `wait_ready` is the caller's, when it likes.
 
-    The core imports and loads meanwhile, in a child process, or in a thread of this one.
+    The core imports and loads meanwhile, in a child process, or in a thread of this one. A
+    child configures its logging by `log_config_file`, as VLLM_LOGGING_CONFIG_PATH would.
     """
     if in_process:
         # Imported only where torch is wanted in this process.
@@ -19,6 +22,6 @@ def launch_core(config: VllmConfig, *, in_process: bool = False) -> CoreHandle:
 
         handle: CoreHandle = CoreThread(UniprocExecutor)
     else:
-        handle = CoreProcess()
+        handle = CoreProcess(log_config_file)
     handle.start(config)
     return handle

@@ -25,6 +25,7 @@ from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
+from vllm_lite.server.custom_middleware import add_middleware, load_middleware
 from vllm_lite.server.disconnect import ClientLeftError
 from vllm_lite.server.errors import failure_of, router_failure
 from vllm_lite.server.health import HealthService
@@ -76,6 +77,7 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
             summary=route.endpoint.__doc__,
         )
     app.add_exception_handler(HTTPException, _on_router_error(keys))
+    app.add_exception_handler(Exception, _on_middleware_error)
     _describe_bodies(app, table)
     _add_middleware(app, server_config)
     return app
@@ -138,8 +140,7 @@ def _served(route: Route, keys: ApiKeys) -> Endpoint:
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
-            return failure_of(error, request_id[:256]).response()
+            return failure_of(error, _error_id(request)).response()
 
     endpoint.__name__ = route.path.strip("/").replace("/", "_")
     return endpoint
@@ -156,6 +157,15 @@ def _on_router_error(keys: ApiKeys) -> Callable[[Request, Any], Awaitable[Respon
         return router_failure(error, dict(request.scope)).response()
 
     return answer
+
+
+async def _on_middleware_error(request: Request, error: Exception) -> Response:
+    """What a user's own middleware raised; whoever calls this logs it too."""
+    return failure_of(error, _error_id(request)).response()
+
+
+def _error_id(request: Request) -> str:
+    return (request.headers.get("x-request-id") or uuid.uuid4().hex)[:256]
 
 
 def _describe_bodies(app: FastAPI, table: list[Route]) -> None:
@@ -191,3 +201,4 @@ def _add_middleware(app: FastAPI, server_config: ServerConfig) -> None:
         app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
+    add_middleware(app, load_middleware(server_config.middleware))

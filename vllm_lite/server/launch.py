@@ -6,6 +6,7 @@ a config and an address is taken, so that it loads while this process imports th
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging.config
@@ -15,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_lite import __version__, envs
+from vllm_lite import __version__
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
+from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.listen import Listener
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
+    # What a user's own code lacks shows now, not when the model is loaded.
+    load_middleware(server_config.middleware)
     with _terminable():
         listener = Listener(server_config)
         try:
@@ -79,7 +83,11 @@ def _terminable() -> Iterator[None]:
 
 
 def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: Listener) -> None:
-    core = launch_core(config, in_process=server_config.disable_frontend_multiprocessing)
+    core = launch_core(
+        config,
+        in_process=server_config.disable_frontend_multiprocessing,
+        log_config_file=server_config.log_config_file,
+    )
     # Imported here, while the core loads.
     import uvloop
 
@@ -102,32 +110,25 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
 async def _serve(
     client: AsyncLLM, app: FastAPI, server_config: ServerConfig, listener: Listener
 ) -> None:
-    import uvicorn
-    from uvicorn.config import LOGGING_CONFIG
+    from vllm_lite.server.http_server import http_server
+    from vllm_lite.server.lifecycle import Lifecycle
+    from vllm_lite.server.tls import CertificateWatch
 
-    from vllm_lite.server.lifecycle import FLUSH_TIMEOUT, HttpServer, Lifecycle
-
-    tls = listener.tls
-    http_config = uvicorn.Config(
-        app,
-        http="httptools",
-        loop="none",
-        ws="none",
-        log_level=server_config.uvicorn_log_level,
-        access_log=not server_config.disable_uvicorn_access_log,
-        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-        timeout_graceful_shutdown=round(FLUSH_TIMEOUT),
-        log_config=None if server_config.log_config_file else LOGGING_CONFIG,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
-    )
     lifecycle = Lifecycle(
-        HttpServer(http_config),
+        http_server(app, server_config, listener.tls),
         listener,
         client,
         app.state.context.generations,
         server_config.shutdown_timeout,
     )
-    await lifecycle.run()
+    watch = None
+    if server_config.enable_ssl_refresh and listener.tls is not None:
+        watch = asyncio.create_task(CertificateWatch(listener.tls, server_config).run())
+    try:
+        await lifecycle.run()
+    finally:
+        if watch is not None:
+            watch.cancel()
 
 
 def _log_listening(app: FastAPI, listener: Listener) -> None:

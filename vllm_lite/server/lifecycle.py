@@ -10,32 +10,19 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
-
-import uvicorn
 
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.generation import Generations
+from vllm_lite.server.http_server import FLUSH_TIMEOUT, HttpServer
 from vllm_lite.server.listen import Listener
 
 logger = init_logger(__name__)
 
 # Seconds between two looks at the engine.
 WATCH_INTERVAL = 0.5
-# Seconds that replies may take to reach their clients once nothing is generated any more.
-FLUSH_TIMEOUT = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the Lifecycle."""
-        yield
 
 
 class Lifecycle:

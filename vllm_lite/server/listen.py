@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import stat
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
+from vllm_lite.server.tls import tls_context
 
 
 class Listener:
@@ -21,7 +21,7 @@ class Listener:
     def __init__(self, server_config: ServerConfig) -> None:
         """Raises UsageError where the address, or what TLS needs, cannot be had."""
         # None: plain HTTP.
-        self.tls = _tls_context(server_config)
+        self.tls = tls_context(server_config)
         self._path = server_config.uds
         if self._path is not None:
             self.socket = _bind_unix(self._path)
@@ -40,39 +40,6 @@ class Listener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
             self._path = None
-
-
-def _tls_context(server_config: ServerConfig) -> ssl.SSLContext | None:
-    certificate, key = server_config.ssl_certfile, server_config.ssl_keyfile
-    if certificate is None:
-        return None
-
-    def no_password() -> str:
-        raise UsageError(f"The key in {key or certificate} is encrypted; give one that is not")
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key, no_password)
-    except OSError as error:
-        files = certificate if key is None else f"{certificate} and {key}"
-        raise UsageError(
-            f"{files} are no certificate and its key ({_reason(error)}); "
-            "check --ssl-certfile and --ssl-keyfile"
-        ) from None
-    context.verify_mode = ssl.VerifyMode(server_config.ssl_cert_reqs)
-    if server_config.ssl_ca_certs is not None:
-        try:
-            context.load_verify_locations(server_config.ssl_ca_certs)
-        except OSError as error:
-            raise UsageError(
-                f"--ssl-ca-certs: {server_config.ssl_ca_certs} holds no certificates "
-                f"({_reason(error)})"
-            ) from None
-    return context
-
-
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or str(error)
 
 
 def _bind_tcp(host: str | None, port: int) -> socket.socket:

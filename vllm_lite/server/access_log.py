@@ -1,0 +1,33 @@
+"""The line that uvicorn writes for each HTTP request: which requests get none.
+
+Knows uvicorn's logger by name and its records by their arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+ACCESS_LOGGER = "uvicorn.access"
+
+
+class PathFilter(logging.Filter):
+    """Drops the lines of requests to certain paths, whatever their query."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        super().__init__()
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write the line; its arguments are client, method, path, version, status."""
+        arguments = record.args
+        if not isinstance(arguments, tuple) or len(arguments) < 3:
+            return True
+        return str(arguments[2]).partition("?")[0] not in self._paths
+
+
+def silence_paths(paths: str | None) -> None:
+    """Write no line for requests to `paths`, which commas separate."""
+    chosen = [path.strip() for path in (paths or "").split(",") if path.strip()]
+    if chosen:
+        logging.getLogger(ACCESS_LOGGER).addFilter(PathFilter(chosen))

@@ -1,0 +1,46 @@
+"""--middleware: what a user's own code wraps around every request.
+
+Knows neither routes nor what the code does. Invariant: a name that cannot be used is found
+before the model loads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+
+from vllm_lite.errors import UsageError
+
+
+def load_middleware(paths: Sequence[str]) -> list[Any]:
+    """The classes and async functions at `paths`, in order; raises UsageError."""
+    return [_load(path) for path in paths]
+
+
+def add_middleware(app: FastAPI, loaded: Sequence[Any]) -> None:
+    """Wrap `app`; the last one is the outermost."""
+    for one in loaded:
+        if inspect.isclass(one):
+            factory: Any = one
+            app.add_middleware(factory)
+        else:
+            app.middleware("http")(one)
+
+
+def _load(path: str) -> Any:
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise UsageError(f"--middleware {path}: give the import path, as in package.module.Name")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--middleware {path} cannot be imported ({error}); check the path and PYTHONPATH"
+        ) from None
+    if not (inspect.isclass(found) or inspect.iscoroutinefunction(found)):
+        raise UsageError(f"--middleware {path} is neither a class nor an async function")
+    return found
