@@ -1,0 +1,212 @@
+"""Values as models write them (JSON, Python literals, Gemma's braces), turned into JSON text.
+
+Knows values only, not calls. Nothing is evaluated and nothing recurses: a value is read character
+by character with a stack of the brackets that are open. Invariant: what is handed on, joined, is
+always the beginning of a JSON value, and a whole one once the reading returns. Spaces are as
+`json.dumps` sets them; numbers and escapes stay as written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vllm_lite.parsers.source import EndOfText, Malformed, Markers, Put, Reading, Source
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
+_HEX = re.compile(r"[0-9A-Fa-f]+")
+_JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
+_CLOSER = {"{": "}", "[": "]", "(": ")"}
+# What stands for itself in JSON too; then what only Python writes so.
+_ESCAPES = {c: f"\\{c}" for c in '"\\bfnrt'}
+_PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
+_HEX_ESCAPES = {"u": 4, "x": 2, "U": 8}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One way to write values. `quotes` is in the order of trial, the longest first."""
+
+    quotes: tuple[str, ...] = ('"',)
+    constants: Mapping[str, str] = field(
+        default_factory=lambda: {"true": "true", "false": "false", "null": "null"}
+    )
+    openers: tuple[str, ...] = ("{", "[")
+    escapes: Mapping[str, str] = field(default_factory=lambda: _ESCAPES | {"/": "\\/"})
+    bare_keys: bool = False
+
+    @property
+    def has_escapes(self) -> bool:
+        """Whether a backslash within quotes means something."""
+        return bool(self.escapes)
+
+
+JSON = Dialect()
+PYTHON = Dialect(
+    quotes=('"""', "'''", '"', "'"),
+    constants={"True": "true", "False": "false", "None": "null"} | dict(JSON.constants),
+    openers=("{", "[", "("),
+    escapes=_ESCAPES | _PYTHON_ESCAPES,
+)
+
+
+def quoted(text: str) -> str:
+    """`text` as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> Reading[None]:
+    """Read one value and hand it on as JSON. Raises Malformed or EndOfText.
+
+    `opener` is its first bracket where that has been read already.
+    """
+    open_brackets: list[str] = []  # the closers, outermost first
+    if opener:
+        put(_JSON_BRACKET[opener])
+        open_brackets.append(_CLOSER[opener])
+    comma = ""
+    is_after_item = False
+    while True:
+        yield from source.skip_space()
+        if open_brackets and (yield from source.try_literal(open_brackets[-1])):
+            put(_JSON_BRACKET[open_brackets.pop()])
+            is_after_item = True
+        elif open_brackets and is_after_item:
+            yield from source.literal(",")
+            comma, is_after_item = ", ", False
+            continue
+        else:
+            if open_brackets and open_brackets[-1] == "}":
+                yield from _read_key(source, dialect, put, comma)
+                comma = ""
+            bracket = yield from source.try_any(dialect.openers)
+            if bracket is not None:
+                put(comma + _JSON_BRACKET[bracket])
+                open_brackets.append(_CLOSER[bracket])
+                comma, is_after_item = "", False
+                continue
+            yield from _read_scalar(source, dialect, put, comma)
+            is_after_item = True
+        if not open_brackets:
+            return
+
+
+def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[None]:
+    quote = yield from source.try_any(dialect.quotes)
+    if quote is not None:
+        put(comma + '"')
+        yield from read_string(source, quote, dialect, put)
+        yield from source.skip_space()
+        yield from source.literal(":")
+    elif dialect.bare_keys:
+        name = yield from source.name(Markers((":",)))
+        put(f'{comma}"{quoted(name)}"')
+    else:
+        yield from source.more()
+        raise Malformed
+    put(": ")
+    yield from source.skip_space()
+
+
+def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[None]:
+    quote = yield from source.try_any(dialect.quotes)
+    if quote is not None:
+        put(comma + '"')
+        yield from read_string(source, quote, dialect, put)
+        return
+    parts: list[str] = []
+    yield from source.run(_NOT_SCALAR, parts.append)
+    word = "".join(parts)
+    value = dialect.constants.get(word) or (word if _NUMBER.fullmatch(word) else None)
+    if value is None:
+        if not (yield from source.peek()):
+            put(comma + word if word else "")
+            raise EndOfText
+        raise Malformed(word)
+    put(comma + value)
+
+
+def read_string(
+    source: Source, quote: str, dialect: Dialect, put: Put, limit: int | None = None
+) -> Reading[None]:
+    """Read the rest of a string that `quote` opened; hands on its inside and the closing `"`.
+
+    Raises Malformed where it has more than `limit` characters.
+    """
+    ends = Markers((quote, "\\") if dialect.has_escapes else (quote,))
+    length = 0
+
+    def put_text(text: str) -> None:
+        nonlocal length
+        length += len(text)
+        put(quoted(text))
+
+    while True:
+        left = None if limit is None else limit - length
+        end = yield from source.until(ends, put_text, left)
+        if end is None:
+            raise EndOfText
+        if end == quote:
+            put('"')
+            return
+        length += 1
+        if limit is not None and length > limit:
+            raise Malformed
+        yield from _read_escape(source, dialect, put)
+
+
+def _read_escape(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
+    char = yield from source.read()
+    width = _HEX_ESCAPES.get(char, 0)
+    if not width or (char != "u" and "'" not in dialect.escapes):
+        # An escape that the dialect does not have is a backslash.
+        put(dialect.escapes.get(char, "\\\\" + quoted(char)))
+        return
+    digits = ""
+    while len(digits) < width:
+        next_char = yield from source.peek()
+        if not next_char:
+            raise EndOfText
+        if not _HEX.fullmatch(next_char):
+            break
+        digits += yield from source.read()
+    if len(digits) < width or int(digits, 16) > 0x10FFFF:
+        put("\\\\" + char + digits)
+    elif width == 4:
+        put("\\u" + digits)
+    else:
+        put(quoted(chr(int(digits, 16))))
+
+
+def is_json(text: str) -> bool | None:
+    """Whether `text` is one JSON value; None where it is the beginning of one."""
+    source = Source()
+    source.push(text)
+    source.close()
+    reading = _read_whole(source)
+    try:
+        next(reading, None)
+    except EndOfText:
+        return None
+    except Malformed:
+        return False
+    return True
+
+
+def to_json(text: str) -> str:
+    """A text that `is_json` holds for, in the spacing of `json.dumps`."""
+    source, parts = Source(), list[str]()
+    source.push(text)
+    source.close()
+    next(read_value(source, JSON, parts.append), None)
+    return "".join(parts)
+
+
+def _read_whole(source: Source) -> Reading[None]:
+    yield from read_value(source, JSON, lambda _: None)
+    yield from source.skip_space()
+    if (yield from source.peek()):
+        raise Malformed

@@ -1,0 +1,117 @@
+"""One answer's text to events: first the reasoning is told from the rest, then calls from prose.
+
+Knows formats only by their names. The streamed and the whole answer take this one way; how the
+text was cut into pieces never matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vllm_lite.parsers import registry
+from vllm_lite.parsers.events import Event
+from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter
+from vllm_lite.parsers.sink import EventSink, NewId, new_call_id
+from vllm_lite.parsers.source import Put, Reading, Source
+from vllm_lite.parsers.tool_constraint import has_own_envelope
+from vllm_lite.parsers.tool_plain import plain_format
+from vllm_lite.parsers.tool_reader import ToolFormat, read_tools
+from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
+
+
+@dataclass(frozen=True)
+class OutputParserConfig:
+    """What decides how one answer is read.
+
+    `prompt_ends_in_reasoning` is what `registry.prompt_ends_in_reasoning` says of the prompt, or
+    None where that is not known. Calls are looked for where there are tools and a tool parser, or
+    where the choice forces a call.
+    """
+
+    reasoning_parser: str | None = None
+    tool_parser: str | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
+    prompt_ends_in_reasoning: bool | None = None
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    new_id: NewId = new_call_id
+
+
+def make_output_parser(config: OutputParserConfig) -> OutputParser:
+    """The parser of one answer; raises UsageError where a name is not known."""
+    return OutputParser(config)
+
+
+class OutputParser:
+    """Reads one answer, piece by piece."""
+
+    def __init__(self, config: OutputParserConfig) -> None:
+        self._sink = EventSink(only_first_call=not config.parallel_tool_calls, new_id=config.new_id)
+        self._stages: list[_Stage] = []
+        put: Put = self._sink.content
+        tools = _tool_format(config)
+        if tools is not None:
+            put = self._add(lambda source: read_tools(tools, source, self._sink, config.tools))
+        reasoning = _reasoning_format(config)
+        self._splitter: ReasoningSplitter | None = None
+        if reasoning is not None:
+            is_inside = config.prompt_ends_in_reasoning
+            splitter = ReasoningSplitter(self._sink.reasoning, put, is_inside)
+            self._splitter = splitter
+            put = self._add(lambda source: reasoning.read(source, splitter))
+        self._put = put
+
+    @property
+    def reasoning_ended(self) -> bool:
+        """Whether the answer has begun; True from the start where there is no reasoning."""
+        return self._splitter is None or self._splitter.has_ended
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that `text`, the next piece of the answer, makes certain."""
+        self._put(text)
+        return self._sink.take()
+
+    def finish(self) -> list[Event]:
+        """The events that remain when the answer is over, for whatever reason."""
+        for stage in reversed(self._stages):
+            stage.finish()
+        self._stages.clear()
+        return self._sink.take()
+
+    def _add(self, program: Callable[[Source], Reading[None]]) -> Put:
+        stage = _Stage(program)
+        self._stages.append(stage)
+        return stage.put
+
+
+class _Stage:
+    """A reading that is resumed whenever text arrives."""
+
+    def __init__(self, program: Callable[[Source], Reading[None]]) -> None:
+        self._source = Source()
+        self._reading = program(self._source)
+
+    def put(self, text: str) -> None:
+        self._source.push(text)
+        next(self._reading, None)
+
+    def finish(self) -> None:
+        self._source.close()
+        next(self._reading, None)
+
+
+def _tool_format(config: OutputParserConfig) -> ToolFormat | None:
+    if config.tool_choice == "none" or not config.tools:
+        return None
+    native = registry.tool_format(config.tool_parser) if config.tool_parser else None
+    if is_forced(config.tool_choice) and not has_own_envelope(config.tool_parser):
+        return plain_format(config.tool_choice, native.id_style if native else "")
+    return native
+
+
+def _reasoning_format(config: OutputParserConfig) -> ReasoningFormat | None:
+    if config.reasoning_parser is None:
+        return None
+    return registry.reasoning_format(config.reasoning_parser, config.chat_template_kwargs)

@@ -1,0 +1,125 @@
+"""Names to formats: the built-in ones and those that an operator's plugin adds.
+
+Knows no request. Invariant: a name, once registered, is one format for the life of the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from vllm_lite.errors import UsageError
+from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
+from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS
+from vllm_lite.parsers.tool_formats import TOOL_FORMATS
+from vllm_lite.parsers.tool_reader import ToolFormat
+
+_TAIL = 4096  # characters of a prompt in which its last mark of reasoning is looked for
+
+
+def tool_parser_names() -> tuple[str, ...]:
+    """What `--tool-call-parser` accepts, sorted."""
+    return tuple(sorted(TOOL_FORMATS))
+
+
+def reasoning_parser_names() -> tuple[str, ...]:
+    """What `--reasoning-parser` accepts, sorted."""
+    return tuple(sorted(REASONING_FORMATS))
+
+
+def has_tool_parser(name: str) -> bool:
+    """Whether `name` is a tool parser."""
+    return name in TOOL_FORMATS
+
+
+def has_reasoning_parser(name: str) -> bool:
+    """Whether `name` is a reasoning parser."""
+    return name in REASONING_FORMATS
+
+
+def tool_format(name: str) -> ToolFormat:
+    """The format behind `name`; raises UsageError where there is none."""
+    if name not in TOOL_FORMATS:
+        raise _unknown("--tool-call-parser", name, tool_parser_names())
+    return TOOL_FORMATS[name]
+
+
+def reasoning_format(
+    name: str, template_kwargs: Mapping[str, object] | None = None
+) -> ReasoningFormat | None:
+    """The format behind `name`; None where the template's arguments turn reasoning off.
+
+    Raises UsageError where there is no such name.
+    """
+    if name not in REASONING_FORMATS:
+        raise _unknown("--reasoning-parser", name, reasoning_parser_names())
+    return REASONING_FORMATS[name]
+
+
+def register_tool_parser(name: str, tool_format: ToolFormat) -> None:
+    """Make `name` a tool parser; for plugins. Raises UsageError where the name is taken."""
+    if name in TOOL_FORMATS:
+        raise UsageError(f"tool parser {name} exists already; give the plugin's another name")
+    TOOL_FORMATS[name] = tool_format
+
+
+def register_reasoning_parser(name: str, reasoning_format: ReasoningFormat) -> None:
+    """Make `name` a reasoning parser; for plugins. Raises UsageError where the name is taken."""
+    if name in REASONING_FORMATS:
+        raise UsageError(f"reasoning parser {name} exists already; give the plugin's another name")
+    REASONING_FORMATS[name] = reasoning_format
+
+
+def load_plugin(path: str) -> None:
+    """Run the Python file at `path`, which the operator named, so that it registers parsers.
+
+    Raises UsageError where it is not there or fails.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"parser plugin {path} is not a file; give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(f"vllm_lite_plugin_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"parser plugin {path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise UsageError(f"parser plugin {path} failed with {kind}: {error}") from error
+
+
+def needs_special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> bool:
+    """Whether the text must keep special tokens for these parsers to see their markers."""
+    tool = TOOL_FORMATS.get(tool_parser or "")
+    reasoning = REASONING_FORMATS.get(reasoning_parser or "")
+    return any(getattr(it, "needs_special_tokens", True) for it in (tool, reasoning) if it)
+
+
+def reasoning_markers(name: str) -> ReasoningMarkers | None:
+    """The strings around reasoning; None where a format has no such two."""
+    reasoning = reasoning_format(name)
+    return reasoning.markers if reasoning else None
+
+
+def prompt_ends_in_reasoning(name: str, prompt: str) -> bool | None:
+    """Whether the prompt's template has opened reasoning, or opened and closed it, at its end.
+
+    None where the prompt's end says neither.
+    """
+    markers = reasoning_markers(name)
+    if markers is None:
+        return None
+    tail = prompt[-_TAIL:].rstrip()
+    if tail.endswith(markers.start.rstrip()):
+        return True
+    return False if tail.endswith(markers.end.rstrip()) else None
+
+
+def _unknown(flag: str, name: str, names: tuple[str, ...]) -> UsageError:
+    return UsageError(f"{flag} {name} is not known; choose one of {', '.join(names)}")

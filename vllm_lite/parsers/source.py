@@ -1,0 +1,194 @@
+"""Text that arrives in pieces, read as if it were whole.
+
+A parser is a generator that reads a `Source` and yields where it needs more text. It sees
+characters only, never where a piece ended, so it cannot tell one split of a text from another.
+Invariant: every character is looked at a bounded number of times; what has been read is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+Put = Callable[[str], None]
+
+SPACE = " \t\r\n"
+MAX_NAME = 256  # characters of a tool's or argument's name; what is longer is no name
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
+
+
+class Malformed(Exception):
+    """The text does not follow its format from here on; `text` is read and belongs to nothing."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class EndOfText(Exception):
+    """The text ended where its format needs more."""
+
+
+class Markers:
+    """A few literal strings that are looked for together; at one place the longest wins."""
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        self.all = tuple(sorted(set(markers), key=lambda marker: (-len(marker), marker)))
+        self._pattern = re.compile("|".join(map(re.escape, self.all)) if self.all else r"(?!)")
+        self._prefixes = frozenset(m[:k] for m in self.all for k in range(1, len(m)))
+        self._longest_prefix = max((len(marker) - 1 for marker in self.all), default=0)
+
+    def find(self, text: str, start: int) -> tuple[int, str | None]:
+        """Where the first marker from `start` is, and which; or where one may have begun."""
+        found = self._pattern.search(text, start)
+        first = found.start() if found else len(text)
+        tail = max(start, len(text) - self._longest_prefix)
+        for begin in range(tail, min(first + 1, len(text))):
+            if text[begin:] in self._prefixes:
+                return begin, None
+        return first, found.group() if found else None
+
+    def find_last(self, text: str, start: int) -> tuple[int, str | None]:
+        """As `find`, of a text that is known to have ended."""
+        found = self._pattern.search(text, start)
+        return (found.start(), found.group()) if found else (len(text), None)
+
+
+class Source:
+    """The text between what has been read and what has arrived."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._closed = False
+        self._record: list[str] | None = None
+
+    def push(self, text: str) -> None:
+        """Append what has arrived."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def close(self) -> None:
+        """Nothing more arrives."""
+        self._closed = True
+
+    def record(self, before: str = "") -> None:
+        """Begin to keep a copy of what is read, after `before`, until `recorded` is asked."""
+        self._record = [before]
+
+    def recorded(self) -> str:
+        """What has been read since `record`; ends the keeping."""
+        kept, self._record = self._record, None
+        return "".join(kept or ())
+
+    def _take(self, end: int) -> str:
+        taken = self._text[self._at : end]
+        self._at = end
+        if self._record is not None:
+            self._record.append(taken)
+        return taken
+
+    def more(self) -> Reading[None]:
+        """Wait until there is a character to read; raises EndOfText where none comes."""
+        while self._at >= len(self._text):
+            if self._closed:
+                raise EndOfText
+            yield
+
+    def peek(self) -> Reading[str]:
+        """The next character, not read; "" at the end."""
+        while self._at >= len(self._text):
+            if self._closed:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def read(self) -> Reading[str]:
+        """The next character."""
+        yield from self.more()
+        return self._take(self._at + 1)
+
+    def skip_space(self) -> Reading[str]:
+        """Read over white space and return it."""
+        skipped = ""
+        while True:
+            found = _NOT_SPACE.search(self._text, self._at)
+            skipped += self._take(found.start() if found else len(self._text))
+            if found or self._closed:
+                return skipped
+            yield
+
+    def try_literal(self, literal: str) -> Reading[bool]:
+        """Read `literal` if it comes next."""
+        while len(self._text) - self._at < len(literal):
+            if self._closed or not literal.startswith(self._text[self._at :]):
+                return False
+            yield
+        if not self._text.startswith(literal, self._at):
+            return False
+        self._take(self._at + len(literal))
+        return True
+
+    def try_any(self, literals: Iterable[str]) -> Reading[str | None]:
+        """Read the first of `literals` that comes next; None where none does."""
+        for literal in literals:
+            if (yield from self.try_literal(literal)):
+                return literal
+        return None
+
+    def literal(self, literal: str) -> Reading[None]:
+        """Read `literal`; raises Malformed where something else comes, EndOfText within it."""
+        if not (yield from self.try_literal(literal)):
+            if self._closed and literal.startswith(self._text[self._at :]):
+                self._take(len(self._text))
+                raise EndOfText
+            raise Malformed
+
+    def until(self, markers: Markers, put: Put, limit: int | None = None) -> Reading[str | None]:
+        """Hand text to `put` up to the first marker; read the marker and return it.
+
+        None at the end of the text. Text is handed on as soon as it can be no marker. Raises
+        Malformed once more than `limit` characters come before a marker.
+        """
+        while True:
+            find = markers.find_last if self._closed else markers.find
+            end, marker = find(self._text, self._at)
+            if limit is not None and end - self._at > limit:
+                put(self._take(self._at + limit + 1))
+                raise Malformed
+            if end > self._at:
+                limit = None if limit is None else limit - (end - self._at)
+                put(self._take(end))
+            if marker is not None:
+                self._take(self._at + len(marker))
+                return marker
+            if self._closed:
+                return None
+            yield
+
+    def run(self, pattern: re.Pattern[str], put: Put) -> Reading[None]:
+        """Hand on the characters before the first that `pattern`, one character, matches."""
+        while True:
+            found = pattern.search(self._text, self._at)
+            end = found.start() if found else len(self._text)
+            if end > self._at:
+                put(self._take(end))
+            if found or self._closed:
+                return
+            yield
+
+    def name(self, ends: Markers) -> Reading[str]:
+        """A short name and the marker that ends it, both read; returns the name, trimmed.
+
+        Raises Malformed where it is empty, too long, or holds a line break inside.
+        """
+        parts: list[str] = []
+        if (yield from self.until(ends, parts.append, MAX_NAME)) is None:
+            raise EndOfText
+        name = "".join(parts).strip(SPACE)
+        if not name or "\n" in name:
+            raise Malformed
+        return name

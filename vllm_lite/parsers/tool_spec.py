@@ -1,0 +1,97 @@
+"""A tool as its parsers need it: its name, and the types that its schema gives to arguments.
+
+Knows no request. Invariant: reading a schema never follows a reference twice, nor outside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+_MAX_STEPS = 64  # of following references and alternatives within one argument's schema
+_TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The choice of one tool that must be called."""
+
+    name: str
+
+
+# "none", "auto", "required" or one tool; None is "auto".
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
+
+
+def is_forced(choice: ToolChoice) -> bool:
+    """Whether the answer must be calls."""
+    return choice == "required" or isinstance(choice, NamedTool)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """One function of a request. `parameters` is its JSON schema, {} where it has none."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool | None = None
+
+    def argument_types(self, argument: str) -> frozenset[str]:
+        """The JSON types that the schema allows for `argument`; empty where it does not say."""
+        properties = self.parameters.get("properties")
+        schema = properties.get(argument) if isinstance(properties, dict) else None
+        return schema_types(schema, self.parameters)
+
+
+def schema_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows; empty where it does not say."""
+    found: set[str] = set()
+    pending = [schema]
+    for _ in range(_MAX_STEPS):
+        if not pending:
+            break
+        part = pending.pop()
+        if not isinstance(part, Mapping):
+            return frozenset()
+        types = part.get("type")
+        alternatives = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
+        if isinstance(types, str | list):
+            found |= _TYPES.intersection([types] if isinstance(types, str) else types)
+        elif isinstance(part.get("$ref"), str):
+            pending.append(resolve(part["$ref"], root))
+        elif alternatives:
+            pending += alternatives[0]
+        elif isinstance(part.get("allOf"), list) and part["allOf"]:
+            pending.append(part["allOf"][0])
+        elif isinstance(part.get("enum"), list) or "const" in part:
+            found |= {json_type(value) for value in part.get("enum", [part.get("const")])}
+        else:
+            return frozenset()
+    return frozenset() if pending else frozenset(found)
+
+
+def resolve(reference: str, root: Mapping[str, Any]) -> object:
+    """The part of `root` that a local reference (`#/$defs/City`) names, or None."""
+    if not reference.startswith("#"):
+        return None
+    part: object = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        part = part.get(step) if isinstance(part, Mapping) else None
+    return part
+
+
+def json_type(value: object) -> str:
+    """The JSON type of a value that JSON has been read into."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "array" if isinstance(value, list) else "object"
