@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.repetition import RepetitionDetector
 from vllm_lite.sampling_params import SamplingParams
 
 
@@ -23,6 +24,7 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH_CAPPED = 4
     FINISHED_ABORTED = 5
     FINISHED_ERROR = 6
+    FINISHED_REPETITION = 7
 
     @property
     def is_finished(self) -> bool:
@@ -40,6 +42,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
     RequestStatus.FINISHED_ERROR: "error",
+    RequestStatus.FINISHED_REPETITION: "repetition",
 }
 
 
@@ -75,6 +78,8 @@ class Request:
     # Prompt positions whose logprobs were delivered; a recomputed position is not sent again.
     num_prompt_logprobs_sent: int = 0
     has_first_output: bool = False
+    # Where repeats are to end the text.
+    repetition: RepetitionDetector | None = field(init=False, default=None)
     stop_reason: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +89,9 @@ class Request:
         limit = params.max_tokens
         self.max_total_tokens = self.num_tokens + limit if limit is not None else 1 << 62
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        detection = params.repetition_detection
+        if detection is not None and detection.max_pattern_size:
+            self.repetition = RepetitionDetector(detection)
         if params.ignore_eos:
             self.eos_token_ids = frozenset()
 

@@ -16,6 +16,7 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
+from vllm_lite.repetition import RepetitionDetectionParams as RepetitionDetectionParams
 from vllm_lite.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
 
 logger = init_logger(__name__)
@@ -26,6 +27,7 @@ MAX_BAD_WORDS = 1024
 MAX_TEXT_LENGTH = 1024  # characters of one stop string or bad word
 MAX_STOP_TOKEN_IDS = 4096
 MAX_BIASED_TOKENS = 16384
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKENS = 2**19  # above every vocabulary in use
 MAX_BIAS = 100.0
 # Below this a temperature is greedy but for rounding; such a value is raised to it.
@@ -72,14 +74,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # Report these tokens at each position, in place of the likeliest ones.
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
+    # Which side of a prompt is cut off; None is left, so that its end is kept.
+    truncation_side: str | None = None
+    # Tokens between two outputs of a choice; the engine's own interval is the least.
+    stream_interval: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     structured_outputs: StructuredOutputsParams | None = None
     # Most tokens of reasoning before its end is forced; None and -1: no limit.
     thinking_token_budget: int | None = None
@@ -123,6 +132,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
     @property
+    def reports_logprobs(self) -> bool:
+        """Whether each generated token comes with log-probabilities."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
+    @property
     def stop_strings(self) -> list[str]:
         """`stop` as the list it always is after validation."""
         return self.stop if isinstance(self.stop, list) else []
@@ -158,6 +172,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_int("logprobs", self.logprobs, -1, MAX_INT32)
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, -1, MAX_INT32)
+        if self.stream_interval is not None:
+            _check_int("stream_interval", self.stream_interval, 1, MAX_INT32)
         if self.output_kind not in _OUTPUT_KINDS:
             raise _refused("output_kind", "must be a RequestOutputKind", self.output_kind)
 
@@ -173,6 +189,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INT32)
             if self.truncate_prompt_tokens == 0:
                 raise _refused("truncate_prompt_tokens", "must be -1 or at least 1", 0)
+        if self.truncation_side not in (None, "left", "right"):
+            raise _refused("truncation_side", 'must be "left" or "right"', self.truncation_side)
 
     def _check_texts(self) -> None:
         if isinstance(self.stop, str):
@@ -189,13 +207,31 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _check_list("allowed_token_ids", allowed, MAX_ALLOWED_TOKENS, _is_token, rule)
         if allowed is not None and not allowed:
             raise RequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        self._check_reported()
         if self.logit_bias is not None:
             _check_bias(self.logit_bias)
+
+    def _check_reported(self) -> None:
+        ids = self.logprob_token_ids
+        rule = "non-negative integers"
+        _check_list("logprob_token_ids", ids, MAX_LOGPROB_TOKEN_IDS, _is_token, rule)
+        if ids is not None and not ids:
+            raise RequestError("logprob_token_ids must not be empty", "logprob_token_ids")
+        if ids is not None and self.logprobs not in (None, len(ids)):
+            raise RequestError(
+                f"logprobs must be left out or equal the {len(ids)} logprob_token_ids, got "
+                f"{self.logprobs}",
+                "logprobs",
+            )
 
     def _check_constraint(self) -> None:
         given = self.structured_outputs
         if given is not None and not isinstance(given, StructuredOutputsParams):
             raise _refused("structured_outputs", "must be a StructuredOutputsParams", given)
+        detection: object = self.repetition_detection
+        if detection is not None and not isinstance(detection, RepetitionDetectionParams):
+            rule = "must be a RepetitionDetectionParams"
+            raise _refused("repetition_detection", rule, detection)
         if self.thinking_token_budget is not None:
             _check_int("thinking_token_budget", self.thinking_token_budget, -1, MAX_INT32)
 

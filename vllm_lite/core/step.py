@@ -50,7 +50,7 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     new_logprobs: list[TokenLogprobs] | None = None
     # Prompt positions 1.. that this step computed, in order, where they were asked for.
     new_prompt_logprobs: list[TokenLogprobs] | None = None
-    finish_reason: str | None = None  # stop | length | abort | error
+    finish_reason: str | None = None  # stop | length | repetition | abort | error
     # The stop token id; None for eos. For finish_reason "error": the cause.
     stop_reason: int | str | None = None
     # Prompt tokens that the prefix cache gave, set in the request's first output.

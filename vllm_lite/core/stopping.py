@@ -1,4 +1,4 @@
-"""When a sequence ends on its own: end of sequence, a stop token, or its length.
+"""When a sequence ends on its own: end of sequence, a stop token, its length, or repeats.
 
 Stop strings are text, so they are found where text is, in the front end, which then aborts.
 """
@@ -11,12 +11,15 @@ from vllm_lite.request import Request, RequestStatus
 def check_stop(request: Request) -> RequestStatus | None:
     """How the request ends with its last token, or None where it goes on.
 
-    Sets `stop_reason` for a stop token; an end-of-sequence token leaves it None. Before
-    min_tokens no token ends it, but its length may. Source: vLLM's finish and stop reasons.
+    To be called once for each token. Sets `stop_reason` for a stop token and for repeats; an
+    end-of-sequence token leaves it None. Before min_tokens no token ends it, but its length
+    may. Source: vLLM's finish and stop reasons.
     """
     token_id = request.token_ids[-1]
     num_tokens = request.num_tokens
-    if num_tokens - request.num_prompt_tokens >= request.sampling_params.min_tokens:
+    is_repeating = request.repetition is not None and request.repetition.append(token_id)
+    may_stop = num_tokens - request.num_prompt_tokens >= request.sampling_params.min_tokens
+    if may_stop:
         if token_id in request.eos_token_ids:
             return RequestStatus.FINISHED_STOPPED
         if token_id in request.stop_token_ids:
@@ -24,4 +27,7 @@ def check_stop(request: Request) -> RequestStatus | None:
             return RequestStatus.FINISHED_STOPPED
     if num_tokens >= request.max_total_tokens:
         return RequestStatus.FINISHED_LENGTH_CAPPED
+    if is_repeating and may_stop:
+        request.stop_reason = "repetition_detected"
+        return RequestStatus.FINISHED_REPETITION
     return None

@@ -158,7 +158,7 @@ class InputProcessor:
         return cast("list[int]", token_ids.copy())
 
     def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
-        """Keep the end of the prompt, as truncate_prompt_tokens asks."""
+        """Keep the part of the prompt that truncate_prompt_tokens and truncation_side ask for."""
         keep, longest = params.truncate_prompt_tokens, self.config.model.max_model_len
         if keep is None:
             return token_ids
@@ -168,7 +168,8 @@ class InputProcessor:
                 f"{longest} tokens",
                 "truncate_prompt_tokens",
             )
-        return token_ids[-(longest - 1 if keep == -1 else keep) :]
+        count = longest - 1 if keep == -1 else keep
+        return token_ids[:count] if params.truncation_side == "right" else token_ids[-count:]
 
     def _check_length(self, token_ids: list[int]) -> None:
         longest = self.config.model.max_model_len
@@ -219,6 +220,8 @@ class InputProcessor:
             asked = getattr(params, name)
             if asked is None or limit == -1:
                 continue
+            if name == "logprobs" and params.logprob_token_ids is not None:
+                continue  # they have a limit of their own
             if asked > limit or (asked == -1 and self._vocab_size > limit):
                 shown = "the whole vocabulary" if asked == -1 else asked
                 raise RequestError(
@@ -228,6 +231,7 @@ class InputProcessor:
         self._check_in_vocab("logit_bias", params.logit_bias)
         self._check_in_vocab("allowed_token_ids", params.allowed_token_ids)
         self._check_in_vocab("stop_token_ids", params.stop_token_ids)
+        self._check_in_vocab("logprob_token_ids", params.logprob_token_ids)
         if self._tokenizer is None and params.stop:
             raise RequestError(
                 "stop strings need a tokenizer, which --skip-tokenizer-init left out", "stop"

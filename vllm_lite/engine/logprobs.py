@@ -10,31 +10,35 @@ from vllm_lite.outputs import Logprob, PositionLogprobs
 DecodeToken = Callable[[int], str]
 
 
-def position_logprobs(entry: TokenLogprobs, decode: DecodeToken | None) -> PositionLogprobs:
+def position_logprobs(
+    entry: TokenLogprobs, decode: DecodeToken | None, *, is_ranked: bool = True
+) -> PositionLogprobs:
     """One position: the sampled (or prompt) token first, then the best ones in order.
 
-    Without `decode` (no tokenizer, or detokenize=False) there is no text.
+    Those that were chosen by their ids (not `is_ranked`) have no rank. Without `decode`
+    (no tokenizer, or detokenize=False) there is no text.
     """
     position: PositionLogprobs = {}
-    for rank, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+    for index, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         # The first entry has a rank of its own; after it, candidate i has rank i.
-        position.setdefault(
-            token_id,
-            Logprob(logprob, rank or entry.rank, None if decode is None else decode(token_id)),
-        )
+        rank = entry.rank if index == 0 else index if is_ranked else None
+        text = None if decode is None else decode(token_id)
+        position.setdefault(token_id, Logprob(logprob, rank, text))
     return position
 
 
 class ChoiceLogprobs:
     """The log-probabilities of one choice's tokens, and their sum."""
 
-    def __init__(self, decode: DecodeToken | None) -> None:
+    def __init__(self, decode: DecodeToken | None, *, is_ranked: bool = True) -> None:
         self.positions: list[PositionLogprobs] = []
         self.cumulative = 0.0
         self._decode = decode
+        self._is_ranked = is_ranked
 
     def append(self, entries: list[TokenLogprobs]) -> None:
         """Take in the positions of a step's new tokens."""
         for entry in entries:
-            self.positions.append(position_logprobs(entry, self._decode))
+            position = position_logprobs(entry, self._decode, is_ranked=self._is_ranked)
+            self.positions.append(position)
             self.cumulative += entry.logprobs[0]

@@ -70,7 +70,7 @@ class OutputProcessor:
             input=processed,
             arrival_time=arrival_time,
             sink=sink,
-            stream_interval=self._stream_interval,
+            stream_interval=max(self._stream_interval, params.stream_interval or 1),
             with_metrics=self._with_metrics,
             decode_token=tokenizer.decode_token if tokenizer and params.detokenize else None,
         )

@@ -60,7 +60,10 @@ class ChoiceState:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, request.input.prompt_token_ids, params
         )
-        self._logprobs = None if params.logprobs is None else ChoiceLogprobs(request.decode_token)
+        self._logprobs: ChoiceLogprobs | None = None
+        if params.reports_logprobs:
+            is_ranked = params.logprob_token_ids is None
+            self._logprobs = ChoiceLogprobs(request.decode_token, is_ranked=is_ranked)
         self._num_shown = 0
         self._is_end_shown = False
 

@@ -14,19 +14,21 @@ from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.sample.blocks import largest
 
 ALL_TOKENS = -1
+# How many of the likeliest tokens, or which tokens.
+Candidates = int | Sequence[int]
 
 
 def gather_logprobs(
-    logprobs: Tensor, token_ids: Tensor, num_candidates: Sequence[int]
+    logprobs: Tensor, token_ids: Tensor, candidates: Sequence[Candidates]
 ) -> list[TokenLogprobs]:
     """Pick what R positions report.
 
     `logprobs` [R, V] float32 (or logits, where the mode says so), `token_ids` [R] the sampled
-    or prompt tokens, `num_candidates` [R] how many top candidates to add (-1: all of them).
+    or prompt tokens, `candidates` [R] what to add: so many top ones (-1: all), or these ids.
     A rank is the number of tokens that are at least as likely, as in vLLM.
     """
     size = logprobs.shape[1]
-    counts = [size if n == ALL_TOKENS else min(n, size) for n in num_candidates]
+    counts = [_count(wanted, size) for wanted in candidates]
     chosen = logprobs.gather(1, token_ids[:, None])
     ranks = (logprobs >= chosen).sum(-1).tolist()
     most = max(counts, default=0)
@@ -35,7 +37,19 @@ def gather_logprobs(
         top_values, top_ids = largest(logprobs, most)
         values, ids = torch.cat([values, top_values], 1), torch.cat([ids, top_ids], 1)
     rows = zip(ids.tolist(), values.tolist(), ranks, counts, strict=True)
-    return [
+    found = [
         TokenLogprobs(row_ids[: count + 1], row_values[: count + 1], rank)
         for row_ids, row_values, rank, count in rows
     ]
+    for row, wanted in enumerate(candidates):
+        if not isinstance(wanted, int):
+            found[row].token_ids += wanted
+            found[row].logprobs += logprobs[row, list(wanted)].tolist()
+    return found
+
+
+def _count(wanted: Candidates, size: int) -> int:
+    """How many of the likeliest tokens to add."""
+    if not isinstance(wanted, int):
+        return 0
+    return size if wanted == ALL_TOKENS else min(wanted, size)

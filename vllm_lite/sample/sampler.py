@@ -64,7 +64,7 @@ class Sampler:
         logprobs: dict[int, TokenLogprobs] = {}
         if reported is not None:
             chosen = tokens[batch.logprob_rows]
-            found = gather_logprobs(reported, chosen, batch.num_candidates)
+            found = gather_logprobs(reported, chosen, batch.candidates)
             logprobs = dict(zip(batch.logprob_rows, found, strict=True))
         return SamplerOutput(tokens.tolist(), failed, logprobs)
 

@@ -26,6 +26,7 @@ from vllm_lite.sample.bias import (
 )
 from vllm_lite.sample.counter_rng import UInt64s, stream_key
 from vllm_lite.sample.filters import Filters
+from vllm_lite.sample.logprobs import Candidates
 from vllm_lite.sample.penalties import Penalties, PenaltyRow, SeenTokens
 from vllm_lite.sampling_params import SamplingParams, SamplingType
 
@@ -68,9 +69,9 @@ class SamplingBatch:
     processors: tuple[Processor, ...]
     random: RandomRows | None
     has_greedy: bool
-    # Rows that want log-probabilities, and how many candidates each.
+    # Rows that want log-probabilities, and which candidates each.
     logprob_rows: list[int]
-    num_candidates: list[int]
+    candidates: list[Candidates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,12 @@ class _Rare:
     min_tokens: tuple[int, Int64s] | None
     bias: TokenBias | None
     penalties: tuple[float, float, float, SeenTokens] | None
-    num_candidates: int | None
+    candidates: Candidates | None
 
     def is_used(self) -> bool:
         """Whether any of them is set."""
         fields = (self.allowed, self.bad_words, self.min_tokens, self.bias, self.penalties)
-        return self.num_candidates is not None or any(field is not None for field in fields)
+        return self.candidates is not None or any(field is not None for field in fields)
 
 
 class SamplingStates:
@@ -162,13 +163,14 @@ class SamplingStates:
             for word in params.bad_words_token_ids or []
             if word and max(word) < self._vocab_size
         ]
+        chosen = params.logprob_token_ids
         return _Rare(
             allowed=self._in_vocabulary(allowed) if allowed is not None else None,
             bad_words=words or None,
             min_tokens=min_tokens,
             bias=bias,
             penalties=penalties,
-            num_candidates=params.logprobs,
+            candidates=params.logprobs if chosen is None else chosen,
         )
 
     def _in_vocabulary(self, token_ids: Iterable[int]) -> Int64s:
@@ -182,14 +184,14 @@ class SamplingStates:
             for row, slot in enumerate(slots.tolist())
             if slot in self._rare
         ]
-        reporting = [(row, r.num_candidates) for row, _, r in rare if r.num_candidates is not None]
+        reporting = [(row, r.candidates) for row, _, r in rare if r.candidates is not None]
         return SamplingBatch(
             slots=slots,
             processors=self._processors(rare),
             random=self._random_rows(slots, is_random) if is_random.any() else None,
             has_greedy=not is_random.all(),
             logprob_rows=[row for row, _ in reporting],
-            num_candidates=[count for _, count in reporting],
+            candidates=[wanted for _, wanted in reporting],
         )
 
     def _random_rows(self, slots: Int64s, is_random: npt.NDArray[np.bool_]) -> RandomRows:

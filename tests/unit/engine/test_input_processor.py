@@ -86,6 +86,8 @@ def test_the_callers_parameters_stay_as_they_were() -> None:
 
 def test_truncation_keeps_the_end_of_the_prompt() -> None:
     assert process("abcdef", truncate_prompt_tokens=2).prompt_token_ids == list(b"ef")
+    right = process("abcdef", truncate_prompt_tokens=2, truncation_side="right")
+    assert right.prompt_token_ids == list(b"ab")
     kept = process("x" * 100, truncate_prompt_tokens=-1).prompt_token_ids
     assert len(kept) == 31
 

@@ -90,6 +90,14 @@ def test_stream_interval_gathers_tokens_but_not_the_first() -> None:
     assert sizes == [1, 4, 4, 2]
 
 
+@pytest.mark.parametrize(("own", "sizes"), [(2, [1, 4, 4, 2]), (6, [1, 6, 4])])
+def test_a_request_may_ask_for_a_longer_interval(own: int, sizes: list[int]) -> None:
+    engine = sync_engine(says("0123456789"), stream_interval=4)
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA, stream_interval=own)
+    engine.add_request("r", ">", params)
+    assert [len(output.outputs[0].token_ids) for output in run_all(engine)] == sizes
+
+
 def test_choices_come_in_order_and_finish_together() -> None:
     def by_choice(request_id: str, token_ids: list[int]) -> int:
         index = int(request_id.split("_")[0])

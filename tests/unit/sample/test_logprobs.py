@@ -27,6 +27,14 @@ def test_minus_one_reports_the_whole_vocabulary() -> None:
     assert sorted(found.token_ids[1:]) == list(range(9))
 
 
+def test_chosen_tokens_are_reported_in_the_order_of_the_request() -> None:
+    logprobs = torch.randn(2, 9).log_softmax(-1)
+    chosen, top = gather_logprobs(logprobs, torch.tensor([4, 5]), [[7, 4, 0], 2])
+    assert chosen.token_ids == [4, 7, 4, 0]
+    assert chosen.logprobs == logprobs[0, [4, 7, 4, 0]].tolist()
+    assert len(top.token_ids) == 3
+
+
 @pytest.mark.parametrize(
     "params",
     [
