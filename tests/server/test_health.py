@@ -37,7 +37,26 @@ async def test_metrics_are_prometheus_text() -> None:
         assert response.headers["content-type"].startswith("text/plain; version=")
         assert "vllm:num_requests_running 0.0" in response.text
         client.registry = None
-        assert (await session.get("/metrics")).text == ""
+        assert "vllm:" not in (await session.get("/metrics")).text
+
+
+async def test_requests_are_counted_by_the_route_that_took_them() -> None:
+    async with http(api_key=["k"], root_path="/api") as session:
+        session.headers["authorization"] = "Bearer k"
+        for path in ("/v1/models/a", "/api/v1/models/b", "/none/1", "/none/2", "/health"):
+            await session.get(path)
+        await session.get("/v1/models", headers={"authorization": ""})
+        text = (await session.get("/metrics")).text
+    counted = {
+        line.rpartition(" ")[0].partition("{")[2].rstrip("}"): float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("http_requests_total{")
+    }
+    assert counted == {
+        'handler="/v1/models/{model:path}",method="GET",status="4xx"': 2,
+        'handler="none",method="GET",status="4xx"': 2,
+        'handler="/v1/models",method="GET",status="4xx"': 1,
+    }
 
 
 async def test_version_is_the_packages() -> None:

@@ -5,15 +5,18 @@ The golden files hold whole streams, with the time and the fingerprint's hash re
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.fake_client import FakeEngineClient
-from tests.server.harness import HI, chunks, error_of, http
+from tests.server.harness import HI, Connection, app_of, chunks, error_of, http
 from vllm_lite.errors import EngineDeadError, EngineGenerateError, QueueFullError
+from vllm_lite.server.sse import KEEP_ALIVE, with_keep_alive
 
 GOLDEN = Path(__file__).parent / "golden"
 USAGE = {"stream_options": {"include_usage": True}}
@@ -141,3 +144,32 @@ async def test_a_refusal_before_the_first_token_is_an_http_status(path: str) -> 
         response = await session.post(path, json=body)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     error_of(response)
+
+
+async def test_a_stream_without_news_sends_comments_where_asked() -> None:
+    released = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"1"
+        await released.wait()
+        yield b"2"
+        raise ValueError
+
+    seen = []
+    with pytest.raises(ValueError):
+        async for event in with_keep_alive(events(), 0.01):
+            seen.append(event)
+            if seen.count(KEEP_ALIVE) == 2:
+                released.set()
+    assert [event for event in seen if event != KEEP_ALIVE] == [b"1", b"2"]
+
+
+async def test_a_stream_with_comments_ends_with_its_reader() -> None:
+    client = FakeEngineClient("A" * 50)
+    client.gate = asyncio.Event()
+    app = app_of(client, sse_keep_alive_interval=1)
+    connection = Connection(app, "/v1/completions", {"prompt": "a", "stream": True})
+    while not client.running:
+        await asyncio.sleep(0)
+    await connection.leave()
+    assert not client.running

@@ -104,6 +104,9 @@ class ServerConfig(ReplyConfig):
     log_config_file: str | None = option(
         None, "JSON logging configuration for the engine and the HTTP server."
     )
+    sse_keep_alive_interval: int = option(
+        0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
+    )
     shutdown_timeout: int = option(
         30,
         "Seconds that running requests may take to finish after SIGTERM.",

@@ -37,6 +37,14 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 ENGINE = "0"
+# Caches that this engine does not have; dashboards ask for them all the same.
+_OTHER_CACHES = ("host", "p2p", "disk", "external_unspecified")
+_ELSEWHERE = {
+    "external_prefix_cache_queries": "Tokens looked up in other machines' caches.",
+    "external_prefix_cache_hits": "Tokens found there.",
+    "mm_cache_queries": "Items looked up in the cache of processed media.",
+    "mm_cache_hits": "Items found there.",
+}
 
 _HELP = {
     "time_to_first_token_seconds": "Seconds from arrival to the first token.",
@@ -167,6 +175,8 @@ class EngineCollector(Collector):
             "prefix_cache_queries", "Tokens looked up in the cache.", now.prefix_cache_queries
         )
         yield self._counter("prefix_cache_hits", "Tokens found there.", now.prefix_cache_hits)
+        for name, text in _ELSEWHERE.items():
+            yield self._counter(name, text, 0)
         yield self._counter("num_preemptions", "Preemptions.", now.num_preemptions)
         yield self._counter("prompt_tokens", "Prompt tokens.", self._prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens from the cache.", cached)
@@ -175,6 +185,12 @@ class EngineCollector(Collector):
             "prompt_tokens_by_source",
             "Prompt tokens, by where their keys and values came from.",
             {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0},
+            label="source",
+        )
+        yield self._counter(
+            "prompt_tokens_cached_by_source",
+            "Cached prompt tokens, by where the cache was.",
+            {"device": cached, **dict.fromkeys(_OTHER_CACHES, 0)},
             label="source",
         )
         yield self._counter(

@@ -29,6 +29,7 @@ from vllm_lite.server.custom_middleware import add_middleware, load_middleware
 from vllm_lite.server.disconnect import ClientLeftError
 from vllm_lite.server.errors import failure_of, router_failure
 from vllm_lite.server.health import HealthService
+from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
@@ -79,7 +80,7 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_router_error(keys))
     app.add_exception_handler(Exception, _on_middleware_error)
     _describe_bodies(app, table)
-    _add_middleware(app, server_config)
+    _add_middleware(app, context)
     return app
 
 
@@ -187,8 +188,10 @@ def _describe_bodies(app: FastAPI, table: list[Route]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_middleware(app: FastAPI, server_config: ServerConfig) -> None:
+def _add_middleware(app: FastAPI, context: ServingContext) -> None:
     """The last one added is the outermost."""
+    server_config = context.server_config
+    app.add_middleware(CountRequests, metrics=context.metrics)
     if server_config.allowed_origins:
         app.add_middleware(
             Cors,

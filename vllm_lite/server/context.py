@@ -19,6 +19,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UsageError
 from vllm_lite.log import init_logger
+from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.generation import Generations
 from vllm_lite.tokenizer.chat_template import load_chat_template
@@ -47,6 +48,7 @@ class ServingContext:
         self.generations = Generations(client)
         model = client.config.model
         self.model_names = list(model.served_model_name) or [model.model]
+        self.metrics = FrontEndMetrics(self.model_names[0])
         self.max_model_len = model.max_model_len
         self.max_logprobs = model.max_logprobs
         self.vocab_size = client.config.facts.vocab_size

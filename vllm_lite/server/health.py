@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite import __version__
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
+from vllm_lite.metrics.exposition import families, render
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure
 
@@ -44,9 +45,9 @@ class HealthService:
         return _json({"server_load": len(self._context.generations) if is_tracked else 0})
 
     async def metrics(self, request: Request) -> Response:
-        """Report the engine's metrics in Prometheus' text format."""
-        registry = self._context.client.registry
-        text = b"" if registry is None else generate_latest(registry)
+        """Report the metrics of engine and server in Prometheus' text format."""
+        registries = [self._context.client.registry, self._context.metrics.registry]
+        text = render(families(registries))
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -5,6 +5,7 @@ Knows no chunk format. Invariant: however the response ends, its generation is c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import Response
@@ -15,6 +16,8 @@ from vllm_lite.server.errors import failure_of
 from vllm_lite.server.generation import Generation
 
 DONE = b"data: [DONE]\n\n"
+# A comment to readers of events; it keeps proxies from closing what is only slow.
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def sse(payload: bytes) -> bytes:
@@ -43,6 +46,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send headers at once, then every event."""
+        interval = scope["app"].state.context.server_config.sse_keep_alive_interval
+        if interval:
+            self._events = with_keep_alive(self._events, interval)
         try:
             await run_while_connected(receive, self._send_all(send))
         except (ClientLeftError, OSError):
@@ -67,3 +73,22 @@ class EventStream(Response):
         except Exception as error:
             last = sse(failure_of(error, self._request_id).body()) + DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def with_keep_alive(events: AsyncIterator[bytes], interval: float) -> AsyncIterator[bytes]:
+    """`events`, and a comment whenever none has come for `interval` seconds."""
+    upcoming: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            upcoming = asyncio.ensure_future(anext(events))
+            while not (await asyncio.wait((upcoming,), timeout=interval))[0]:
+                yield KEEP_ALIVE
+            try:
+                event = upcoming.result()
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        if upcoming is not None and not upcoming.done():
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)

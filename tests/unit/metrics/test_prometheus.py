@@ -42,6 +42,11 @@ COUNTERS = [
     "prompt_tokens_cached",
     "generation_tokens",
     "prompt_tokens_by_source",
+    "prompt_tokens_cached_by_source",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "mm_cache_queries",
+    "mm_cache_hits",
     "request_success",
     "admission_rejections",
 ]
