@@ -26,8 +26,9 @@ import numpy as np
 import uvloop
 
 from vllm_lite.bench.http_client import HttpClient, TransportError
-from vllm_lite.bench.load import PreparedRequest, Sender, allow_open_files, run_load
+from vllm_lite.bench.load import Sender, allow_open_files, run_load
 from vllm_lite.bench.recorder import RequestResult
+from vllm_lite.bench.requests import PreparedRequest
 
 STAMP = 20  # digits of a time in nanoseconds
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from vllm_lite.bench.options import LatencyOptions
+from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.report import percentiles_json, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
@@ -23,6 +25,8 @@ _MAX_ID = 10_000
 
 def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
     """Time the batches and print the figures; raises UsageError."""
+    # Before the engine starts: what cannot work should not take so long to say so.
+    plotter = Plotter() if options.plot is not None else None
     length = engine_args.create_engine_config("llm").model.max_model_len
     if length < options.input_len + options.output_len:
         raise UsageError(
@@ -48,6 +52,9 @@ def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
             "percentiles": figures,
         }
         write_json(options.output_json, content)
+    if plotter is not None and options.plot is not None:
+        path = plotter.distributions({"Batch latency": latencies}, Path(options.plot))
+        sys.stdout.write(f"Wrote {path}\n")
     return 0
 
 

@@ -10,70 +10,42 @@ import asyncio
 import gc
 import resource
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 
-import msgspec
 from tqdm import tqdm
 
-from vllm_lite.bench.datasets import Sample
 from vllm_lite.bench.http_client import HttpClient, TransportError
-from vllm_lite.bench.options import SamplingOptions, TargetOptions
-from vllm_lite.bench.recorder import RequestResult, StreamRecorder, error_text
+from vllm_lite.bench.recorder import Recorder, RequestResult, StreamRecorder, error_text
+from vllm_lite.bench.requests import PreparedRequest
 
 _BAR_INTERVAL = 0.5
 _SPARE_FILES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request as it goes over the wire, and its prompt's length in tokens."""
-
-    body: bytes
-    prompt_tokens: int
-
-
-def prepare(
-    sample: Sample, model: str, target: TargetOptions, sampling: SamplingOptions
-) -> PreparedRequest:
-    """The streamed request for `sample`, in the shape of the target's API."""
-    length = sample.output_tokens
-    if target.is_chat:
-        body: dict[str, object] = {
-            "model": model,
-            "messages": [{"role": "user", "content": sample.prompt}],
-            "max_completion_tokens": length,
-        }
-        if target.logprobs is not None:
-            body |= {"logprobs": True, "top_logprobs": target.logprobs}
-    else:
-        body = {"model": model, "prompt": sample.prompt, "max_tokens": length}
-        if target.logprobs is not None:
-            body["logprobs"] = target.logprobs
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if target.ignore_eos:
-        body["ignore_eos"] = True
-    body |= {**sampling.body, **target.extra_body}
-    return PreparedRequest(msgspec.json.encode(body), sample.prompt_tokens)
-
-
 class Sender:
-    """Posts requests to one path and records their streams."""
+    """Posts requests to one path and records the answers."""
 
-    def __init__(self, client: HttpClient, path: str, request_id_prefix: str) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        path: str,
+        request_id_prefix: str,
+        make_recorder: Callable[[], Recorder] = StreamRecorder,
+    ) -> None:
         self._client = client
         self._path = path
         self._prefix = request_id_prefix
+        self._make_recorder = make_recorder
         self.num_sent = 0
-        self.running: dict[int, StreamRecorder] = {}
+        self.running: dict[int, Recorder] = {}
 
     async def send(self, request: PreparedRequest) -> RequestResult:
         """Send one request and see its answer through; an error is part of the result."""
         number = self.num_sent
         self.num_sent += 1
-        recorder = self.running[number] = StreamRecorder()
-        result = RequestResult(request.prompt_tokens)
+        recorder = self.running[number] = self._make_recorder()
+        result = RequestResult(request.prompt_tokens, request.num_inputs)
         headers = {"x-request-id": f"{self._prefix}{number}"}
         result.start_time = time.perf_counter()
         try:
@@ -129,6 +101,34 @@ async def run_load(
             task.cancel()
         progress.close()
         gc.unfreeze()
+
+
+@asynccontextmanager
+async def probes(
+    sender: Sender, request: PreparedRequest, rate: float
+) -> AsyncIterator[list[RequestResult]]:
+    """Send `request` again and again, 1 / `rate` seconds after each answer; none at rate 0.
+
+    The list fills while the context is open, and is complete once it is closed.
+    """
+    answers: list[RequestResult] = []
+    stop = asyncio.Event()
+
+    async def send() -> None:
+        while not stop.is_set():
+            answers.append(await sender.send(request))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1 / rate)
+
+    task = asyncio.create_task(send()) if rate > 0 else None
+    try:
+        yield answers
+        stop.set()
+        if task is not None:
+            await task
+    finally:
+        if task is not None:
+            task.cancel()
 
 
 def allow_open_files(count: int) -> None:

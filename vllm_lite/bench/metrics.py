@@ -31,16 +31,24 @@ class LoadMetrics:
     completed: int
     failed: int
     total_input: int
+    total_inputs: int
     total_output: int
     goodput: float | None
     peak_output_rate: float
     peak_concurrency: int
     spreads: Mapping[str, Spread]
+    # What the spreads are of, in seconds.
+    values: Mapping[str, Sequence[float]]
 
     @property
     def request_rate(self) -> float:
         """Completed requests per second."""
         return self.completed / self.duration
+
+    @property
+    def input_rate(self) -> float:
+        """Prompts per second, of which a request may hold several."""
+        return self.total_inputs / self.duration
 
     @property
     def output_rate(self) -> float:
@@ -67,17 +75,21 @@ def measure(
         "tpot": [tpot(result) for result in good if num_output(result) > 1],
         "itl": [gap for result in good for gap in result.itls],
         "e2el": [result.latency for result in good],
+        "client_queue_time": [result.queue_time for result in good],
+        "e2el_including_client_queue": [result.latency + result.queue_time for result in good],
     }
     return LoadMetrics(
         duration=duration,
         completed=len(good),
         failed=len(results) - len(good),
         total_input=sum(result.prompt_tokens for result in good),
+        total_inputs=sum(result.num_inputs for result in good),
         total_output=sum(num_output(result) for result in good),
         goodput=_count_within(good, limits) / duration if limits else None,
         peak_output_rate=peak_output,
         peak_concurrency=peak_concurrency,
         spreads={name: spread(listed, percentiles) for name, listed in values.items()},
+        values=values,
     )
 
 

@@ -1,7 +1,7 @@
-"""From the bytes of one streamed answer to its times, text and token count.
+"""From the bytes of one answer to its times, text and token counts; one recorder for each API.
 
-A state machine: however the bytes are cut into pieces, text and count are the same. Reads the
-clock once for each piece, before it looks at it. Knows no connection.
+State machines: however the bytes are cut into pieces, text and counts are the same. They read
+the clock once for each piece, before they look at it. They know no connection.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,10 +19,12 @@ class RequestResult:
     """What became of one request; times in seconds, `start_time` on perf_counter's clock.
 
     `error` is "" where it succeeded. `latency` reaches to the last chunk, `ttft` to the first,
-    `itls` are the gaps between. `output_tokens` is None where the server did not tell.
+    `itls` are the gaps between. `output_tokens` is None where the server did not tell;
+    `prompt_tokens` is the server's count where it told. `num_inputs` prompts were in it.
     """
 
     prompt_tokens: int
+    num_inputs: int = 1
     start_time: float = 0.0
     queue_time: float = 0.0
     ttft: float = 0.0
@@ -48,7 +50,12 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    """Completions count prompt and completion tokens, responses input and output tokens."""
+
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -57,14 +64,47 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Chunk)
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    """One event of the responses API, or the whole answer of an embeddings API."""
+
+    type: str = ""
+    delta: Any = None
+    response: _Response | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_CHUNKS = msgspec.json.Decoder(_Chunk)
+_EVENTS = msgspec.json.Decoder(_Event)
 _FIELD = b"data:"
+_TEXT = "response.output_text.delta"
+_TOKENS = frozenset({_TEXT, "response.reasoning_text.delta"})
+_ENDS = frozenset({"response.completed", "response.incomplete"})
+_FAILURES = frozenset({"response.failed", "error"})
+
+
+class Recorder(Protocol):
+    """Takes the pieces of one body as they come."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks with output so far."""
+
+    def on_body(self, piece: bytes) -> None:
+        """Take the next piece."""
+
+    def finish(self, result: RequestResult) -> None:
+        """Write what was seen into `result`, whose `start_time` is set."""
 
 
 class StreamRecorder:
-    """Takes the pieces of one text/event-stream body as they come."""
+    """Records a text/event-stream of completions or of a chat."""
 
-    __slots__ = ("_first", "_itls", "_last", "_rest", "_texts", "_tokens", "error", "is_done")
+    __slots__ = ("_first", "_itls", "_last", "_rest", "_texts", "_usage", "error", "is_done")
 
     def __init__(self) -> None:
         self.error = ""
@@ -73,11 +113,11 @@ class StreamRecorder:
         self._first = self._last = 0.0
         self._itls = array("d")
         self._texts: list[str] = []
-        self._tokens: int | None = None
+        self._usage = _Usage()
 
     @property
     def num_chunks(self) -> int:
-        """Chunks with choices so far."""
+        """Chunks with output so far."""
         return len(self._itls) + 1 if self._first else 0
 
     def on_body(self, piece: bytes) -> None:
@@ -94,24 +134,26 @@ class StreamRecorder:
             self.is_done = True
             return
         try:
-            chunk = _DECODER.decode(payload)
+            chunk = _CHUNKS.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.error = self.error or f"a chunk is not as OpenAI's: {error}"
             return
         if chunk.error is not None:
             self.error = self.error or error_text(payload)
         if chunk.choices:
-            if self._first:
-                self._itls.append(now - self._last)
-            else:
-                self._first = now
-            self._last = now
             choice = chunk.choices[0]
-            text = choice.text if choice.delta is None else choice.delta.content
-            if text:
-                self._texts.append(text)
+            self._on_output(choice.text if choice.delta is None else choice.delta.content, now)
         if chunk.usage is not None:
-            self._tokens = chunk.usage.completion_tokens
+            self._usage = chunk.usage
+
+    def _on_output(self, text: str | None, now: float) -> None:
+        if self._first:
+            self._itls.append(now - self._last)
+        else:
+            self._first = now
+        self._last = now
+        if text:
+            self._texts.append(text)
 
     def finish(self, result: RequestResult) -> None:
         """Write what was seen into `result`, whose `start_time` is set."""
@@ -121,16 +163,87 @@ class StreamRecorder:
         result.ttft = self._first - result.start_time
         result.latency = self._last - result.start_time
         result.itls = self._itls
-        result.output_tokens = self._tokens
+        usage = self._usage
+        result.output_tokens = _first_known(usage.completion_tokens, usage.output_tokens)
+        prompt = _first_known(usage.prompt_tokens, usage.input_tokens)
+        result.prompt_tokens = result.prompt_tokens if prompt is None else prompt
         result.text = "".join(self._texts)
         result.error = result.error or self.error
+
+
+class ResponsesRecorder(StreamRecorder):
+    """Records the events of the responses API."""
+
+    __slots__ = ()
+
+    def _on_event(self, payload: bytes, now: float) -> None:
+        if payload == b"[DONE]":
+            return
+        try:
+            event = _EVENTS.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.error = self.error or f"an event is not as OpenAI's: {error}"
+            return
+        if event.type in _TOKENS:
+            self._on_output(event.delta if event.type == _TEXT else None, now)
+        elif event.type in _ENDS:
+            self.is_done = True
+            if event.response is not None and event.response.usage is not None:
+                self._usage = event.response.usage
+        elif event.type in _FAILURES or event.error is not None:
+            self.error = self.error or error_text(payload)
+
+    def finish(self, result: RequestResult) -> None:
+        """Write what was seen into `result`; a stream without its last event has failed."""
+        if self._first and not self.is_done:
+            self.error = self.error or "the stream ended before its last event"
+        super().finish(result)
+
+
+class WholeRecorder:
+    """Records an answer that comes in one piece, such as embeddings."""
+
+    __slots__ = ("_last", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._last = 0.0
+
+    @property
+    def num_chunks(self) -> int:
+        """There is no output before the end."""
+        return 0
+
+    def on_body(self, piece: bytes) -> None:
+        """Take the next piece."""
+        self._last = time.perf_counter()
+        self._pieces.append(piece)
+
+    def finish(self, result: RequestResult) -> None:
+        """Write the time of the last piece and the prompt's tokens into `result`."""
+        if not self._pieces:
+            result.error = result.error or "the answer is empty"
+            return
+        result.ttft = result.latency = self._last - result.start_time
+        result.output_tokens = 0
+        try:
+            usage = _EVENTS.decode(b"".join(self._pieces)).usage
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            result.error = result.error or f"the answer is not as OpenAI's: {error}"
+            return
+        if usage is not None and usage.prompt_tokens is not None:
+            result.prompt_tokens = usage.prompt_tokens
+
+
+def _first_known(*counts: int | None) -> int | None:
+    return next((count for count in counts if count is not None), None)
 
 
 def error_text(body: bytes) -> str:
     """The message of an error body, or its beginning where it is none of OpenAI's."""
     try:
         content = msgspec.json.decode(body)
-        error = content.get("error", content)
+        error = (content.get("response") or content).get("error") or content
         message = error if isinstance(error, str) else error["message"]
     except (msgspec.DecodeError, AttributeError, KeyError, TypeError):
         message = body[:200].decode("utf-8", "replace")

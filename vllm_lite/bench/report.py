@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_lite.bench.arrivals import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, num_output
 from vllm_lite.bench.options import ServeOptions
 from vllm_lite.bench.recorder import RequestResult
+from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.errors import UsageError
 
 _WIDTH = 50
@@ -26,11 +28,33 @@ _TITLES = {
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
+    "client_queue_time": ("Client Queue Time", "Client-side Queueing"),
+    "e2el_including_client_queue": (
+        "E2EL incl. Client Queue",
+        "Queue-inclusive End-to-end Latency",
+    ),
 }
 
 
-def table(metrics: LoadMetrics, options: ServeOptions) -> str:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the table with a title of its own, and the same as keys of the JSON."""
+
+    title: str
+    rows: tuple[tuple[str, float], ...]
+    json: Mapping[str, Any]
+
+    @property
+    def lines(self) -> list[str]:
+        """The block as it is printed."""
+        return [f"{self.title:-^{_WIDTH}}", *(_row(label, value) for label, value in self.rows)]
+
+
+def table(
+    metrics: LoadMetrics, options: ServeOptions, probe: Block | None, drafts: Block | None
+) -> str:
     """The table that `bench serve` prints."""
+    is_pooling = options.target.api.is_pooling
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}"]
     lines += [_row("Successful requests:", metrics.completed)]
     lines += [_row("Failed requests:", metrics.failed)]
@@ -40,14 +64,19 @@ def table(metrics: LoadMetrics, options: ServeOptions) -> str:
         lines.append(_row("Request rate configured (RPS):", float(options.request_rate)))
     lines.append(_row("Benchmark duration (s):", metrics.duration))
     lines.append(_row("Total input tokens:", metrics.total_input))
-    lines.append(_row("Total generated tokens:", metrics.total_output))
+    if not is_pooling:
+        lines.append(_row("Total generated tokens:", metrics.total_output))
     lines.append(_row("Request throughput (req/s):", metrics.request_rate))
+    if is_pooling:
+        lines.append(_row("Input throughput (inputs/s):", metrics.input_rate))
     if metrics.goodput is not None:
         lines.append(_row("Request goodput (req/s):", metrics.goodput))
-    lines.append(_row("Output token throughput (tok/s):", metrics.output_rate))
-    lines.append(_row("Peak output token throughput (tok/s):", metrics.peak_output_rate))
-    lines.append(_row("Peak concurrent requests:", float(metrics.peak_concurrency)))
+    if not is_pooling:
+        lines.append(_row("Output token throughput (tok/s):", metrics.output_rate))
+        lines.append(_row("Peak output token throughput (tok/s):", metrics.peak_output_rate))
+        lines.append(_row("Peak concurrent requests:", float(metrics.peak_concurrency)))
     lines.append(_row("Total token throughput (tok/s):", metrics.total_rate))
+    lines += probe.lines if probe else []
     for name in options.metrics:
         short, title = _TITLES[name]
         spread = metrics.spreads[name]
@@ -55,6 +84,7 @@ def table(metrics: LoadMetrics, options: ServeOptions) -> str:
         lines.append(_row(f"Mean {short} (ms):", spread.mean))
         lines.append(_row(f"Median {short} (ms):", spread.median))
         lines += [_row(f"P{p:g} {short} (ms):", value) for p, value in spread.percentiles]
+    lines += drafts.lines if drafts else []
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
 
@@ -68,7 +98,7 @@ def run_json(
     metrics: LoadMetrics,
     results: Sequence[RequestResult],
     options: ServeOptions,
-    names: Mapping[str, str],
+    names: Mapping[str, str | None],
     now: datetime,
     changes: Sequence[RateChange] = (),
 ) -> dict[str, Any]:
@@ -106,6 +136,60 @@ def run_json(
     return run
 
 
+def probe_block(results: Sequence[RequestResult]) -> Block | None:
+    """How the requests beside the load did; None where none succeeded."""
+    took = [result.latency * 1000 for result in results if result.is_success]
+    if not took:
+        return None
+    failed = len(results) - len(took)
+    median, late, longest = float(np.median(took)), float(np.percentile(took, 99)), max(took)
+    return Block(
+        "Probe Requests",
+        (
+            ("Probe requests completed:", len(took)),
+            ("Probe requests failed:", failed),
+            ("Median probe E2EL (ms):", median),
+            ("P99 probe E2EL (ms):", late),
+            ("Max probe E2EL (ms):", longest),
+        ),
+        {
+            "probe_completed": len(took),
+            "probe_failed": failed,
+            "probe_median_e2el_ms": median,
+            "probe_p99_e2el_ms": late,
+            "probe_max_e2el_ms": longest,
+        },
+    )
+
+
+def drafts_block(drafts: DraftCounts | None) -> Block | None:
+    """How the server's drafts did during the load; None where it drafted nothing."""
+    if drafts is None or not drafts.drafts or not drafts.draft_tokens:
+        return None
+    rate = drafts.accepted_tokens / drafts.draft_tokens * 100
+    length = 1 + drafts.accepted_tokens / drafts.drafts
+    by_place = [count / drafts.drafts for _, count in sorted(drafts.accepted_at.items())]
+    return Block(
+        "Speculative Decoding",
+        (
+            ("Acceptance rate (%):", rate),
+            ("Acceptance length:", length),
+            ("Drafts:", drafts.drafts),
+            ("Draft tokens:", drafts.draft_tokens),
+            ("Accepted tokens:", drafts.accepted_tokens),
+            *((f"  Position {place}:", share * 100) for place, share in enumerate(by_place)),
+        ),
+        {
+            "spec_decode_acceptance_rate": rate,
+            "spec_decode_acceptance_length": length,
+            "spec_decode_num_drafts": drafts.drafts,
+            "spec_decode_draft_tokens": drafts.draft_tokens,
+            "spec_decode_accepted_tokens": drafts.accepted_tokens,
+            "spec_decode_per_position_acceptance_rates": by_place,
+        },
+    )
+
+
 def _figures(metrics: LoadMetrics, options: ServeOptions) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "duration": metrics.duration,
@@ -122,6 +206,9 @@ def _figures(metrics: LoadMetrics, options: ServeOptions) -> dict[str, Any]:
         # Seconds of audio per second of work: there is no audio here.
         "rtfx": 0.0,
     }
+    if options.target.api.is_pooling:
+        figures["total_input_sequences"] = metrics.total_inputs
+        figures["input_sequence_throughput"] = metrics.input_rate
     for name in options.metrics:
         spread = metrics.spreads[name]
         figures[f"mean_{name}_ms"] = spread.mean

@@ -1,7 +1,7 @@
 """`bench serve`: load a running server and report how it did.
 
 Owns the order of things: find the server and its model, make the prompts, warm up, send,
-measure, show. Works with any server that speaks OpenAI's API.
+measure, show.
 """
 
 from __future__ import annotations
@@ -10,37 +10,48 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-import msgspec
 import numpy as np
 import uvloop
 
-from vllm_lite import envs
 from vllm_lite.bench.arrivals import RampUp, RateChange, arrival_times, ramp_up_times
 from vllm_lite.bench.datasets import Sample, Source, load_samples
-from vllm_lite.bench.http_client import HttpClient, TransportError
-from vllm_lite.bench.load import PreparedRequest, Sender, prepare, run_load
+from vllm_lite.bench.load import Sender, probes, run_load
 from vllm_lite.bench.metrics import measure
-from vllm_lite.bench.options import ServeOptions, TargetOptions, new_request_id_prefix
-from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
-from vllm_lite.bench.recorder import RequestResult, error_text
-from vllm_lite.bench.report import result_path, run_json, table, write_json
+from vllm_lite.bench.options import ServeOptions, new_request_id_prefix
+from vllm_lite.bench.plots import Plotter
+from vllm_lite.bench.prompts import PromptMaker, UncountedPrompts, open_tokenizer
+from vllm_lite.bench.recorder import RequestResult
+from vllm_lite.bench.report import (
+    drafts_block,
+    probe_block,
+    result_path,
+    run_json,
+    table,
+    write_json,
+)
+from vllm_lite.bench.requests import PreparedRequest, model_names, prepare, recorder_of
+from vllm_lite.bench.target_server import POLL_SECONDS, DraftCounts, ServedModel, TargetServer
 from vllm_lite.errors import UsageError
 from vllm_lite.tokenizer.chat_template import render_chat
-from vllm_lite.tokenizer.tokenizer import Tokenizer
 
-_POLL_SECONDS = 0.5
+# Their lengths are what was asked for: random text may make a model stop at once.
+_FIXED_LENGTHS = ("random", "timed_trace")
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model's name in requests, and where its files are."""
+@dataclass(slots=True)
+class LoadRun:
+    """What came of a load: its requests in order, and what happened beside them."""
 
-    name: str
-    source: str
+    results: list[RequestResult]
+    duration: float
+    ended: datetime
+    changes: list[RateChange]
+    probes: list[RequestResult] = field(default_factory=list)
+    drafts: DraftCounts | None = None
 
 
 def run_serve(options: ServeOptions) -> int:
@@ -50,98 +61,119 @@ def run_serve(options: ServeOptions) -> int:
 
 
 async def _serve(options: ServeOptions) -> int:
-    target = options.target
-    client = HttpClient(target.url, _headers(target), verify_tls=not target.insecure)
+    # Before the load: what cannot be drawn should not take so long to say so.
+    plotter = Plotter() if _wants_plots(options) else None
+    server = TargetServer(options.target)
     try:
-        model = await _find_model(client, options)
-        tokenizer_name = target.tokenizer or model.source
-        tokenizer = open_tokenizer(tokenizer_name, trust_remote_code=target.trust_remote_code)
-        maker = PromptMaker(tokenizer)
-        requests = _requests(_samples(options, tokenizer, maker), model.name, options)
-        sender = Sender(client, target.path, target.request_id_prefix or new_request_id_prefix())
-        await _warm_up(sender, requests, options)
-        times, changes = _times(len(requests), options)
+        model = await server.find_model(options.ready_check_timeout_sec)
+        tokenizer_name, maker, samples = _samples(options, model)
+        run = await _load(options, server, model, samples)
+    finally:
+        server.close()
+    for result in run.results:
+        if result.is_success and result.output_tokens is None:
+            result.output_tokens = maker.count(result.text)
+    names = {"model_id": model.source, "tokenizer_id": tokenizer_name}
+    _report(options, run, names, plotter)
+    return _report_failures(run.results)
+
+
+async def _load(
+    options: ServeOptions, server: TargetServer, model: ServedModel, samples: Sequence[Sample]
+) -> LoadRun:
+    target = options.target
+    requests = _requests(samples, model.name, options)
+    prefix = target.request_id_prefix or new_request_id_prefix()
+    sender = Sender(server.client, target.path, prefix, recorder_of(target))
+    await _warm_up(sender, requests, options)
+    times, changes = _times(samples, options)
+    before = None if target.api.is_pooling else await server.draft_counts()
+    if options.profile:
+        await server.switch_profiler("start")
+    probe = prepare(Sample("Hi", 1, 1), model.name, target, options.sampling)
+    async with probes(sender, probe, options.probe_request_rate) as answers:
         results, duration = await run_load(
             sender, requests, times, options.max_concurrency, not options.disable_tqdm
         )
-    finally:
-        client.close()
-    ended = datetime.now()
-    for result in results:
-        if result.is_success and result.output_tokens is None:
-            result.output_tokens = maker.count(result.text)
-    metrics = measure(results, duration, options.percentiles, options.goodput_limits)
-    sys.stdout.write(table(metrics, options) + "\n")
+    run = LoadRun(results, duration, datetime.now(), changes, answers)
+    if options.profile:
+        await server.switch_profiler("stop")
+    after = await server.draft_counts() if before else None
+    if before and after:
+        run.drafts = after.since(before)
+    return run
+
+
+def _report(
+    options: ServeOptions, run: LoadRun, names: dict[str, str | None], plotter: Plotter | None
+) -> None:
+    """Print the table and write what was asked for."""
+    metrics = measure(run.results, run.duration, options.percentiles, options.goodput_limits)
+    probe, drafts = probe_block(run.probes), drafts_block(run.drafts)
+    sys.stdout.write(table(metrics, options, probe, drafts) + "\n")
     sys.stdout.flush()
+    path = result_path(options, names["model_id"] or "", run.ended)
     if options.save_result or options.append_result:
-        names = {"model_id": model.source, "tokenizer_id": tokenizer_name}
-        path = result_path(options, model.source, ended)
-        run = run_json(metrics, results, options, names, ended, changes)
-        write_json(path, run, append=options.append_result)
-    return _report_failures(results)
+        content = run_json(metrics, run.results, options, names, run.ended, run.changes)
+        for block in (probe, drafts):
+            content |= block.json if block else {}
+        write_json(path, content, append=options.append_result)
+    if plotter is None:
+        return
+    good = [result for result in run.results if result.is_success]
+    if not good:
+        sys.stderr.write("vllm-lite bench: no request succeeded, so there is nothing to draw\n")
+        return
+    drawn = []
+    if options.plot:
+        values = {name: metrics.values[name] for name in options.metrics}
+        drawn.append(plotter.distributions(values, path.with_suffix(".latency.png")))
+    if options.plot or options.plot_timeline:
+        thresholds = options.itl_thresholds
+        drawn.append(plotter.timeline(good, thresholds, path.with_suffix(".timeline.png")))
+    if options.plot_dataset_stats:
+        drawn.append(plotter.lengths(good, path.with_suffix(".dataset_stats.png")))
+    sys.stdout.write("".join(f"Wrote {file}\n" for file in drawn))
 
 
-def _headers(target: TargetOptions) -> dict[str, str]:
-    key = envs.OPENAI_API_KEY
-    return {**({"authorization": f"Bearer {key}"} if key else {}), **target.headers}
+def _wants_plots(options: ServeOptions) -> bool:
+    return options.plot or options.plot_timeline or options.plot_dataset_stats
 
 
-async def _find_model(client: HttpClient, options: ServeOptions) -> ServedModel:
-    """The model that was named, or the first that the server lists."""
-    target = options.target
-    status, body = await _ask_models(client, options.ready_check_timeout_sec)
-    if target.model is not None:
-        return ServedModel(target.served_model_name or target.model, target.model)
-    if status in (401, 403):
-        raise UsageError(f"{client.url} refuses the API key; set OPENAI_API_KEY to one it takes")
-    try:
-        first = msgspec.json.decode(body)["data"][0]
-        name = str(first["id"])
-        source = first.get("root") or name
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        raise UsageError(
-            f"{client.url} does not list its models (HTTP {status}: {error_text(body)}); "
-            "give --model"
-        ) from None
-    return ServedModel(target.served_model_name or name, str(source))
+def _samples(
+    options: ServeOptions, model: ServedModel
+) -> tuple[str | None, PromptMaker, list[Sample]]:
+    """The tokenizer's name, what counts with it, and the requests of the dataset."""
+    target, dataset = options.target, options.dataset
+    if target.skip_tokenizer_init:
+        maker: PromptMaker = UncountedPrompts()
+        return None, maker, load_samples(options.dataset_name, Source(dataset, maker, options.seed))
+    name = target.tokenizer or model.source
+    tokenizer = open_tokenizer(name, trust_remote_code=target.trust_remote_code)
 
-
-async def _ask_models(client: HttpClient, patience: float) -> tuple[int, bytes]:
-    """The answer of /v1/models, which also tells that there is a server."""
-    deadline = time.perf_counter() + patience
-    while True:
-        try:
-            return await client.get("/v1/models")
-        except TransportError as error:
-            if time.perf_counter() >= deadline:
-                raise UsageError(
-                    f"there is no server: {error}; start one with `vllm-lite serve MODEL`, or give "
-                    "--base-url"
-                ) from None
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-def _samples(options: ServeOptions, tokenizer: Tokenizer, maker: PromptMaker) -> list[Sample]:
     def as_chat(prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
         return render_chat(tokenizer, messages, chat_template_kwargs=options.chat_template_kwargs)
 
-    # A chat server applies its template itself.
-    is_plain = options.dataset.skip_chat_template or options.target.is_chat
-    write: Callable[[str], str] | None = None if is_plain else as_chat
-    if options.dataset_name == "custom" and write and tokenizer.chat_template is None:
+    if not options.is_plain and tokenizer.chat_template is None:
         raise UsageError("the tokenizer has no chat template; add --skip-chat-template")
-    return load_samples(options.dataset_name, Source(options.dataset, maker, options.seed, write))
+    maker = PromptMaker(tokenizer)
+    write = None if options.is_plain else as_chat
+    source = Source(dataset, maker, options.seed, write)
+    return name, maker, load_samples(options.dataset_name, source)
 
 
 def _requests(
     samples: Sequence[Sample], model: str, options: ServeOptions
 ) -> list[PreparedRequest]:
     target = options.target
-    if options.dataset_name == "random":
-        # Random text may make a model stop at once; lengths are what was asked for.
+    if options.dataset_name in _FIXED_LENGTHS and not target.api.is_pooling:
         target = replace(target, ignore_eos=True)
-    return [prepare(sample, model, target, options.sampling) for sample in samples]
+    names = model_names(target, model, len(samples), options.seed)
+    return [
+        prepare(sample, name, target, options.sampling)
+        for sample, name in zip(samples, names, strict=True)
+    ]
 
 
 async def _warm_up(
@@ -156,20 +188,25 @@ async def _warm_up(
             break
         if time.perf_counter() >= deadline:
             raise UsageError(f"the server is not ready after {patience} s: {result.error}")
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     count = options.num_warmups
     warmups = [requests[index % len(requests)] for index in range(count)]
     if warmups:
         await run_load(sender, warmups, [0.0] * count, options.max_concurrency, False)
 
 
-def _times(count: int, options: ServeOptions) -> tuple[list[float], list[RateChange]]:
+def _times(
+    samples: Sequence[Sample], options: ServeOptions
+) -> tuple[list[float], list[RateChange]]:
+    if options.follows_trace:
+        return [sample.at for sample in samples], []
     rng = np.random.default_rng(options.seed)
     start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
     if options.ramp_up_strategy is None or start is None or end is None:
-        return arrival_times(count, options.request_rate, options.burstiness, rng), []
+        rate = options.request_rate
+        return arrival_times(len(samples), rate, options.burstiness, rng), []
     ramp_up = RampUp(options.ramp_up_strategy, start, end)
-    return ramp_up_times(count, ramp_up, options.burstiness, rng)
+    return ramp_up_times(len(samples), ramp_up, options.burstiness, rng)
 
 
 def _report_failures(results: Sequence[RequestResult]) -> int:

@@ -7,7 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_lite.bench.options import LatencyOptions, ServeOptions, ThroughputOptions, build
+from vllm_lite.bench.options import (
+    LatencyOptions,
+    ServeOptions,
+    StartupOptions,
+    ThroughputOptions,
+    build,
+)
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
@@ -17,7 +23,15 @@ BENCHMARKS = {
     "latency": "Time one batch in this process, again and again.",
     "throughput": "Generate for many prompts at once in this process.",
     "serve": "Load a running server, of whatever make, over its OpenAI API.",
+    "startup": "Time how long the engine takes to start, cold and warm.",
 }
+# Benchmarks of an engine in this process, and what they are told beside its options.
+_ENGINE_BENCHMARKS = {
+    "latency": LatencyOptions,
+    "throughput": ThroughputOptions,
+    "startup": StartupOptions,
+}
+EngineOptions = LatencyOptions | ThroughputOptions | StartupOptions
 _USAGE = "usage: vllm-lite bench [-h] {" + ",".join(BENCHMARKS) + "} ...\n"
 
 
@@ -38,8 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if name == "serve":
         options = parse_serve(words)
         return int(_imported("serve").run_serve(options))
-    cls = LatencyOptions if name == "latency" else ThroughputOptions
-    own, engine_args = parse_engine(name, cls, words)
+    own, engine_args = parse_engine(name, _ENGINE_BENCHMARKS[name], words)
     return int(getattr(_imported(name), f"run_{name}")(own, engine_args))
 
 
@@ -54,8 +67,8 @@ def parse_serve(argv: Sequence[str]) -> ServeOptions:
 
 
 def parse_engine(
-    name: str, cls: type[LatencyOptions] | type[ThroughputOptions], argv: Sequence[str]
-) -> tuple[LatencyOptions | ThroughputOptions, EngineArgs]:
+    name: str, cls: type[EngineOptions], argv: Sequence[str]
+) -> tuple[EngineOptions, EngineArgs]:
     """A benchmark's own options and its engine's; exits with code 2 or raises UsageError."""
     parser = _parser(name, cls, VllmConfig)
     words, file_model, (own, engine) = parser.parse(argv)

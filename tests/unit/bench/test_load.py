@@ -12,8 +12,9 @@ import pytest
 from tests.unit.bench.servers import chunked, scripted_server
 from vllm_lite.bench.datasets import Sample
 from vllm_lite.bench.http_client import HttpClient
-from vllm_lite.bench.load import PreparedRequest, Sender, prepare, run_load
+from vllm_lite.bench.load import Sender, run_load
 from vllm_lite.bench.options import SamplingOptions, TargetOptions
+from vllm_lite.bench.requests import PreparedRequest, prepare
 
 SAMPLE = Sample("Hello", 5, 9)
 STREAM = chunked(

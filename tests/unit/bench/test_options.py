@@ -67,7 +67,16 @@ def test_a_mistake_is_one_line_that_names_it(words: str, cause: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("words", [["serve", "--profile"], ["latency", "extra"], ["nothing"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--no-such"],
+        ["latency", "extra"],
+        ["latency", "--profile"],
+        ["nothing"],
+        ["mm-processor"],
+    ],
+)
 def test_what_does_not_exist_is_exit_code_2(words: list[str]) -> None:
     try:
         code: object = run(words)

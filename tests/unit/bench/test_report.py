@@ -24,11 +24,13 @@ METRICS = LoadMetrics(
     completed=7,
     failed=1,
     total_input=700,
+    total_inputs=7,
     total_output=90,
     goodput=3.0,
     peak_output_rate=60.0,
     peak_concurrency=5,
     spreads=dict.fromkeys(("ttft", "tpot", "itl", "e2el"), SPREAD),
+    values={},
 )
 GOLDEN = """\
 ============ Serving Benchmark Result ============
@@ -85,13 +87,13 @@ def run_of(words: str, changes: tuple[RateChange, ...] = ()) -> dict[str, Any]:
 
 def test_the_table_is_vllm_s() -> None:
     words = "--max-concurrency 4 --request-rate 2.5 --percentile-metrics ttft,tpot,itl,e2el"
-    printed = table(METRICS, options(words)).splitlines()
+    printed = table(METRICS, options(words), None, None).splitlines()
     assert [line.rstrip() for line in printed] == GOLDEN.splitlines()
     assert all(len(line) >= 50 for line in printed)
 
 
 def test_lines_that_were_not_asked_for_are_absent() -> None:
-    shown = table(METRICS, options("--percentile-metrics itl"))
+    shown = table(METRICS, options("--percentile-metrics itl"), None, None)
     for absent in ("concurrency:", "configured", "TTFT", "E2EL"):
         assert absent not in shown
     assert "P99 ITL (ms):" in shown
