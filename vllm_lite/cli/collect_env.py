@@ -19,6 +19,7 @@ from typing import Any
 
 import vllm_lite
 from vllm_lite import envs
+from vllm_lite.cli.masking import masked_text, masked_value
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
 from vllm_lite.errors import VLLMLiteError
@@ -34,13 +35,11 @@ Probe = Callable[[], object]
 
 _UNKNOWN = "Could not collect"
 _COMMAND_SECONDS = 5.0
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH")
-_MASK = "***"
-# A login in an address, and a secret in its query.
-_SECRET_PARTS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=key=|ken=|ret=|ord=)[^&\s]+", re.IGNORECASE)
 # Beside what this package requires.
 _LIBRARIES = ("triton", "nanobind", "gguf", "xgrammar", "llguidance")
 _LIBRARY_PREFIXES = ("nvidia-", "torch")
+_ROCM_VERSION = Path("/opt/rocm/.info/version")
+_PROCESSORS = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
@@ -57,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(_box(title))
         width = max(len(label) for label, _ in facts)
         for label, probe in facts:
-            value = _collect(probe)
+            value = masked_text(_collect(probe))
             sys.stdout.write(f"{label:<{width}} : {value}\n" if label else f"{value}\n")
         sys.stdout.flush()
     return 0
@@ -98,15 +97,17 @@ def _sections() -> Iterator[tuple[str, list[tuple[str, Probe]]]]:
             [
                 ("GPU models and drivers", lambda: _output("nvidia-smi", *_GPU_QUERY)),
                 ("CUDA compiler", lambda: _output("nvcc", "--version").splitlines()[-1]),
-                ("GPU topology", lambda: "\n" + _output("nvidia-smi", "topo", "-m")),
             ],
         )
-    yield "CPU Info", [("", lambda: _output("lscpu"))]
+    yield "CPU Info", [("", _processor)]
     yield "Versions of relevant libraries", [("", _libraries), ("", _conda_packages)]
     yield (
         "vLLM-lite Info",
         [
-            ("vLLM-lite version", lambda: vllm_lite.__version__),
+            ("ROCM Version", lambda: _ROCM_VERSION.read_text().strip()),
+            ("vLLM-lite Version", lambda: vllm_lite.__version__),
+            ("Build Flags", _build_flags),
+            ("GPU Topology", lambda: "\n" + _output("nvidia-smi", "topo", "-m")),
             ("CPU instruction sets", lambda: ", ".join(isa_flags()) or "none that matter"),
             ("Kernels that run here", lambda: ", ".join(_compiled_kernels())),
             ("Kernels chosen", _chosen_kernels),
@@ -154,6 +155,14 @@ def _first_line(*command: str) -> str:
 
 def _operating_system() -> str:
     return f"{platform.freedesktop_os_release()['PRETTY_NAME']} ({platform.machine()})"
+
+
+def _processor() -> str:
+    """lscpu's description, or the kernel's own of the first core."""
+    try:
+        return _output("lscpu")
+    except (OSError, subprocess.SubprocessError):
+        return _PROCESSORS.read_text().partition("\n\n")[0].replace("\t", "")
 
 
 def _torch_build(name: str) -> Any:
@@ -210,6 +219,12 @@ def _compiled_kernels() -> list[str]:
     return list(_cpu.supported_isas())
 
 
+def _build_flags() -> str:
+    """What this build was made for, apart from what this machine can run of it."""
+    has_cpu = importlib.util.find_spec("vllm_lite._cpu") is not None
+    return f"CPU: {'Enabled' if has_cpu else 'Disabled'}; CUDA, ROCm and XPU: Disabled"
+
+
 def _chosen_kernels() -> str:
     """The choice of kernels.dispatch, which would load torch to tell."""
     forced = envs.VLLM_LITE_CPU_ISA.lower()
@@ -259,11 +274,5 @@ def _gaps() -> Iterator[str]:
 
 
 def _variables() -> str:
-    lines = [f"{name}={_masked(name, value)}" for name, value in envs.reported().items()]
+    lines = [f"{name}={masked_value(name, value)}" for name, value in envs.reported().items()]
     return "\n".join(lines) or "none that matter"
-
-
-def _masked(name: str, value: str) -> str:
-    if any(word in name.upper() for word in _SECRET_WORDS):
-        return _MASK
-    return _SECRET_PARTS.sub(_MASK, " ".join(value.split()))

@@ -82,7 +82,10 @@ def test_secrets_are_masked(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter2@hub.example/x?a=1&token=hunter2&b=2")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("SOME_OTHER_NAME", "private")
+    # Shown because it is no number, and still not in full.
+    monkeypatch.setenv("VLLM_CPU_NUM_THREADS", "Bearer hunter2")
     text = report(capsys)
     assert "hunter2" not in text and "private" not in text
     for line in (
@@ -91,8 +94,18 @@ def test_secrets_are_masked(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
         "VLLM_DB_PASSWORD=***",
         "HF_ENDPOINT=https://***@hub.example/x?a=1&token=***&b=2",
         "VLLM_LOGGING_LEVEL=DEBUG",
+        "TOKENIZERS_PARALLELISM=false",
+        "VLLM_CPU_NUM_THREADS=Bearer ***",
     ):
         assert f"\n{line}\n" in text
+
+
+def test_a_machine_without_lscpu_is_described_all_the_same(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cpu = report(capsys).partition("CPU Info")[2].partition("Versions of")[0]
+    assert len(cpu.splitlines()) > 5
 
 
 def test_what_fails_costs_only_its_own_line(
@@ -107,7 +120,7 @@ def test_what_fails_costs_only_its_own_line(
     assert fact(text, "PyTorch version") == "Could not collect"
     assert fact(text, "Compute threads").startswith("Could not collect: VLLM_CPU_NUM_THREADS")
     assert "a C++ compiler" in fact(text, "Missing")
-    assert fact(text, "vLLM-lite version")
+    assert fact(text, "vLLM-lite Version")
 
 
 def no_module(name: str, package: str | None = None) -> ModuleSpec | None:
