@@ -74,7 +74,8 @@ async def test_any_of_the_keys_opens(key: str) -> None:
         {"Authorization": "Bearer first2"},
         {"Authorization": "Basic first"},
         {"Authorization": "first"},
-        {"x-api-key": "first"},
+        {"x-api-key": "firs"},
+        {"x-api-key": "Bearer first"},
     ],
 )
 async def test_anything_else_does_not(headers: dict[str, str]) -> None:
@@ -82,6 +83,12 @@ async def test_anything_else_does_not(headers: dict[str, str]) -> None:
         body = {"messages": HI}
         response = await session.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 401
+
+
+async def test_anthropic_clients_send_the_key_in_a_header_of_their_own() -> None:
+    async with http(api_key=KEYS) as session:
+        headers = {b"x-api-key": "sécond".encode()}
+        assert (await session.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_without_keys_everything_is_open() -> None:

@@ -26,16 +26,20 @@ def sse(payload: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `events` (framed already) as they come, then [DONE]; an error becomes an event."""
+    """Sends `events` (framed already) as they come, then `ending`; an error becomes an event.
+
+    Where no generation is given, what makes the events goes on without their reader.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        generation: Generation,
+        generation: Generation | None,
         request_id: str,
         headers: Mapping[str, str] | None = None,
+        ending: bytes = DONE,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", **(headers or {})})
         # The length of a stream is not known before its end.
@@ -43,6 +47,7 @@ class EventStream(Response):
         self._events = events
         self._generation = generation
         self._request_id = request_id
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send headers at once, then every event."""
@@ -54,7 +59,8 @@ class EventStream(Response):
         except (ClientLeftError, OSError):
             pass
         finally:
-            await self._generation.close()
+            if self._generation is not None:
+                await self._generation.close()
 
     async def _send_all(self, send: Send) -> None:
         await send(
@@ -67,11 +73,11 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-            last = DONE
+            last = self._ending
         except OSError:
             raise
         except Exception as error:
-            last = sse(failure_of(error, self._request_id).body()) + DONE
+            last = sse(failure_of(error, self._request_id).body()) + self._ending
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
