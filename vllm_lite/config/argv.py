@@ -32,12 +32,27 @@ def spellings_of(entries: Iterable[Option]) -> dict[str, Option]:
 
 def find_option(name: str, spellings: Mapping[str, Option]) -> Option | None:
     """The option that `name` spells, or abbreviates without doubt; else None."""
-    if name in spellings:
-        return spellings[name]
-    if not name.startswith("--"):
-        return None
+    return spellings.get(_full_name(name, spellings))
+
+
+def without_abbreviations(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
+    """`argv` with names that are abbreviated without doubt written in full."""
+    words = []
+    for word in argv:
+        match = _FLAG.match(word)
+        full = _full_name(match[0], spellings) if match else ""
+        words.append(full + word[len(match[0]) :] if match else word)
+    return words
+
+
+def _full_name(name: str, spellings: Mapping[str, Option]) -> str:
+    if name in spellings or not name.startswith("--"):
+        return name
     flags = [flag for flag in spellings if flag.startswith(name)]
-    return spellings[flags[0]] if len(flags) == 1 else None
+    # What is deprecated must not come between a user and what he means.
+    current = [flag for flag in flags if spellings[flag].level != "deprecated"]
+    chosen = current or flags
+    return chosen[0] if len(chosen) == 1 else name
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:
@@ -50,6 +65,24 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
     ]
 
 
+def expand_level(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
+    """`-O3`, `-O=3` and `-O 3` as --optimization-level; `-O.key` and `-O {...}` as its JSON."""
+    if "--optimization-level" not in spellings:
+        return list(argv)
+    words: list[str] = []
+    for word, after in zip(argv, [*argv[1:], ""], strict=False):
+        rest = word[2:].removeprefix("=")
+        if not word.startswith("-O") or (rest and rest[0] not in ".{0123456789"):
+            words.append(word)
+        elif rest.startswith("."):
+            words.append(f"--compilation-config{rest}")
+        else:
+            is_json = (rest or after).startswith("{")
+            words.append("--compilation-config" if is_json else "--optimization-level")
+            words += [rest] if rest else []
+    return words
+
+
 def repeated(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
     """The flags of options that stand in `argv` more than once."""
     seen: set[str] = set()
@@ -57,7 +90,7 @@ def repeated(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
     for word in argv:
         name, _, _ = word.partition("=")
         entry = find_option(name, spellings) if name.startswith("-") else None
-        if entry is not None:
+        if entry is not None and not entry.rules.get("repeatable"):
             if entry.flag in seen:
                 twice[entry.flag] = None
             seen.add(entry.flag)
@@ -148,7 +181,9 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
 
 
 def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:
-    flag = "--" + key.replace("_", "-") if "." not in key else "--" + key
+    (flag,) = with_dashes([f"--{key}"])
+    if "." in flag:
+        return [f"{flag}={json.dumps(value)}"]
     if value is True:
         return [flag]
     if value is False:
@@ -158,7 +193,7 @@ def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:
         if entry is None or not entry.rules.get("json"):
             return [flag, *(_text(item) for item in value)]
         return [flag, json.dumps(value)]
-    return [flag, _text(value)]
+    return [f"{flag}={_text(value)}"]
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from vllm_lite.config.option import config, option
 
+_NO_MAMBA = "leave it out: no model here has state-space layers"
+
 
 @config
 class CacheConfig:
@@ -50,4 +52,49 @@ class CacheConfig:
         ge=0,
         works=(0,),
         remedy="leave it at 0: weights are where they are computed",
+    )
+    calculate_kv_scales: bool = option(
+        False,
+        "Derive the scales of an fp8 cache while running.",
+        level="absent",
+        remedy="leave it out: the cache is not quantised here",
+    )
+    kv_offloading_size: float | None = option(
+        None,
+        "GiB of host memory as a second tier of the cache.",
+        ge=0,
+        works=(0,),
+        level="absent",
+        remedy="leave it out: the cache has one tier",
+    )
+    kv_offloading_backend: Literal["native", "lmcache"] = option(
+        "native",
+        "What keeps the second tier.",
+        level="absent",
+        remedy="leave it out: the cache has one tier",
+    )
+    kv_sharing_fast_prefill: bool = option(
+        False,
+        "Skip the prefill of layers that share a cache.",
+        level="absent",
+        remedy="leave it out: every layer has a cache of its own",
+    )
+    mamba_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
+        "auto",
+        "Numbers of state-space models' state.",
+        level="absent",
+        remedy=_NO_MAMBA,
+    )
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
+        "auto",
+        "Numbers of its recurrent part.",
+        level="absent",
+        remedy=_NO_MAMBA,
+    )
+    mamba_block_size: int | None = option(
+        None,
+        "Tokens in a cache block of state-space layers.",
+        ge=1,
+        level="absent",
+        remedy=_NO_MAMBA,
     )

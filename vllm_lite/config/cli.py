@@ -15,20 +15,23 @@ from typing import Any, NamedTuple, NoReturn
 
 from vllm_lite import envs
 from vllm_lite.config.argv import (
+    expand_level,
     merge_dotted,
     read_config_file,
     repeated,
     spellings_of,
     take_config_file,
     with_dashes,
+    without_abbreviations,
 )
+from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.help import help_text
-from vllm_lite.config.option import Option, group_of, option_table, options, sections
+from vllm_lite.config.help import groups_of, help_text
+from vllm_lite.config.option import Option, option_table
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.config.values import human_int, json_of
+from vllm_lite.config.values import human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import UnsupportedError, UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
@@ -62,10 +65,11 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> Parsed:
         """Read `argv` and the --config file it may name; prints help and exits on --help."""
-        words = with_dashes(argv)
+        words = with_dashes(expand_level(argv, self._spellings))
         self._help_if_asked(words)
         try:
             words, file = take_config_file(words)
+            words = without_abbreviations(words, self._spellings)
             for flag in repeated(words, self._spellings):
                 logger.warning("Found duplicate keys %s; the last one counts", flag)
             from_file, file_model = read_config_file(file, self._spellings) if file else ([], None)
@@ -77,10 +81,29 @@ class OptionParser(argparse.ArgumentParser):
         self._refuse_unknown(loose)
         given = vars(namespace)
         values = [
-            {name: given[name] for name in option_table(cls) if name in given}
+            self._checked(cls, {name: given[name] for name in option_table(cls) if name in given})
             for cls in self._classes
         ]
         return Parsed(loose, file_model, values)
+
+    def _checked(self, cls: type, given: dict[str, Any]) -> dict[str, Any]:
+        """`given` with deprecated options replaced; exits where this build lacks one."""
+        table = option_table(cls)
+        try:
+            values = without_deprecated(given, table)
+        except UnsupportedError as error:
+            self.error(str(error))
+        for name, value in values.items():
+            try:
+                table[name].check(value)
+            except UnsupportedError as error:
+                self.error(str(error))
+            except UsageError:
+                pass  # A value that makes no sense anywhere: the config says so when it is made.
+        # An engine's config tells of its own, for those who make it without a command line.
+        if cls is not VllmConfig:
+            tell_of_idle(values, table)
+        return values
 
     def parse_options(self, argv: Sequence[str]) -> list[dict[str, Any]]:
         """Each class's values, for a command that takes options and no other words."""
@@ -105,16 +128,12 @@ class OptionParser(argparse.ArgumentParser):
         for word in argv:
             name, _, topic = word.partition("=")
             if name in ("-h", "--help"):
-                sys.stdout.write(self.help(topic))
+                _show(self.help(topic), paged=topic.lower() == "page")
                 sys.exit(0)
 
     def help(self, topic: str = "") -> str:
         """The help text on a topic; "" is the usage line with a summary, or with all of a few."""
-        about = {"options": "Configuration file and logging."}
-        for cls in self._classes:
-            for part in (*sections(cls).values(), cls):
-                if any(entry.group == group_of(part) for entry in options(part)):
-                    about[group_of(part)] = (part.__doc__ or "").partition("\n")[0]
+        about = groups_of(self._entries, self._classes)
         if not topic and not self._entries:
             return f"usage: {self.usage}\n\n{self.description}\n"
         is_short = len(self._entries) <= _FEW_OPTIONS
@@ -129,6 +148,15 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"usage: {self.usage}\n{self.prog}: error: {message}\n")
 
 
+def _show(text: str, paged: bool) -> None:
+    if paged:
+        import pydoc  # finds the user's pager, and prints where there is no terminal
+
+        pydoc.pager(text)
+    else:
+        sys.stdout.write(text)
+
+
 def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
     names = [*entry.rules.get("aliases", ()), entry.flag]
     settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS}
@@ -138,6 +166,8 @@ def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
         return
     if list in types and not entry.rules.get("json"):
         settings["nargs"] = "+"
+        if entry.rules.get("repeatable"):
+            settings["action"] = "extend"
     if entry.rules.get("bare"):
         settings |= {"nargs": "?", "const": True}
     if entry.choices:
@@ -150,9 +180,10 @@ def _reader(entry: Option) -> Callable[[str], Any]:
     types = entry.kind.types
     read: Callable[[str], Any]
     if dict in types:
-        read = functools.partial(json_of, kind=dict)
+        read = json_or_text if str in types else functools.partial(json_of, kind=dict)
     elif list in types:
-        read = functools.partial(json_of, kind=list) if entry.rules.get("json") else str
+        item = entry.kind.item or str
+        read = functools.partial(json_of, kind=list) if entry.rules.get("json") else item
     elif entry.rules.get("human"):
         read = functools.partial(human_int, words=entry.rules.get("words"))
     else:

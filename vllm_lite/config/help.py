@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_lite.config.option import Option
+from vllm_lite.config.option import Option, group_of, options, sections
 
 _WIDTH = 96
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
-def help_text(topic: str, entries: Sequence[Option], about: dict[str, str]) -> str:
+# Groups that no class stands for, or not alone.
+_GROUPS = {
+    "options": "Configuration file, processes and logging.",
+    "Frontend": "What the server listens to, whom it admits and how it answers.",
+    "DeviceConfig": "Where the model runs.",
+    "SpeculativeConfig": "Drafted tokens, as older releases wrote them.",
+    "PromptAdapterConfig": "Soft prompts of older releases.",
+    "TokenizerPoolConfig": "Tokenizer processes of older releases.",
+}
+
+
+def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, str]:
+    """Every group that `entries` are in, and what it is for; in the order to show them."""
+    about = dict(_GROUPS)
+    for cls in classes:
+        for part in (*sections(cls).values(), cls):
+            about.setdefault(group_of(part), (part.__doc__ or "").partition("\n")[0])
+    used = {entry.group for entry in entries}
+    return {name: text for name, text in about.items() if name in used}
+
+
+def help_text(topic: str, entries: Sequence[Option], about: Mapping[str, str]) -> str:
     """Help on `topic`: "" is the summary, else a group, a word in an option's name, or all.
 
     `about` says what each group is for, in the order to show them.
     """
     groups = {name: [entry for entry in entries if entry.group == name] for name in about}
-    if not topic:
-        return _summary(groups, about)
     key = topic.lower()
-    if key == "all":
+    if not key:
+        return _summary(about)
+    if key == "listgroup":
+        return _group_list(about)
+    if key in ("all", "page"):
         chosen = groups
     else:
         chosen = {name: found for name, found in groups.items() if name.lower() == key}
     if not chosen:
         word = key.lstrip("-").replace("_", "-")
         chosen = {
-            name: [entry for entry in found if word in entry.flag[2:]]
+            name: [entry for entry in found if _is_about(entry, word)]
             for name, found in groups.items()
         }
     texts = [_group(name, about[name], found) for name, found in chosen.items() if found]
@@ -37,18 +60,32 @@ def help_text(topic: str, entries: Sequence[Option], about: dict[str, str]) -> s
     return "\n".join(texts)
 
 
-def _summary(groups: dict[str, list[Option]], about: dict[str, str]) -> str:
-    width = max(len(name) for name in groups) + 2
-    lines = ["Option groups:"]
-    lines += [f"  {name:<{width}}{about[name]}" for name, found in groups.items() if found]
-    lines += [
-        "",
-        "Show options with",
-        "  --help=GROUP   those of a group, such as --help=Frontend",
-        "  --help=WORD    those whose name holds a word, such as --help=max",
-        "  --help=all     every one",
-    ]
-    return "\n".join(lines) + "\n"
+def _is_about(entry: Option, word: str) -> bool:
+    if word in entry.flag[2:]:
+        return True
+    keys = options(entry.keys) if entry.keys else ()
+    return any(word in key.name.replace("_", "-") for key in keys)
+
+
+def _group_list(about: Mapping[str, str]) -> str:
+    width = max(map(len, about), default=0) + 2
+    return "Option groups:\n" + "".join(
+        f"  {name:<{width}}{text}\n" for name, text in about.items()
+    )
+
+
+def _summary(about: Mapping[str, str]) -> str:
+    return (
+        _group_list(about)
+        + """
+Show options with
+  --help=GROUP      those of a group, such as --help=Frontend
+  --help=WORD       those whose name holds a word, such as --help=max
+  --help=all        every one
+  --help=page       every one, a screen at a time
+  --help=listgroup  the groups
+"""
+    )
 
 
 def _group(name: str, about: str, entries: Sequence[Option]) -> str:
@@ -61,9 +98,7 @@ def _option(entry: Option) -> str:
         names.append(f"--no-{entry.flag[2:]}")
     head = ", ".join(names)
     metavar = _metavar(entry)
-    body = f"{entry.help} (default: {_default(entry)})"
-    if "deprecated" in entry.rules:
-        body += f" Deprecated: use {entry.rules['deprecated']}."
+    body = f"{entry.help} (default: {default_of(entry)}){_remark(entry)}"
     indent = " " * 6
     text = textwrap.fill(
         body, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
@@ -71,21 +106,36 @@ def _option(entry: Option) -> str:
     return f"  {head}{' ' + metavar if metavar else ''}\n{text}\n"
 
 
+def _remark(entry: Option) -> str:
+    rules = entry.rules
+    if entry.keys is not None:
+        return f" Keys: {', '.join(key.name for key in options(entry.keys))}."
+    if entry.level == "absent":
+        return f" Not available in this build: {rules['remedy']}."
+    if entry.level == "idle":
+        return f" Changes nothing in this build: {rules['why']}."
+    if "retired" in rules:
+        return f" Deprecated, changes nothing: {rules['retired']}."
+    return f" Deprecated: use {rules['deprecated']}." if "deprecated" in rules else ""
+
+
 def _metavar(entry: Option) -> str:
     if entry.kind.types == (bool,):
         return ""
-    if entry.choices:
+    if entry.choices and not entry.rules.get("bare"):
         works = entry.rules.get("works")
         shown: Sequence[Any] = [c for c in entry.choices if works is None or c in works]
         return "{" + ",".join(str(choice) for choice in shown) + "}"
     if list in entry.kind.types:
-        return "JSON" if entry.rules.get("json") else "TEXT [TEXT ...]"
+        item = _METAVARS.get(entry.kind.item or str, "TEXT")
+        return "JSON" if entry.rules.get("json") else f"{item} [{item} ...]"
     if entry.rules.get("bare"):
         return "[TEXT]"
     return _METAVARS[entry.kind.types[0]]
 
 
-def _default(entry: Option) -> str:
+def default_of(entry: Option) -> str:
+    """The default, in words where it is derived."""
     if "auto" in entry.rules:
         return entry.rules["auto"]
     value = entry.default

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from vllm_lite.config.option import config, option
 
@@ -28,6 +28,24 @@ class LoadConfig:
         "Format of the weights; dummy makes random ones.",
         works=("auto", "safetensors", "gguf", "dummy"),
         remedy="use auto with safetensors or GGUF weights",
+    )
+    safetensors_load_strategy: Literal["lazy", "eager"] = option(
+        "lazy",
+        "Map weight files into memory, or read them whole.",
+        works=("lazy",),
+        remedy="use lazy: what is mapped is read when it is used",
+    )
+    pt_load_map_location: str | dict[str, Any] = option(
+        "cpu",
+        "Device of pickled checkpoints' tensors.",
+        level="absent",
+        remedy="use safetensors or GGUF weights: pickled ones are not read here",
+    )
+    model_loader_extra_config: dict[str, Any] = option(
+        {},
+        "JSON for the loader that --load-format names.",
+        level="absent",
+        remedy="leave it out: the loaders here have no further settings",
     )
     download_dir: str | None = option(
         None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."

@@ -8,6 +8,17 @@ from vllm_lite.config.option import config, option
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 
+# Every method that a release of vLLM has known; which of them work is said at the option.
+_QUANTIZATIONS = (
+    *("aqlm", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors"),
+    *("deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gguf", "gptq"),
+    *("gptq_marlin", "gptq_marlin_24", "hqq", "inc", "ipex", "marlin", "modelopt"),
+    *("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "neuron_quant"),
+    *("qqq", "quark", "torchao", "tpu_int8"),
+)
+_NO_POOLING = "leave it out: models generate text here"
+_NO_MEDIA = "leave it out: models read text here"
+
 
 @config
 class ModelConfig:
@@ -21,6 +32,18 @@ class ModelConfig:
         "What the model is run for.",
         works=("auto", "generate"),
         remedy="leave it at auto: models generate text here",
+    )
+    convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
+        "auto",
+        "What a generating model is made into.",
+        works=("auto", "none"),
+        remedy="leave it at auto: models generate text here",
+    )
+    model_impl: Literal["auto", "vllm", "transformers", "terratorch"] = option(
+        "auto",
+        "Whose model code is run; vllm: this package's own.",
+        works=("auto", "vllm"),
+        remedy="use auto: the architectures that are supported have code of their own here",
     )
     tokenizer: str = option(
         "",
@@ -45,6 +68,12 @@ class ModelConfig:
     )
     seed: int = option(0, "Seed of all sampling that brings none of its own.", ge=0)
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
+    code_revision: str | None = option(
+        None,
+        "Branch, tag or commit of the model code in a hub repository.",
+        level="absent",
+        remedy="leave it out: no model code of a repository runs here",
+    )
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     hf_token: str | bool | None = option(
         None, "Hub access token; given bare, the stored login.", secret=True, bare=True
@@ -52,16 +81,14 @@ class ModelConfig:
     hf_config_path: str | None = option(
         None, "Directory, or config.json file, to read the model's configuration from."
     )
+    config_format: Literal["auto", "hf", "mistral"] = option(
+        "auto",
+        "Layout of the model's configuration.",
+        works=("auto", "hf"),
+        remedy="use a checkpoint in Hugging Face's layout, or a .gguf file",
+    )
     hf_overrides: dict[str, Any] = option(
         {}, "JSON whose keys replace those of the model's configuration."
-    )
-    rope_scaling: dict[str, Any] | None = option(
-        None,
-        "JSON that replaces the rotary scaling.",
-        deprecated="--hf-overrides.rope_scaling",
-    )
-    rope_theta: float | None = option(
-        None, "Rotary base frequency.", gt=0, deprecated="--hf-overrides.rope_theta"
     )
     max_model_len: int = option(
         2048,
@@ -79,6 +106,7 @@ class ModelConfig:
         "How weights are stored.",
         auto="read from the checkpoint",
         aliases=("-q",),
+        choices=_QUANTIZATIONS,
         works=(None, "gguf"),
         remedy="use an unquantised checkpoint or a GGUF file",
     )
@@ -101,4 +129,55 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] = option(
         {}, "JSON of sampling defaults, over those of --generation-config."
+    )
+    pooler_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how hidden states become an embedding or a class.",
+        level="absent",
+        remedy=_NO_POOLING,
+    )
+    io_processor_plugin: str | None = option(
+        None,
+        "Plugin that converts inputs and outputs of pooling models.",
+        level="absent",
+        remedy=_NO_POOLING,
+    )
+    allowed_local_media_path: str = option(
+        "",
+        "Directory that requests may read media files from.",
+        level="absent",
+        remedy=_NO_MEDIA,
+    )
+    allowed_media_domains: list[str] | None = option(
+        None, "Hosts that media may be fetched from.", level="absent", remedy=_NO_MEDIA
+    )
+    enable_prompt_embeds: bool = option(
+        False,
+        "Take embeddings in place of prompts.",
+        level="absent",
+        remedy="send text or token ids",
+    )
+    logits_processors: list[str] | None = option(
+        None,
+        "Import paths of logits processors for every request.",
+        level="absent",
+        remedy="use logit_bias, bad_words or allowed_token_ids of a request",
+    )
+    logits_processor_pattern: str | None = option(
+        None,
+        "Expression that import paths of a request's logits processors must match.",
+        level="absent",
+        remedy="leave it out: requests cannot bring code here",
+    )
+    enable_sleep_mode: bool = option(
+        False,
+        "Let sleep and wake calls give memory back.",
+        level="absent",
+        remedy="stop the server and start it again",
+    )
+    override_attention_dtype: str | None = option(
+        None,
+        "Numbers that attention is computed in.",
+        level="absent",
+        remedy="use --dtype: attention computes in its numbers",
     )

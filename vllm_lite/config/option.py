@@ -8,7 +8,7 @@ checked, so no reader checks again. Knows no particular option.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -26,9 +26,14 @@ from typing import (
     get_type_hints,
 )
 
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import UnsupportedError, UsageError
 
 T = TypeVar("T")
+
+# What this build does with an option: `full`, its effect; `partial`, that of some values;
+# `idle`, nothing, which a line says when it is set; `absent`, it refuses all that would matter;
+# `deprecated`, it warns and uses what replaced it, if anything did.
+Level = Literal["full", "partial", "idle", "absent", "deprecated"]
 
 
 class Rules(TypedDict, total=False):
@@ -50,13 +55,27 @@ class Rules(TypedDict, total=False):
     words: dict[str, int]
     # A list is written as one JSON text, not as several words.
     json: bool
+    # The flag may stand more than once; each adds to the list.
+    repeatable: bool
     # The flag may stand bare and then means True.
     bare: bool
-    # The values this build can honour; others are refused with `remedy`.
+    # `full` unless it is said here, or follows from `works`, `deprecated` or `retired`.
+    level: Literal["absent", "idle"]
+    # The values this build can honour; others are refused with `remedy`. An absent option
+    # honours its default, None, False and what is empty too.
     works: tuple[Any, ...]
+    # What to do instead of using a value or an option that is not there.
     remedy: str
+    # Why an idle option changes nothing.
+    why: str
     # What to use instead of this option; setting it warns.
     deprecated: str
+    # Why the option changes nothing any more; setting it warns.
+    retired: str
+    # What a deprecated option's value sets instead: names, with keys after a dot, and values.
+    becomes: Callable[[Any], Mapping[str, Any]]
+    # In a class that is one JSON option: the key is an option of its own as well.
+    own_flag: bool
     # Never shown in a repr or a log.
     secret: bool
     # The help group, where it is not the class's own.
@@ -83,6 +102,14 @@ class Kind(NamedTuple):
     choices: tuple[Any, ...]
 
 
+class JsonOption(NamedTuple):
+    """A class whose fields are the keys of one JSON option states it as its JSON_OPTION."""
+
+    name: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One declared option. `flag` is its long command-line spelling."""
@@ -95,17 +122,36 @@ class Option:
     default: Any
     flat_default: Any
     rules: Rules
+    # The flag that this option is a key of.
+    parent: str = ""
+    # The class whose fields are the keys of this JSON option.
+    keys: type | None = None
 
     @property
     def flag(self) -> str:
+        if self.parent and not self.rules.get("own_flag"):
+            return f"{self.parent}.{self.name}"
         return "--" + self.name.replace("_", "-")
 
     @property
     def choices(self) -> tuple[Any, ...]:
         return self.rules.get("choices") or self.kind.choices
 
+    @property
+    def level(self) -> Level:
+        """What this build does with the option."""
+        if "deprecated" in self.rules or "retired" in self.rules:
+            return "deprecated"
+        if self.keys is not None:
+            levels = {entry.level for entry in options(self.keys)}
+            return levels.pop() if len(levels) == 1 else "partial"
+        return self.rules.get("level") or ("partial" if "works" in self.rules else "full")
+
     def check(self, value: Any) -> None:
-        """Raise a UsageError that names the option unless `value` is allowed and works."""
+        """Raise a UsageError that names the option unless `value` is allowed.
+
+        Where it is allowed, but not available in this build, that is an UnsupportedError.
+        """
         if value is None and self.kind.optional:
             return
         if value == math.inf and self.rules.get("infinite"):
@@ -113,15 +159,37 @@ class Option:
         if not _is_a(value, self.kind):
             wanted = " or ".join(_KIND_NAMES[kind] for kind in self.kind.types)
             raise UsageError(f"{self.flag} must be {wanted}, not {value!r}")
-        if self.choices and value not in self.choices:
-            listed = ", ".join(str(choice) for choice in self.choices if choice is not None)
-            raise UsageError(f"{self.flag} must be one of {listed}, not {value!r}")
+        for item in value if isinstance(value, list) else (value,):
+            if self.choices and item not in self.choices:
+                listed = ", ".join(str(choice) for choice in self.choices if choice is not None)
+                raise UsageError(f"{self.flag} must be one of {listed}, not {item!r}")
         self._check_range(value)
-        works = self.rules.get("works")
-        if works is not None and value not in works:
-            raise UsageError(
-                f"{self.flag} {value} is not available in this build; {self.rules['remedy']}"
+        if self.keys is not None:
+            self._check_keys(self.keys, value)
+        if not self.is_available(value):
+            shown = "" if value is True else f" {value}"
+            raise UnsupportedError(
+                f"{self.flag}{shown} is not available in this build; {self.rules['remedy']}"
             )
+
+    def is_available(self, value: Any) -> bool:
+        """Whether this build does what the allowed `value` asks for."""
+        works = self.rules.get("works")
+        if self.keys is not None:
+            return True  # each key answers for itself
+        if self.level != "absent":
+            return works is None or value in works
+        if isinstance(value, dict) and self.default:
+            return all(key in self.default and self.default[key] == value[key] for key in value)
+        is_off = value is False and not self.default
+        return is_off or value in (None, self.default, "", [], {}) or value in (works or ())
+
+    def _check_keys(self, cls: type, value: Mapping[str, Any]) -> None:
+        known = {entry.name: entry for entry in options(cls)}
+        for key, item in value.items():
+            if key not in known:
+                raise UsageError(f"{self.flag} has no key {key!r}; its keys are {', '.join(known)}")
+            known[key].check(item)
 
     def _check_range(self, value: Any) -> None:
         ge, gt, le = (self.rules.get(key) for key in ("ge", "gt", "le"))
@@ -167,8 +235,10 @@ def config(cls: type[T]) -> type[T]:
 def options(cls: type) -> tuple[Option, ...]:
     """The options that `cls` itself declares, in order."""
     hints = get_type_hints(cls)
+    whole: JsonOption | None = getattr(cls, "JSON_OPTION", None)
+    parent = "--" + whole.name.replace("_", "-") if whole else ""
     return tuple(
-        _make_option(group_of(cls), entry, hints[entry.name])
+        _make_option(group_of(cls), entry, hints[entry.name], parent)
         for entry in fields(cls)
         if _KEY in entry.metadata
     )
@@ -204,11 +274,35 @@ def option_table(cls: type) -> Mapping[str, Option]:
 
 def _walk(cls: type) -> Iterator[Option]:
     for section in sections(cls).values():
-        yield from _walk(section)
+        whole: JsonOption | None = getattr(section, "JSON_OPTION", None)
+        if whole is None:
+            yield from _walk(section)
+            continue
+        yield from (entry for entry in options(section) if entry.rules.get("own_flag"))
+        yield _json_option(whole, group_of(cls), section)
     yield from options(cls)
 
 
-def _make_option(group: str, entry: Field[Any], hint: Any) -> Option:
+def _json_option(whole: JsonOption, group: str, cls: type) -> Option:
+    kind = Kind((dict,), None, True, ())
+    rules = Rules(aliases=whole.aliases)
+    return Option(whole.name, group, whole.help, kind, {}, {}, rules, keys=cls)
+
+
+def make_section(cls: type, values: Mapping[str, Any]) -> Any:
+    """The section `cls` from flat values; what is not among them keeps its default.
+
+    A key that is an option of its own wins over the same key of the JSON.
+    """
+    whole: JsonOption | None = getattr(cls, "JSON_OPTION", None)
+    given = dict(values.get(whole.name) or {}) if whole else {}
+    for entry in options(cls):
+        if entry.name in values and (whole is None or entry.rules.get("own_flag")):
+            given[entry.name] = values[entry.name]
+    return cls(**given)
+
+
+def _make_option(group: str, entry: Field[Any], hint: Any, parent: str) -> Option:
     help_text, rules = entry.metadata[_KEY]
     default = entry.default
     if default is MISSING and entry.default_factory is not MISSING:
@@ -221,6 +315,7 @@ def _make_option(group: str, entry: Field[Any], hint: Any) -> Option:
         default=default,
         flat_default=None if "auto" in rules else default,
         rules=rules,
+        parent=parent,
     )
 
 
@@ -236,6 +331,9 @@ def _kind_of(hint: Any) -> Kind:
             types += {type(choice): None for choice in choices}
         elif origin is list:
             item = get_args(part)[0]
+            if get_origin(item) is Literal:
+                choices = get_args(item)
+                item = type(choices[0])
             types.append(list)
         elif part is not NoneType:
             types.append(origin or part)
@@ -251,5 +349,6 @@ def _is_a(value: Any, kind: Kind) -> bool:
     if isinstance(value, float) and not math.isfinite(value):
         return False
     if isinstance(value, list) and kind.item is not None:
-        return list in kind.types and all(isinstance(item, kind.item) for item in value)
+        wanted = object if kind.item is Any else kind.item
+        return list in kind.types and all(isinstance(item, wanted) for item in value)
     return isinstance(value, kind.types)

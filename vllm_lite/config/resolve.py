@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from vllm_lite import envs
 from vllm_lite.config.checkpoint import read_facts, read_json
+from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
-from vllm_lite.config.option import option_table, options, sections
+from vllm_lite.config.option import make_section, option_table, options, sections
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
@@ -41,11 +42,13 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
 
     Downloads the model if it is not on this machine.
     """
-    values = {name: value for name, value in given.items() if value is not None}
+    table = option_table(VllmConfig)
+    values = without_deprecated(given, table)
+    values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
-        option_table(VllmConfig)[name].check(_checkable(name, value))
+        table[name].check(_checkable(name, value))
+    tell_of_idle(values, table)
     device = _device(values)
-    _warn_of_deprecated(values)
     facts = _find_model(values)
     _derive_model(values, facts, device)
     _derive_cache(values, device)
@@ -63,19 +66,9 @@ def _checkable(name: str, value: Any) -> Any:
 
 
 def _build(values: Mapping[str, Any], facts: ModelFacts) -> VllmConfig:
-    parts = {
-        name: cls(**{o.name: values[o.name] for o in options(cls) if o.name in values})
-        for name, cls in sections(VllmConfig).items()
-    }
+    parts = {name: make_section(cls, values) for name, cls in sections(VllmConfig).items()}
     own = {o.name: values[o.name] for o in options(VllmConfig) if o.name in values}
     return VllmConfig(facts=facts, **parts, **own)
-
-
-def _warn_of_deprecated(values: Mapping[str, Any]) -> None:
-    for name in values:
-        entry = option_table(VllmConfig)[name]
-        if "deprecated" in entry.rules:
-            logger.warning("%s is deprecated; use %s", entry.flag, entry.rules["deprecated"])
 
 
 def _find_model(values: dict[str, Any]) -> ModelFacts:
@@ -90,9 +83,6 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
         "ignore_patterns": values.get("ignore_patterns", table["ignore_patterns"].default),
     }
     overrides = dict(values.get("hf_overrides", {}))
-    for key in ("rope_theta", "rope_scaling"):
-        if key in values:
-            overrides.setdefault(key, values.pop(key))
     # The description comes first: an unsupported model is refused before its weights are fetched.
     path = resolve_model_source(name, weights=False, **source)
     facts = read_facts(

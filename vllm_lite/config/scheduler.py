@@ -28,8 +28,10 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(
         True, "Spread a long prompt over several steps, next to other requests."
     )
-    scheduling_policy: Literal["fcfs", "priority"] = option(
-        "fcfs", "Order of waiting requests: by arrival, or by priority (lower first)."
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
+        "fcfs",
+        "Order of waiting requests: by arrival, by priority (lower first), or fair: in turn by "
+        "what each API key (without keys: each `user`) was served so far.",
     )
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens of one request in one step; 0: no limit of its own.", ge=0
@@ -56,6 +58,31 @@ class SchedulerConfig:
         auto="for a server 4 million, at least 4 times --max-model-len; offline no limit",
         ge=1,
         human=True,
+    )
+    async_scheduling: bool = option(
+        False,
+        "Plan a step while the one before runs.",
+        level="absent",
+        remedy="leave it out: a step is planned when the one before is done",
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False,
+        "Keep as much of every layer's cache, whatever its window.",
+        level="absent",
+        remedy="leave it out: blocks past a window are given back",
+    )
+    disable_chunked_mm_input: bool = option(
+        False,
+        "Compute a media item in one step.",
+        level="absent",
+        remedy="leave it out: models read text here",
+    )
+    scheduler_cls: str | None = option(
+        None,
+        "Import path of a scheduler class.",
+        works=("vllm.core.scheduler.Scheduler", "vllm.v1.core.sched.scheduler.Scheduler"),
+        level="absent",
+        remedy="leave it out: the scheduler is this package's own",
     )
 
     def __post_init__(self) -> None:

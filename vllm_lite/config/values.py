@@ -64,3 +64,8 @@ def json_of(text: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{text!r} is not a JSON {name}")
     return value
+
+
+def json_or_text(text: str) -> Any:
+    """A JSON object where the text begins like one, else the text."""
+    return json_of(text, dict) if text.lstrip().startswith("{") else text

@@ -10,15 +10,23 @@ from dataclasses import field
 from typing import Any, Literal
 
 from vllm_lite import envs
+from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
+from vllm_lite.config.compilation import CompilationConfig
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.load import LoadConfig
+from vllm_lite.config.lora import LoRAConfig
 from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.multimodal import MultiModalConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.option import config, option
 from vllm_lite.config.parallel import ParallelConfig
+from vllm_lite.config.retired import RetiredOptions
 from vllm_lite.config.scheduler import SchedulerConfig
+from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import UsageError
+
+_ALONE = "leave it out: engines share no cache here"
 
 
 @config
@@ -28,17 +36,68 @@ class VllmConfig:
     facts: ModelFacts
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compilation: CompilationConfig = field(default_factory=CompilationConfig)
+    # Input only: what they became is in the other parts.
+    retired: RetiredOptions = field(default_factory=RetiredOptions)
     device: Literal["cpu", "cuda"] = option(
         "cpu",
         "Where the model runs.",
         auto="cpu: there is no GPU backend yet",
-        choices=("auto", "cpu", "cuda"),
+        choices=("auto", "cpu", "cuda", "hpu", "neuron", "openvino", "tpu", "xpu"),
         works=("auto", "cpu"),
         remedy="there is no GPU backend yet, so add --device cpu",
+        group="DeviceConfig",
+    )
+    optimization_level: Literal[0, 1, 2, 3] = option(
+        2,
+        "How much to compile and capture at start, also written -O0 to -O3.",
+        level="idle",
+        why="nothing is compiled and no graphs are captured",
+    )
+    speculative_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how tokens are drafted and how many.",
+        aliases=("-sc",),
+        level="absent",
+        remedy="leave it out: no tokens are drafted here",
+    )
+    kv_transfer_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how cached blocks travel between engines.",
+        level="absent",
+        remedy=_ALONE,
+    )
+    kv_events_config: dict[str, Any] | None = option(
+        None,
+        "JSON: where changes of the cache are published.",
+        level="absent",
+        remedy=_ALONE,
+    )
+    ec_transfer_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how encoder outputs travel between engines.",
+        level="absent",
+        remedy=_ALONE,
+    )
+    profiler_config: dict[str, Any] = option(
+        {},
+        "JSON: what profiles steps and where it writes.",
+        level="absent",
+        remedy="leave it out and use a profiler from outside, such as py-spy or perf",
+    )
+    additional_config: dict[str, Any] | str = option(
+        {},
+        "JSON for a platform of its own.",
+        level="absent",
+        remedy="leave it out: no platform here has further settings",
     )
 
     def __post_init__(self) -> None:

@@ -63,9 +63,11 @@ def test_underscores_are_dashes_in_names_only() -> None:
 
 
 def test_abbreviations_work_where_unique(capsys: pytest.CaptureFixture[str]) -> None:
-    assert engine("demo --tensor-par 2")["tensor_parallel_size"] == 2
+    assert engine("demo --tensor-par 1")["tensor_parallel_size"] == 1
     assert engine("demo --hf-over.a 1")["hf_overrides"] == {"a": 1}
-    assert engine("demo -tp 2 -pp=3")["pipeline_parallel_size"] == 3
+    assert engine("demo -tp 1 -pp=1")["pipeline_parallel_size"] == 1
+    assert engine("demo --max-seq 3") == {"model": "demo"}  # deprecated, and told of
+    assert "--speculative-config" in refusal("demo --speculative {}x", capsys)
     assert "ambiguous option: --max-num" in refusal("demo --max-num 2", capsys)
     assert "-tp2" in refusal("demo -tp2", capsys)
 
@@ -256,7 +258,9 @@ def test_every_option_says_what_it_is_for() -> None:
     for cls in (VllmConfig, ServerConfig):
         for entry in option_table(cls).values():
             assert entry.help.endswith("."), entry.flag
-            assert ("works" in entry.rules) == ("remedy" in entry.rules), entry.flag
+            lacks_some = entry.keys is None and entry.level in ("partial", "absent")
+            assert lacks_some == ("remedy" in entry.rules), entry.flag
+            assert (entry.rules.get("level") == "idle") == ("why" in entry.rules), entry.flag
 
 
 def test_engine_and_server_options_do_not_collide() -> None:

@@ -1,0 +1,73 @@
+"""What happens to options that are set but not meant as they stand: replaced, or told of.
+
+Knows options by their rules alone. Each one is told of in one warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_lite.config.option import Option, options
+from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
+
+
+def without_deprecated(
+    values: Mapping[str, Any], table: Mapping[str, Option], *, warn: bool = True
+) -> dict[str, Any]:
+    """`values` by name, with deprecated ones replaced by what they became.
+
+    Whatever the user set himself stays. Raises UsageError where a deprecated one's value is none.
+    """
+    kept = dict(values)
+    for name, value in values.items():
+        entry = table[name]
+        if entry.level != "deprecated":
+            continue
+        del kept[name]
+        if value is None:
+            continue
+        entry.check(value)
+        if warn:
+            logger.warning("%s", _notice(entry))
+        translate = entry.rules.get("becomes")
+        for target, new in (translate(value) if translate else {}).items():
+            _set(kept, target, new)
+    return kept
+
+
+def tell_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+    """Warn of each option in `values` that is set to something and changes nothing here."""
+    for name, value in values.items():
+        entry = table[name]
+        for own, item in _parts(entry, value):
+            if own.level == "idle" and item not in (None, own.default):
+                logger.warning("%s changes nothing in this build: %s", own.flag, own.rules["why"])
+
+
+def _notice(entry: Option) -> str:
+    retired = entry.rules.get("retired")
+    if retired is not None:
+        return f"{entry.flag} is deprecated and changes nothing: {retired}"
+    return f"{entry.flag} is deprecated; use {entry.rules['deprecated']}"
+
+
+def _set(values: dict[str, Any], target: str, new: Any) -> None:
+    name, dot, key = target.partition(".")
+    if not dot:
+        values.setdefault(name, new)
+        return
+    whole = values.get(name) or {}
+    if not isinstance(whole, dict):
+        raise UsageError(f"--{name.replace('_', '-')} must be a JSON object, not {whole!r}")
+    # A new object: the one given is the caller's.
+    values[name] = {key: new, **whole}
+
+
+def _parts(entry: Option, value: Any) -> list[tuple[Option, Any]]:
+    if entry.keys is None or not isinstance(value, dict):
+        return [(entry, value)]
+    return [(own, value[own.name]) for own in options(entry.keys) if own.name in value]

@@ -1,0 +1,68 @@
+"""StructuredOutputsConfig: constrained output, and reasoning apart from the answer.
+
+What a request asks for is in its StructuredOutputsParams.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from vllm_lite.config.option import JsonOption, config, option
+
+_NO_GRAMMARS = "leave it out: output cannot be constrained yet"
+_NO_PARSERS = "leave it out: reasoning is not told from the answer yet"
+
+
+@config
+class StructuredOutputsConfig:
+    """Constrained output, and reasoning apart from the answer."""
+
+    JSON_OPTION: ClassVar[JsonOption] = JsonOption(
+        "structured_outputs_config",
+        "JSON: what compiles grammars, and what JSON may hold beside its schema.",
+    )
+
+    backend: Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"] = option(
+        "auto",
+        "What compiles grammars.",
+        level="absent",
+        remedy=_NO_GRAMMARS,
+    )
+    disable_fallback: bool = option(
+        False,
+        "Refuse what the chosen backend cannot do.",
+        level="absent",
+        remedy=_NO_GRAMMARS,
+    )
+    disable_any_whitespace: bool = option(
+        False,
+        "Allow no free whitespace in JSON.",
+        level="absent",
+        remedy=_NO_GRAMMARS,
+    )
+    disable_additional_properties: bool = option(
+        False,
+        "Allow no keys in JSON that its schema does not name.",
+        level="absent",
+        remedy=_NO_GRAMMARS,
+    )
+    enable_in_reasoning: bool = option(
+        False,
+        "Constrain the reasoning too.",
+        level="absent",
+        remedy=_NO_GRAMMARS,
+    )
+    reasoning_parser: str = option(
+        "",
+        "What tells reasoning from the answer.",
+        own_flag=True,
+        level="absent",
+        remedy=_NO_PARSERS,
+    )
+    reasoning_parser_plugin: str = option(
+        "",
+        "Python file with further reasoning parsers.",
+        own_flag=True,
+        level="absent",
+        remedy=_NO_PARSERS,
+    )
