@@ -13,10 +13,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_lite.parsers.source import EndOfText, Malformed, Markers, Put, Reading, Source
+from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Markers, Put, Reading, Source
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_BEGUN = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][+-]?[0-9]*)?")
 _NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
+_ENDS_WORD = re.compile(r"[,:{}\[\]]")
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
 _CLOSER = {"{": "}", "[": "]", "(": ")"}
@@ -36,7 +38,8 @@ class Dialect:
     )
     openers: tuple[str, ...] = ("{", "[")
     escapes: Mapping[str, str] = field(default_factory=lambda: _ESCAPES | {"/": "\\/"})
-    bare_keys: bool = False
+    # Keys and strings stand without quotes too, up to the next mark of structure.
+    bare_words: bool = False
 
     @property
     def has_escapes(self) -> bool:
@@ -51,6 +54,9 @@ PYTHON = Dialect(
     openers=("{", "[", "("),
     escapes=_ESCAPES | _PYTHON_ESCAPES,
 )
+
+GEMMA = Dialect(quotes=('<|"|>', '"'), escapes={}, bare_words=True)
+FUNCTION_GEMMA = Dialect(quotes=("<escape>",), escapes={}, bare_words=True)
 
 
 def quoted(text: str) -> str:
@@ -101,7 +107,7 @@ def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading
         yield from read_string(source, quote, dialect, put)
         yield from source.skip_space()
         yield from source.literal(":")
-    elif dialect.bare_keys:
+    elif dialect.bare_words:
         name = yield from source.name(Markers((":",)))
         put(f'{comma}"{quoted(name)}"')
     else:
@@ -118,15 +124,26 @@ def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Read
         yield from read_string(source, quote, dialect, put)
         return
     parts: list[str] = []
-    yield from source.run(_NOT_SCALAR, parts.append)
-    word = "".join(parts)
-    value = dialect.constants.get(word) or (word if _NUMBER.fullmatch(word) else None)
-    if value is None:
-        if not (yield from source.peek()):
-            put(comma + word if word else "")
-            raise EndOfText
+    yield from source.run(_ENDS_WORD if dialect.bare_words else _NOT_SCALAR, parts.append)
+    word = "".join(parts).rstrip(SPACE)
+    value = dialect.constants.get(word) or (word if NUMBER.fullmatch(word) else None)
+    if value is not None:
+        put(comma + value)
+        return
+    if not (yield from source.peek()) and (begun := _begun(word, dialect)) is not None:
+        put(comma + begun if word else "")
+        raise EndOfText
+    if not dialect.bare_words or not word:
         raise Malformed(word)
-    put(comma + value)
+    put(f'{comma}"{quoted(word)}"')
+
+
+def _begun(word: str, dialect: Dialect) -> str | None:
+    """The beginning of a number or constant that the text's end cut to `word`."""
+    if not word or _NUMBER_BEGUN.fullmatch(word):
+        return word
+    whole = next((name for name in dialect.constants if name.startswith(word)), None)
+    return dialect.constants[whole][: len(word)] if whole else None
 
 
 def read_string(
@@ -181,14 +198,25 @@ def _read_escape(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
         put(quoted(chr(int(digits, 16))))
 
 
+def convert(text: str, dialect: Dialect) -> str | None:
+    """The JSON of `text`, one value in `dialect`; None where it is none."""
+    source, parts = Source(), list[str]()
+    source.push(text)
+    source.close()
+    try:
+        next(_read_whole(source, dialect, parts.append), None)
+    except (Malformed, EndOfText):
+        return None
+    return "".join(parts)
+
+
 def is_json(text: str) -> bool | None:
     """Whether `text` is one JSON value; None where it is the beginning of one."""
     source = Source()
     source.push(text)
     source.close()
-    reading = _read_whole(source)
     try:
-        next(reading, None)
+        next(_read_whole(source, JSON, lambda _: None), None)
     except EndOfText:
         return None
     except Malformed:
@@ -196,17 +224,8 @@ def is_json(text: str) -> bool | None:
     return True
 
 
-def to_json(text: str) -> str:
-    """A text that `is_json` holds for, in the spacing of `json.dumps`."""
-    source, parts = Source(), list[str]()
-    source.push(text)
-    source.close()
-    next(read_value(source, JSON, parts.append), None)
-    return "".join(parts)
-
-
-def _read_whole(source: Source) -> Reading[None]:
-    yield from read_value(source, JSON, lambda _: None)
+def _read_whole(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
+    yield from read_value(source, dialect, put)
     yield from source.skip_space()
     if (yield from source.peek()):
         raise Malformed

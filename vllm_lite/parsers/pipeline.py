@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vllm_lite.parsers import registry
+from vllm_lite.parsers.channels import ChannelTools
 from vllm_lite.parsers.events import Event
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter
 from vllm_lite.parsers.sink import EventSink, NewId, new_call_id
@@ -18,6 +19,9 @@ from vllm_lite.parsers.tool_constraint import has_own_envelope
 from vllm_lite.parsers.tool_plain import plain_format
 from vllm_lite.parsers.tool_reader import ToolFormat, read_tools
 from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
+
+# Arguments of chat templates that turn reasoning off.
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,9 @@ class OutputParser:
         reasoning = _reasoning_format(config)
         self._splitter: ReasoningSplitter | None = None
         if reasoning is not None:
-            is_inside = config.prompt_ends_in_reasoning
+            is_inside = _starts_inside(config)
             splitter = ReasoningSplitter(self._sink.reasoning, put, is_inside)
+            splitter.keeps_framing = isinstance(tools, ChannelTools)
             self._splitter = splitter
             put = self._add(lambda source: reasoning.read(source, splitter))
         self._put = put
@@ -112,6 +117,18 @@ def _tool_format(config: OutputParserConfig) -> ToolFormat | None:
 
 
 def _reasoning_format(config: OutputParserConfig) -> ReasoningFormat | None:
-    if config.reasoning_parser is None:
+    name = config.reasoning_parser
+    if name is None:
         return None
-    return registry.reasoning_format(config.reasoning_parser, config.chat_template_kwargs)
+    is_on = registry.is_reasoning_on(name, config.chat_template_kwargs)
+    if not is_on and not config.prompt_ends_in_reasoning:
+        return None
+    return registry.reasoning_format(name)
+
+
+def _starts_inside(config: OutputParserConfig) -> bool | None:
+    """What is known of the text's beginning: from the prompt, or else from the switch."""
+    if config.prompt_ends_in_reasoning is not None:
+        return config.prompt_ends_in_reasoning
+    switches = [config.chat_template_kwargs.get(name) for name in _SWITCHES]
+    return False if False in switches else None

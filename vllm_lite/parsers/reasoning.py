@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from vllm_lite.parsers.source import Markers, Put, Reading, Source
+from vllm_lite.parsers.source import SPACE, Markers, Put, Reading, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,21 @@ class ReasoningSplitter:
         # Whether the prompt has opened reasoning already; None where nobody knows.
         self.is_inside = is_inside
         self.has_ended = False
+        # The rest is read by a format that needs the marks around its messages.
+        self.keeps_framing = False
 
 
 class ReasoningFormat(Protocol):
     """One way to tell reasoning from the answer."""
 
     @property
-    def markers(self) -> ReasoningMarkers | None:
-        """For a budget of thinking and for grammars that begin afterwards."""
+    def starts(self) -> tuple[str, ...]:
+        """What begins reasoning, the usual one first; empty where there is none to split off."""
+        ...
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends it."""
         ...
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
@@ -58,15 +65,10 @@ class TaggedReasoning:
     implied_ends: tuple[str, ...] = ()
     # Dropped from the answer: marks that stand around it.
     wrappers: tuple[str, ...] = ()
-    # Characters dropped from both ends of the reasoning, and from the answer's beginning.
-    trim: str = ""
+    # White space before the end of the reasoning, and these before the answer, are layout.
+    trims_end: bool = False
     trim_answer: str = ""
     needs_special_tokens: bool = True
-
-    @property
-    def markers(self) -> ReasoningMarkers | None:
-        """See ReasoningFormat."""
-        return ReasoningMarkers(self.starts[0], self.ends[0])
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
         """See ReasoningFormat."""
@@ -89,29 +91,40 @@ class TaggedReasoning:
         self, source: Source, out: ReasoningSplitter, put_answer: Put, text: str
     ) -> Reading[None]:
         out.has_ended = False
-        put = Trimmed(out.put_reasoning, self.trim)
+        put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
         put(text)
         end = yield from source.until(Markers((*self.ends, *self.implied_ends)), put)
         out.has_ended = end is not None
-        if end is not None and end in self.implied_ends:
-            put_answer(end)
+        if end in self.implied_ends and end not in self.wrappers:
+            put_answer(end or "")
 
 
-class Trimmed:
-    """Hands text on without the `characters` at its two ends."""
+@dataclass(frozen=True)
+class PrefixedAnswer:
+    """No reasoning is split off; `prefix`, which the prompt holds, is given back to the answer."""
 
-    def __init__(self, put: Put, characters: str) -> None:
+    prefix: str
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    needs_special_tokens: bool = True
+
+    def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
+        """See ReasoningFormat."""
+        out.has_ended = True
+        out.put_rest(self.prefix)
+        yield from source.until(Markers(()), out.put_rest)
+
+
+class EndTrimmed:
+    """Hands text on without the white space at its end."""
+
+    def __init__(self, put: Put) -> None:
         self._put = put
-        self._characters = characters
         self._held: list[str] = []
-        self._has_begun = not characters
 
     def __call__(self, text: str) -> None:
         """More of the text."""
-        if not self._has_begun:
-            text = text.lstrip(self._characters)
-            self._has_begun = bool(text)
-        kept = text.rstrip(self._characters) if self._characters else text
+        kept = text.rstrip(SPACE)
         if kept:
             self._put("".join(self._held) + kept)
             self._held = []

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from vllm_lite.errors import UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
-from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS
+from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES
 from vllm_lite.parsers.tool_formats import TOOL_FORMATS
 from vllm_lite.parsers.tool_reader import ToolFormat
 
-_TAIL = 4096  # characters of a prompt in which its last mark of reasoning is looked for
+_TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, with space after
 
 
 def tool_parser_names() -> tuple[str, ...]:
@@ -46,16 +46,16 @@ def tool_format(name: str) -> ToolFormat:
     return TOOL_FORMATS[name]
 
 
-def reasoning_format(
-    name: str, template_kwargs: Mapping[str, object] | None = None
-) -> ReasoningFormat | None:
-    """The format behind `name`; None where the template's arguments turn reasoning off.
-
-    Raises UsageError where there is no such name.
-    """
+def reasoning_format(name: str) -> ReasoningFormat:
+    """The format behind `name`; raises UsageError where there is none."""
     if name not in REASONING_FORMATS:
         raise _unknown("--reasoning-parser", name, reasoning_parser_names())
     return REASONING_FORMATS[name]
+
+
+def is_reasoning_on(name: str, template_kwargs: Mapping[str, object]) -> bool:
+    """Whether a model of this parser reasons at all with these arguments of its template."""
+    return name not in SWITCHES or SWITCHES[name].is_on(template_kwargs)
 
 
 def register_tool_parser(name: str, tool_format: ToolFormat) -> None:
@@ -102,9 +102,9 @@ def needs_special_tokens(tool_parser: str | None, reasoning_parser: str | None) 
 
 
 def reasoning_markers(name: str) -> ReasoningMarkers | None:
-    """The strings around reasoning; None where a format has no such two."""
-    reasoning = reasoning_format(name)
-    return reasoning.markers if reasoning else None
+    """The strings around reasoning; None where a format splits none off."""
+    found = reasoning_format(name)
+    return ReasoningMarkers(found.starts[0], found.ends[0]) if found.starts else None
 
 
 def prompt_ends_in_reasoning(name: str, prompt: str) -> bool | None:
@@ -112,13 +112,11 @@ def prompt_ends_in_reasoning(name: str, prompt: str) -> bool | None:
 
     None where the prompt's end says neither.
     """
-    markers = reasoning_markers(name)
-    if markers is None:
-        return None
+    found = reasoning_format(name)
     tail = prompt[-_TAIL:].rstrip()
-    if tail.endswith(markers.start.rstrip()):
+    if any(tail.endswith(start.rstrip()) for start in found.starts):
         return True
-    return False if tail.endswith(markers.end.rstrip()) else None
+    return False if any(tail.endswith(end.rstrip()) for end in found.ends) else None
 
 
 def _unknown(flag: str, name: str, names: tuple[str, ...]) -> UsageError:

@@ -169,12 +169,19 @@ class Source:
                 return None
             yield
 
-    def run(self, pattern: re.Pattern[str], put: Put) -> Reading[None]:
-        """Hand on the characters before the first that `pattern`, one character, matches."""
+    def run(self, stop: re.Pattern[str], put: Put, limit: int | None = None) -> Reading[None]:
+        """Hand on the characters before the first that `stop`, one character, matches.
+
+        Raises Malformed once there are more than `limit`.
+        """
         while True:
-            found = pattern.search(self._text, self._at)
+            found = stop.search(self._text, self._at)
             end = found.start() if found else len(self._text)
+            if limit is not None and end - self._at > limit:
+                put(self._take(self._at + limit + 1))
+                raise Malformed
             if end > self._at:
+                limit = None if limit is None else limit - (end - self._at)
                 put(self._take(end))
             if found or self._closed:
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from vllm_lite.parsers.literals import JSON, is_json, read_string, read_value, to_json
+from vllm_lite.parsers.literals import JSON, convert, read_string, read_value
 from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_reader import CallWriter
 
@@ -25,16 +25,19 @@ class JsonTools:
     leads: tuple[str, ...] = ()  # what may stand between the opener and the JSON
     separators: tuple[str, ...] = (",", ";")
     bare: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()  # openers that prose uses too: only a tool's name is a call
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     is_keyed_by_name: bool = False  # {"get_weather": {...}}
+    wrappers: tuple[str, ...] = ()
     id_style: str = ""
+    needs_special_tokens: bool = True
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
         source = calls.source
-        is_bare = opener in self.bare
-        if is_bare:
+        is_checked = opener in self.bare or opener in self.checked
+        if opener in self.bare:
             bracket: str | None = opener
         else:
             yield from source.skip_space()
@@ -42,35 +45,43 @@ class JsonTools:
                 if (yield from source.try_literal(lead)):
                     yield from source.skip_space()
             bracket = yield from source.try_any(("[", "{"))
-            if bracket is None:
-                yield from source.more()
-                raise Malformed
         if bracket == "[":
-            yield from source.skip_space()
-            yield from source.literal("{")
-        yield from self._read_object(calls, is_bare)
+            yield from self.read_array(calls, is_checked)
+        elif bracket == "{":
+            yield from self._read_sequence(calls, is_checked)
+        else:
+            yield from source.more()
+            raise Malformed
+        yield from calls.read_end(self.closers)
+
+    def read_array(self, calls: CallWriter, is_checked: bool = False) -> Reading[None]:
+        """Calls in an array whose `[` has been read."""
+        source = calls.source
+        yield from source.skip_space()
+        yield from source.literal("{")
         while True:
+            yield from self.read_object(calls, is_checked)
             yield from source.skip_space()
-            if (yield from source.try_any(self.separators)) is None:
-                break
+            has_comma = yield from source.try_literal(",")
             yield from source.skip_space()
-            if bracket == "[" and (yield from source.try_literal("]")):
-                bracket = None
-                break
-            yield from source.literal("{")
-            yield from self._read_object(calls, is_bare)
-        yield from self._read_end(source, bracket)
-
-    def _read_end(self, source: Source, bracket: str | None) -> Reading[None]:
-        # The calls are whole by now: what is missing here is forgiven.
-        if bracket == "[":
-            yield from source.try_literal("]")
-        for closer in self.closers:
-            yield from source.skip_space()
-            if (yield from source.try_literal(closer)):
+            if (yield from source.try_literal("]")) or not has_comma:
+                source.record()
                 return
+            yield from source.literal("{")
 
-    def _read_object(self, calls: CallWriter, is_bare: bool) -> Reading[None]:
+    def _read_sequence(self, calls: CallWriter, is_checked: bool) -> Reading[None]:
+        """Calls one after another; the `{` of the first has been read."""
+        source = calls.source
+        while True:
+            yield from self.read_object(calls, is_checked)
+            space = yield from source.skip_space()
+            if (yield from source.try_any(self.separators)) is None:
+                source.record(space)
+                return
+            yield from source.skip_space()
+            yield from source.literal("{")
+
+    def read_object(self, calls: CallWriter, is_checked: bool = False) -> Reading[None]:
         """One call; the `{` before it has been read."""
         source = calls.source
         name: str | None = None
@@ -84,19 +95,19 @@ class JsonTools:
             yield from source.literal(":")
             yield from source.skip_space()
             if self.is_keyed_by_name and not done:
-                yield from _read_arguments(calls, key, is_bare)
+                yield from _read_arguments(calls, key, is_checked)
                 done = True
             elif key in self.name_keys and name is None:
                 name = yield from _short_string(source)
-                if is_bare:
+                if is_checked:
                     calls.require_known(name)
             elif key in self.argument_keys and not done and held is None:
                 if name is not None:
-                    yield from _read_arguments(calls, name, is_bare)
+                    yield from _read_arguments(calls, name, is_checked)
                     done = True
                 else:
                     held = yield from _hold_arguments(source)
-            elif is_bare and not done and key not in _OTHER_KEYS:
+            elif is_checked and not done and key not in _OTHER_KEYS:
                 raise Malformed
             else:
                 yield from read_value(source, JSON, lambda _: None)
@@ -141,10 +152,10 @@ def _hold_arguments(source: Source) -> Reading[str]:
     return "".join(parts)
 
 
-def _read_arguments(calls: CallWriter, name: str, is_bare: bool) -> Reading[None]:
+def _read_arguments(calls: CallWriter, name: str, is_checked: bool) -> Reading[None]:
     """An object; or the same as a string, as some models write it; or null for none."""
     source = calls.source
-    if is_bare:
+    if is_checked:
         calls.require_known(name)
     first = yield from source.peek()
     if first == "{":
@@ -158,8 +169,9 @@ def _read_arguments(calls: CallWriter, name: str, is_bare: bool) -> Reading[None
     yield from read_value(source, JSON, parts.append)
     text = "".join(parts)
     inner = decode(text) if first == '"' else "{}" if text == "null" else ""
-    if not inner.lstrip().startswith("{") or not is_json(inner):
+    arguments = convert(inner, JSON) if inner.lstrip().startswith("{") else None
+    if arguments is None:
         raise Malformed
     calls.begin(name)
-    calls.put(to_json(inner))
+    calls.put(arguments)
     calls.end()

@@ -21,6 +21,7 @@ class BareArguments:
     name: str
     id_style: str = ""
     openers: tuple[str, ...] = ("{",)
+    wrappers: tuple[str, ...] = ()
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""

@@ -46,6 +46,12 @@ class CallWriter:
         self._is_open = False
         self.source.record()
 
+    def read_end(self, closers: Iterable[str]) -> Reading[None]:
+        """Read one of `closers` after calls that are whole; what stands there else is content."""
+        yield from self.source.skip_space()
+        if (yield from self.source.try_any(closers)) is None:
+            raise Malformed
+
     def abandon(self) -> str:
         """End in the midst of a call; returns what was read that belongs to none."""
         if not self._is_open:
@@ -71,6 +77,11 @@ class ToolFormat(Protocol):
     @property
     def openers(self) -> tuple[str, ...]:
         """What may begin calls within prose."""
+        ...
+
+    @property
+    def wrappers(self) -> tuple[str, ...]:
+        """Marks around prose or calls that mean nothing by themselves; dropped."""
         ...
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
@@ -106,7 +117,7 @@ def read_tools(
     tool_format: ToolFormat, source: Source, sink: EventSink, tools: Iterable[ToolSpec]
 ) -> Reading[None]:
     """Read a whole answer: its content and its calls go to `sink`."""
-    openers = Markers(tool_format.openers)
+    openers = Markers((*tool_format.openers, *tool_format.wrappers))
     calls = CallWriter(source, sink, tools, tool_format.id_style)
     prose = _Prose(sink)
     while True:
@@ -114,6 +125,8 @@ def read_tools(
         if opener is None:
             prose.finish()
             return
+        if opener not in tool_format.openers:
+            continue
         source.record(opener)
         num_calls = calls.num_calls
         lost = ""

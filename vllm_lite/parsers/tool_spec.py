@@ -5,7 +5,7 @@ Knows no request. Invariant: reading a schema never follows a reference twice, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,8 +39,7 @@ class ToolSpec:
 
     def argument_types(self, argument: str) -> frozenset[str]:
         """The JSON types that the schema allows for `argument`; empty where it does not say."""
-        properties = self.parameters.get("properties")
-        schema = properties.get(argument) if isinstance(properties, dict) else None
+        schema = property_schema(self.parameters, argument, self.parameters)
         return schema_types(schema, self.parameters)
 
 
@@ -69,6 +68,37 @@ def schema_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
         else:
             return frozenset()
     return frozenset() if pending else frozenset(found)
+
+
+def property_schema(schema: object, name: str, root: Mapping[str, Any]) -> object:
+    """What `schema`, a part of `root`, says of its property `name`; None where nothing."""
+    for part in _alternatives(schema, root):
+        properties = part.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+    return None
+
+
+def item_schema(schema: object, root: Mapping[str, Any]) -> object:
+    """What `schema`, a part of `root`, says of its items; None where nothing."""
+    return next((part["items"] for part in _alternatives(schema, root) if "items" in part), None)
+
+
+def _alternatives(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """`schema` and what it refers to or is made of, near ones first."""
+    pending = [schema]
+    for _ in range(_MAX_STEPS):
+        if not pending:
+            return
+        part = pending.pop(0)
+        if not isinstance(part, Mapping):
+            continue
+        yield part
+        if isinstance(part.get("$ref"), str):
+            pending.append(resolve(part["$ref"], root))
+        for key in ("allOf", "anyOf", "oneOf"):
+            if isinstance(part.get(key), list):
+                pending += part[key]
 
 
 def resolve(reference: str, root: Mapping[str, Any]) -> object:

@@ -1,0 +1,172 @@
+"""Answers written as messages to someone: to the model itself, to the user, or to a tool.
+
+A message is a header, `<|message|>`, a body and an end. `Framing` says how a header reads; the
+reasoning format takes out the messages to the model itself, the tool format those to tools, and
+the rest is content. Used by gpt-oss (harmony) and Muse Glimmer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vllm_lite.parsers.literals import JSON, read_value
+from vllm_lite.parsers.reasoning import ReasoningSplitter
+from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Markers, Put, Reading, Source
+from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tool_xml import XmlTools
+
+HEADER_END = "<|message|>"
+_TO = " to="
+_ENDS_RECIPIENT = re.compile(r"[^A-Za-z0-9_.\-]")
+_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
+_RECIPIENT = re.compile(r"(?:^|\s)to=([A-Za-z0-9_.\-]+)")
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How messages are marked."""
+
+    starts: tuple[str, ...]  # of a header, wherever they stand; and ` to=` before a recipient
+    ends: tuple[str, ...]  # of a body
+    reasoning_channel: str = ""
+    reasoning_recipient: str = ""
+    tool_prefix: str = ""  # recipients without it are no tools of the request
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """What may begin a header."""
+        return (*self.starts, _TO, HEADER_END)
+
+    def read_header(self, source: Source, opener: str) -> Reading[str]:
+        """The header that `opener`, which has been read, began; raises Malformed if it is none."""
+        if opener == HEADER_END:
+            return ""
+        parts: list[str] = [opener]
+        if opener == _TO:
+            # Words like these stand in prose as well: a marker must follow at once.
+            yield from source.run(_ENDS_RECIPIENT, parts.append, MAX_NAME)
+            parts.append((yield from source.skip_space()))
+            if (yield from source.peek()) != "<":
+                yield from source.more()
+                raise Malformed
+        if (yield from source.until(Markers((HEADER_END,)), parts.append, MAX_NAME)) is None:
+            raise EndOfText
+        return "".join(parts)
+
+    def kind_of(self, header: str) -> tuple[str, str]:
+        """What a message is ("reasoning", "content" or "tool"), and the tool that it is to."""
+        found = _RECIPIENT.search(header)
+        recipient = found.group(1) if found else ""
+        if recipient and recipient == self.reasoning_recipient:
+            return "reasoning", ""
+        if recipient.startswith(self.tool_prefix) and recipient not in ("", "user"):
+            return "tool", recipient.removeprefix(self.tool_prefix)
+        channel = _CHANNEL.search(header)
+        is_thought = bool(self.reasoning_channel and channel)
+        if is_thought and channel and channel.group(1) == self.reasoning_channel:
+            return "reasoning", ""
+        return "content", ""
+
+
+HARMONY = Framing(
+    starts=("<|start|>", "<|channel|>"),
+    ends=("<|end|>", "<|return|>", "<|call|>"),
+    reasoning_channel="analysis",
+    tool_prefix="functions.",
+)
+MUSE = Framing(starts=("<|start|>",), ends=("<|eom|>", "<|eot|>"), reasoning_recipient="self")
+
+
+@dataclass(frozen=True)
+class ChannelReasoning:
+    """The messages to the model itself are its reasoning."""
+
+    framing: Framing
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    needs_special_tokens: bool = True
+
+    def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
+        """See ReasoningFormat."""
+        framing = self.framing
+        marks = Markers((*framing.openers, *framing.ends))
+        kind = "reasoning" if out.is_inside else "content"
+        has_reasoned = False
+        put: Put = out.put_reasoning if out.is_inside else out.put_rest
+        is_first = not out.is_inside
+        while True:
+            mark: str | None
+            if is_first and (yield from source.try_literal(_TO[1:])):
+                mark = _TO
+            else:
+                mark = yield from source.until(marks, put)
+            is_first = False
+            if mark is None:
+                return
+            if mark in framing.ends:
+                if kind == "tool" or (kind == "content" and out.keeps_framing):
+                    out.put_rest(mark)
+                has_reasoned = has_reasoned or kind == "reasoning"
+                kind, put = "content", out.put_rest
+                continue
+            source.record(mark)
+            try:
+                header = yield from framing.read_header(source, mark)
+            except (Malformed, EndOfText):
+                put(source.recorded())
+                continue
+            raw = source.recorded()
+            kind, _ = framing.kind_of(header)
+            put = out.put_reasoning if kind == "reasoning" else out.put_rest
+            if kind == "reasoning":
+                put("\n" if has_reasoned else "")
+            else:
+                out.has_ended = True
+                put(raw if kind == "tool" or out.keeps_framing else "")
+
+
+@dataclass(frozen=True)
+class ChannelTools:
+    """The messages to tools are calls: arguments as JSON, or calls with tags where `xml` is set."""
+
+    framing: Framing
+    xml: XmlTools | None = None
+    id_style: str = ""
+    needs_special_tokens: bool = True
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        return self.framing.openers
+
+    @property
+    def wrappers(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        return self.framing.ends
+
+    def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
+        """See ToolFormat. A message that is no call is prose from its body on."""
+        source = calls.source
+        header = yield from self.framing.read_header(source, opener)
+        kind, name = self.framing.kind_of(header)
+        if kind != "tool":
+            return
+        yield from source.skip_space()
+        if self.xml is not None:
+            opened = yield from source.try_any(self.xml.openers)
+            if opened is None:
+                yield from source.more()
+                raise Malformed
+            yield from self.xml.read_calls(opened, calls)
+            return
+        if (yield from source.try_any(self.framing.ends)) is not None:
+            calls.begin(name)
+            calls.put("{}")
+            calls.end()
+            return
+        yield from source.literal("{")
+        calls.begin(name)
+        yield from read_value(source, JSON, calls.put, "{")
+        calls.end()
+        yield from calls.read_end(self.framing.ends)

@@ -1,0 +1,84 @@
+"""Calls written as a name between markers, then the arguments as JSON.
+
+The name may carry a prefix (`functions.`) and the call's own id (`functions.f:0`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_lite.parsers.literals import JSON, Dialect, read_value
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Markers, Reading
+from vllm_lite.parsers.tool_json import JsonTools
+from vllm_lite.parsers.tool_reader import CallWriter
+
+
+@dataclass(frozen=True)
+class NamedTools:
+    """`opener` `call` [`lead`] name `name_end` [`argument_leads`] {...} `call_ends` ... `closer`.
+
+    An opener that is itself `call` begins one call alone.
+    """
+
+    openers: tuple[str, ...]
+    name_ends: tuple[str, ...] = ()
+    call: str = ""
+    lead: str = ""
+    argument_leads: tuple[str, ...] = ()
+    call_ends: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    dialect: Dialect = JSON  # of the arguments
+    has_ids: bool = False  # names are `functions.NAME:INDEX`, which is the id too
+    wrappers: tuple[str, ...] = ()
+    id_style: str = ""
+    needs_special_tokens: bool = True
+    json: JsonTools | None = None  # how an array is read that stands where a name should
+
+    def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
+        """See ToolFormat."""
+        source = calls.source
+        if self.json is not None:
+            yield from source.skip_space()
+            if (yield from source.try_literal("[")):
+                yield from self.json.read_array(calls)
+                return
+        if not self.call or opener == self.call:
+            yield from self._read_call(calls)
+            yield from calls.read_end(self.closers)
+            return
+        while True:
+            yield from source.skip_space()
+            if (yield from source.try_any(self.closers)) is not None:
+                return
+            yield from source.literal(self.call)
+            yield from self._read_call(calls)
+
+    def _read_call(self, calls: CallWriter) -> Reading[None]:
+        source = calls.source
+        yield from source.skip_space()
+        if self.lead:
+            yield from source.literal(self.lead)
+        parts: list[str] = []
+        end = yield from source.until(Markers((*self.name_ends, "{")), parts.append, MAX_NAME)
+        if end is None:
+            raise EndOfText
+        name = "".join(parts).strip(SPACE)
+        call_id = None
+        if self.has_ids:
+            call_id = name if ":" in name else None
+            name = name.partition(":")[0].removeprefix("functions.")
+        if not name or "\n" in name:
+            raise Malformed
+        if end != "{":
+            yield from source.skip_space()
+            for lead in self.argument_leads:
+                yield from source.try_literal(lead)
+                yield from source.skip_space()
+            yield from source.literal("{")
+        calls.begin(name, call_id)
+        yield from read_value(source, self.dialect, calls.put, "{")
+        calls.end()
+        for call_end in self.call_ends:
+            yield from source.skip_space()
+            if (yield from source.try_literal(call_end)):
+                source.record()

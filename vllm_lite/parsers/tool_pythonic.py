@@ -1,0 +1,98 @@
+"""Calls written as Python: `[get_weather(city="Rome", days=2)]`, or one call a line.
+
+Nothing is evaluated: names, keywords and literals are read as text. Arguments without a keyword
+are no call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vllm_lite.parsers.literals import PYTHON, quoted, read_value
+from vllm_lite.parsers.source import MAX_NAME, Malformed, Reading, Source
+from vllm_lite.parsers.tool_reader import CallWriter
+
+_NOT_NAME = re.compile(r"[^A-Za-z0-9_.\-]")
+
+
+@dataclass(frozen=True)
+class PythonicTools:
+    """`opener` [`[`] call, call, ... [`]`] `closer`; a `[` in `bare` stands for both."""
+
+    openers: tuple[str, ...]
+    closers: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+    id_style: str = ""
+    needs_special_tokens: bool = True
+
+    def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
+        """See ToolFormat."""
+        source = calls.source
+        is_bare = opener in self.bare
+        yield from source.skip_space()
+        in_list = is_bare or (yield from source.try_literal("["))
+        while True:
+            yield from source.skip_space()
+            yield from self._read_call(calls, is_bare)
+            yield from source.skip_space()
+            has_comma = yield from source.try_literal(",")
+            yield from source.skip_space()
+            if in_list and (yield from source.try_literal("]")):
+                break
+            if self.closers and (yield from source.try_any(self.closers)) is not None:
+                return
+            if in_list and not has_comma:
+                yield from source.more()
+                raise Malformed
+        source.record()
+        yield from calls.read_end(self.closers)
+
+    def _read_call(self, calls: CallWriter, is_bare: bool) -> Reading[None]:
+        source = calls.source
+        name = yield from _word(source)
+        yield from source.literal("(")
+        if is_bare:
+            calls.require_known(name)
+        yield from source.skip_space()
+        if (yield from source.try_literal(")")):
+            calls.begin(name)
+            calls.put("{}")
+            calls.end()
+            return
+        key = yield from _keyword(source)
+        calls.begin(name)
+        comma = "{"
+        while True:
+            calls.put(f'{comma}"{quoted(key)}": ')
+            comma = ", "
+            yield from read_value(source, PYTHON, calls.put)
+            yield from source.skip_space()
+            has_comma = yield from source.try_literal(",")
+            yield from source.skip_space()
+            if (yield from source.try_literal(")")):
+                break
+            if not has_comma:
+                yield from source.more()
+                raise Malformed
+            key = yield from _keyword(source)
+        calls.put("}")
+        calls.end()
+
+
+def _word(source: Source) -> Reading[str]:
+    parts: list[str] = []
+    yield from source.run(_NOT_NAME, parts.append, MAX_NAME)
+    yield from source.more()
+    if not parts:
+        raise Malformed
+    return "".join(parts)
+
+
+def _keyword(source: Source) -> Reading[str]:
+    key = yield from _word(source)
+    yield from source.skip_space()
+    yield from source.literal("=")
+    yield from source.skip_space()
+    return key

@@ -1,0 +1,110 @@
+"""Argument values that come as bare text between markers, made JSON by the tool's schema.
+
+Knows no format. Invariant: a value always becomes valid JSON; what does not fit the types that
+the schema allows is a string, as it stands. A value that can only be a string is handed on while
+it is read; the others once they are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from vllm_lite.parsers.literals import JSON, NUMBER, PYTHON, convert, is_json, quoted
+from vllm_lite.parsers.source import SPACE, Markers, Put, Reading, Source
+
+_STRING = frozenset(("string",))
+_TRUE, _FALSE, _NULL = ("true", "1"), ("false", "0"), ("null", "none")
+
+
+class NewlineTrimmed:
+    """Hands text on without one line break at either end: they are layout, not value."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._held = ""
+        self._is_first = True
+
+    def __call__(self, text: str) -> None:
+        """More of the value."""
+        if not text:
+            return
+        if self._is_first:
+            self._is_first = False
+            text = text.removeprefix("\n")
+        text = self._held + text
+        kept = text.removesuffix("\n")
+        self._held = text[len(kept) :]
+        if kept:
+            self._put(kept)
+
+
+def read_text_value(
+    source: Source, ends: Markers, types: Collection[str], put: Put, *, trims_newlines: bool
+) -> Reading[str | None]:
+    """Read a value up to one of `ends`, hand it on as JSON, return that end; None for the text's.
+
+    `types` are the JSON types that it may have; with none an object or array is what it looks
+    like, and anything else a string.
+    """
+    if not types and (yield from _first_bracket(source, put_space := list[str]())):
+        types = ("object", "array", "string")
+    elif not types:
+        types = _STRING
+    else:
+        put_space = []
+    if frozenset(types) == _STRING:
+        put('"')
+        put_text = _quoting(put)
+        if trims_newlines:
+            put_text = NewlineTrimmed(put_text)
+        put_text("".join(put_space))
+        end = yield from source.until(ends, put_text)
+        put('"' if end is not None else "")
+        return end
+    parts: list[str] = []
+    collect: Put = NewlineTrimmed(parts.append) if trims_newlines else parts.append
+    collect("".join(put_space))
+    end = yield from source.until(ends, collect)
+    text = "".join(parts)
+    put(typed(text, types) if end is not None else _beginning(text, types))
+    return end
+
+
+def _first_bracket(source: Source, put_space: list[str]) -> Reading[bool]:
+    put_space.append((yield from source.skip_space()))
+    return (yield from source.peek()) in ("{", "[")
+
+
+def _quoting(put: Put) -> Put:
+    def put_text(text: str) -> None:
+        put(quoted(text))
+
+    return put_text
+
+
+def typed(text: str, types: Collection[str]) -> str:
+    """The JSON of `text` as the first of `types` that it fits, a string where it fits none."""
+    bare = text.strip(SPACE)
+    word = bare.lower()
+    if word in _NULL and ("null" in types or "string" not in types):
+        return "null"
+    if NUMBER.fullmatch(bare) and ("integer" in types or "number" in types):
+        return bare
+    if "boolean" in types and word in _TRUE + _FALSE:
+        return "true" if word in _TRUE else "false"
+    if bare[:1] in ("{", "[") and ("object" if bare[0] == "{" else "array") in types:
+        found = convert(bare, JSON) or convert(bare, PYTHON)
+        if found is not None:
+            return found
+    return f'"{quoted(text)}"'
+
+
+def _beginning(text: str, types: Collection[str]) -> str:
+    """The JSON of a value that the text's end has cut: never closed where more may have come."""
+    bare = text.strip(SPACE)
+    if not bare:
+        return ""
+    looks_so = bare[0] in ("{", "[") or ("string" not in types and bare[0] in "-0123456789tfn")
+    if looks_so and is_json(bare) is not False:
+        return bare
+    return f'"{quoted(text)}'

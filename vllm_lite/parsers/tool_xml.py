@@ -1,0 +1,209 @@
+"""Calls written with tags: the tool's name in one, then an element for each argument.
+
+Covers `<function=f><parameter=k>v</parameter></function>`, the same with attributes
+(`<invoke name="f"><parameter name="k">v</parameter></invoke>`), and pairs of elements
+(`f<arg_key>k</arg_key><arg_value>v</arg_value>`). A tag of the format ends a value that lacks its
+closing tag, so no value can hold one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from vllm_lite.parsers.literals import quoted
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Markers, Reading, Source
+from vllm_lite.parsers.tool_json import JsonTools
+from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tool_values import read_text_value
+
+_STOPS_WORD = re.compile(r"[\s=>\"'<]")
+_MAX_ATTRIBUTES = 8
+_UNKNOWN = ToolSpec("", {})
+
+
+@dataclass(frozen=True)
+class Tag:
+    """An opening tag: `start` name `end`, or, with `attribute`, `start` attributes `end`."""
+
+    start: str
+    end: str = ">"
+    attribute: str = ""
+
+
+@dataclass(frozen=True)
+class XmlTools:
+    """`opener` call ... `closer`; a call is `call` [`lead`] `parameter`... `call_end`."""
+
+    openers: tuple[str, ...]
+    call: Tag
+    call_end: str
+    parameter: Tag
+    value_end: str
+    closers: tuple[str, ...] = ()
+    leads: tuple[str, ...] = ()  # what may stand before a call
+    name_ends: tuple[str, ...] = ()  # more that may follow a name than the tag's own end
+    value_start: str = ""  # between the argument's tag and its value
+    type_tag: Tag | None = None  # an element between the two that says the type
+    type_attribute: str = ""  # of the argument's tag: "true" for a string, or a type
+    trims_newlines: bool = False
+    wrappers: tuple[str, ...] = ()
+    id_style: str = ""
+    needs_special_tokens: bool = True
+    json: JsonTools | None = None  # how an object is read that stands where a call should
+
+    # Opened by the call's own tag, without the wrapper: only a known name is a call.
+    bare: tuple[str, ...] = field(default=())
+
+    def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
+        """See ToolFormat."""
+        source = calls.source
+        if opener in self.bare:
+            yield from self._read_call(calls, is_bare=True)
+            return
+        while True:
+            yield from source.skip_space()
+            for lead in self.leads:
+                if (yield from source.try_literal(lead)):
+                    yield from source.skip_space()
+            if (yield from source.try_any(self.closers)) is not None:
+                return
+            if self.json is not None and (yield from source.try_literal("{")):
+                yield from self.json.read_object(calls)
+            elif (yield from source.try_literal(self.call.start)):
+                yield from self._read_call(calls, is_bare=False)
+            else:
+                yield from source.more()
+                raise Malformed
+            if not self.closers:
+                return
+
+    def _read_call(self, calls: CallWriter, *, is_bare: bool) -> Reading[None]:
+        """One call; the start of its tag has been read."""
+        source = calls.source
+        if self.call.attribute:
+            name = (yield from _attributes(source, self.call.end)).get(self.call.attribute, "")
+            tag = ""
+        else:
+            ends = (self.call.end, *self.name_ends, self.parameter.start, self.call_end)
+            name, tag = yield from _name(source, Markers(ends))
+        head, _, tail = name.partition(".")
+        if head == tail and head in calls.tools:
+            name = head  # a tool without a namespace, written with itself for one
+        if not name or any(char in SPACE for char in name):
+            raise Malformed
+        if is_bare:
+            calls.require_known(name)
+        tag = yield from self._next_tag(source, tag)
+        calls.begin(name)
+        calls.put("{")
+        tool = calls.tools.get(name, _UNKNOWN)
+        comma = ""
+        while tag != self.call_end:
+            tag = yield from self._read_argument(calls, tool, comma)
+            tag = yield from self._next_tag(source, tag)
+            comma = ", "
+        calls.put("}")
+        calls.end()
+
+    def _next_tag(self, source: Source, read: str) -> Reading[str]:
+        """The start of an argument, or the end of the call; `read` if it is one of the two."""
+        tags = (self.parameter.start, self.call_end)
+        if read in tags:
+            return read
+        yield from source.skip_space()
+        tag = yield from source.try_any(tags)
+        if tag is None:
+            yield from source.more()
+            raise Malformed
+        return tag
+
+    def _read_argument(self, calls: CallWriter, tool: ToolSpec, comma: str) -> Reading[str]:
+        """One argument, its tag's start read; returns the tag that ended its value."""
+        source = calls.source
+        said = ""
+        if self.parameter.attribute:
+            attributes = yield from _attributes(source, self.parameter.end)
+            key, said = (
+                attributes.get(self.parameter.attribute),
+                attributes.get(self.type_attribute, ""),
+            )
+        else:
+            key, _ = yield from _name(source, Markers((self.parameter.end,)))
+        if self.type_tag is not None:
+            yield from source.skip_space()
+            if (yield from source.try_literal(self.type_tag.start)):
+                said, _ = yield from _name(source, Markers((self.type_tag.end,)))
+        if self.value_start:
+            yield from source.skip_space()
+            yield from source.literal(self.value_start)
+        if not key:
+            raise Malformed
+        calls.put(f'{comma}"{quoted(key)}": ')
+        types = _said_types(said) or tool.argument_types(key)
+        ends = Markers((self.value_end, self.parameter.start, self.call_end))
+        end = yield from read_text_value(
+            source, ends, types, calls.put, trims_newlines=self.trims_newlines
+        )
+        if end is None:
+            raise EndOfText
+        return end
+
+
+def _said_types(said: str) -> frozenset[str]:
+    """The types that a tag names itself."""
+    word = said.partition("[")[0].strip(SPACE).lower()
+    if word in ("true", "string", "str"):
+        return frozenset(("string",))
+    if word == "false":
+        return frozenset(("number", "boolean", "null", "object", "array"))
+    known = ("number", "integer", "boolean", "null", "object", "array")
+    return frozenset((word,)) if word in known else frozenset()
+
+
+def _name(source: Source, ends: Markers) -> Reading[tuple[str, str]]:
+    """A name and the marker after it."""
+    parts: list[str] = []
+    end = yield from source.until(ends, parts.append, MAX_NAME)
+    if end is None:
+        raise EndOfText
+    name = "".join(parts).strip(SPACE)
+    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+        name = name[1:-1]
+    if not name or "\n" in name:
+        raise Malformed
+    return name, end
+
+
+def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
+    """The attributes of a tag up to its `end`: `a="x" b='y' c=z`."""
+    found: dict[str, str] = {}
+    for _ in range(_MAX_ATTRIBUTES):
+        yield from source.skip_space()
+        if (yield from source.try_literal(end)):
+            return found
+        key = yield from _word(source)
+        yield from source.skip_space()
+        yield from source.literal("=")
+        yield from source.skip_space()
+        quote = yield from source.try_any(('"', "'"))
+        if quote is None:
+            value = yield from _word(source)
+        else:
+            parts: list[str] = []
+            if (yield from source.until(Markers((quote,)), parts.append, MAX_NAME)) is None:
+                raise EndOfText
+            value = "".join(parts)
+        found[key] = value.replace("&quot;", '"').replace("&amp;", "&")
+    raise Malformed
+
+
+def _word(source: Source) -> Reading[str]:
+    parts: list[str] = []
+    yield from source.run(_STOPS_WORD, parts.append, MAX_NAME)
+    yield from source.more()
+    word = "".join(parts)
+    if not word:
+        raise Malformed
+    return word
