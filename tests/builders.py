@@ -58,6 +58,7 @@ def message(
     eos: tuple[int, ...] = (),
     priority: int = 0,
     cache_salt: str | None = None,
+    tenant: str = "",
     arrival_time: float | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
@@ -71,6 +72,7 @@ def message(
         arrival_time=float(number) if arrival_time is None else arrival_time,
         priority=priority,
         cache_salt=cache_salt,
+        tenant=tenant,
     )
 
 

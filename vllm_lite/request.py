@@ -58,6 +58,8 @@ class Request:
     # Smaller runs earlier, under the priority policy.
     priority: int = 0
     cache_salt: str | None = None
+    # Whose share it takes, under the fair policy.
+    tenant: str = ""
 
     status: RequestStatus = RequestStatus.WAITING
     # Prompt and output; grows by append_token only.
@@ -106,6 +108,7 @@ class Request:
             arrival_time=message.arrival_time,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            tenant=message.tenant,
         )
 
     @property

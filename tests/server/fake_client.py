@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.client import PauseMode, Prompt
+from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
@@ -109,6 +109,7 @@ class FakeEngineClient:
         self.gate: asyncio.Event | None = None
         self.seen: list[tuple[Prompt, SamplingParams, str]] = []
         self.options: list[dict[str, Any]] = []
+        self.origins: list[Origin] = []
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.dead_error: BaseException = EngineDeadError("engine core died: killed by signal 9")
@@ -136,6 +137,7 @@ class FakeEngineClient:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        origin: Origin = NOBODY,
     ) -> AsyncIterator[RequestOutput]:
         if self.errored:
             raise self.dead_error
@@ -146,6 +148,7 @@ class FakeEngineClient:
         processed = self._inputs.process(prompt, params, cache_salt)
         self.seen.append((prompt, params, request_id))
         self.options.append({"priority": priority, "cache_salt": cache_salt})
+        self.origins.append(origin)
         return self._run(processed.prompt, processed.prompt_token_ids, processed.params, request_id)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

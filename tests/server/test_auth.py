@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.routing import Route
 
+from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of, error_of, http
 
 OPEN = {"/health", "/ping", "/version", "/metrics"}
@@ -101,3 +102,32 @@ async def test_a_root_path_is_guarded_with_and_without_its_prefix(path: str) -> 
     async with http(api_key=KEYS, root_path="/api") as session:
         assert (await session.get(path)).status_code == 401
         assert (await session.get(path, headers=bearer("first"))).status_code == 200
+
+
+async def tenants(headers: dict[str, str], body: dict[str, object], keys: list[str]) -> str:
+    """Whose share a request takes."""
+    client = FakeEngineClient()
+    async with http(client, headers=headers, api_key=keys) as session:
+        answer = await session.post("/v1/completions", json={"prompt": "a", **body})
+    assert answer.status_code == 200
+    return client.origins[0].tenant
+
+
+async def test_a_tenant_is_a_key_or_without_keys_a_user() -> None:
+    one = await tenants({"authorization": "Bearer k1"}, {}, ["k1", "k2"])
+    two = await tenants({"authorization": "Bearer k2"}, {}, ["k1", "k2"])
+    assert one and two and one != two
+    # What a client says of itself moves nothing to another's account.
+    assert one == await tenants({"authorization": "Bearer k1"}, {"user": "me"}, ["k1", "k2"])
+    assert "k1" not in one
+    assert await tenants({}, {}, []) == ""
+    me, you = await tenants({}, {"user": "me"}, []), await tenants({}, {"user": "you"}, [])
+    assert me and you and me != you and me != "me"
+
+
+async def test_trace_headers_travel_with_a_request() -> None:
+    client = FakeEngineClient()
+    trace = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "tracestate": "x" * 5000}
+    async with http(client, headers=trace) as session:
+        await session.post("/v1/completions", json={"prompt": "a"})
+    assert client.origins[0].trace_headers == {"traceparent": trace["traceparent"]}

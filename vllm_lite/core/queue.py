@@ -1,4 +1,4 @@
-"""The order in which waiting requests are admitted: first come, or by priority.
+"""The order in which waiting requests are admitted: first come, by priority, or by fair shares.
 
 Knows no resources. Any request can be taken out at any time: a client may leave.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from vllm_lite.request import Request
@@ -102,6 +103,122 @@ class PriorityQueue:
 _Entry = tuple[int, float, int, Request]
 
 
+class FairQueue:
+    """The tenant that was served least comes first; its own requests are first come.
+
+    Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
+    a counter for each tenant grows by the tokens computed for it. The queue charges a prompt
+    when it gives a request away, and looks at the requests it gave away for what they
+    generated since. A tenant that comes back starts no lower than those who wait: time away
+    earns nothing. While anything waits, something is next.
+    """
+
+    def __init__(self) -> None:
+        # Tenants that wait, in the order in which they began to.
+        self._waiting: dict[str, FCFSQueue] = {}
+        self._counters: dict[str, float] = {}
+        # Requests given away, and what each request that lives was charged.
+        self._given: dict[str, Request] = {}
+        self._charged: dict[str, float] = {}
+        self._num_waiting = 0
+        # The counter of the tenant that was the last to wait.
+        self._floor = 0.0
+
+    def add(self, request: Request) -> None:
+        """At the end of its tenant's requests."""
+        self._settle()
+        self._queue_of(request.tenant).add(request)
+        self._num_waiting += 1
+
+    def put_back(self, request: Request) -> None:
+        """At the front of its tenant's requests; a prompt that never ran costs nothing."""
+        del self._given[request.request_id]
+        if request.num_cached_tokens is None:
+            self._charge(request, 0.0)
+        self._queue_of(request.tenant).put_back(request)
+        self._num_waiting += 1
+
+    def remove(self, request: Request) -> None:
+        """Give a request away: to the scheduler, or because its client has left."""
+        tenant = request.tenant
+        queue = self._waiting[tenant]
+        queue.remove(request)
+        self._num_waiting -= 1
+        self._given[request.request_id] = request
+        self._charge(request, _cost(request))
+        if not queue:
+            del self._waiting[tenant]
+            self._floor = self._counters[tenant]
+
+    def peek(self) -> Request:
+        """The oldest request of the tenant that was served least."""
+        self._settle()
+        counters = self._counters
+        return self._waiting[min(self._waiting, key=counters.__getitem__)].peek()
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def _queue_of(self, tenant: str) -> FCFSQueue:
+        queue = self._waiting.get(tenant)
+        if queue is None:
+            counters = self._counters
+            floor = min((counters[one] for one in self._waiting), default=self._floor)
+            # Last in the order of those whose counters are dropped first.
+            counters[tenant] = max(counters.pop(tenant, 0.0), floor)
+            queue = self._waiting[tenant] = FCFSQueue()
+            self._forget_idle()
+        return queue
+
+    def _settle(self) -> None:
+        """Charge what the requests that were given away have cost since."""
+        gone = []
+        for request_id, request in self._given.items():
+            if request.status.is_finished:
+                gone.append(request_id)
+                # A request that never ran costs nothing.
+                ran = request.num_cached_tokens is not None
+                self._charge(request, _cost(request) if ran else 0.0)
+            else:
+                self._charge(request, _cost(request))
+        for request_id in gone:
+            del self._given[request_id], self._charged[request_id]
+
+    def _charge(self, request: Request, cost: float) -> None:
+        """Have the tenant owe `cost` for the request, all told."""
+        owed = self._charged.get(request.request_id, 0.0)
+        if cost != owed:
+            self._charged[request.request_id] = cost
+            counters = self._counters
+            counters[request.tenant] = counters.get(request.tenant, 0.0) + cost - owed
+
+    def _forget_idle(self) -> None:
+        """Keep the counters of a bounded number of tenants who want nothing now."""
+        surplus = len(self._counters) - MAX_IDLE_TENANTS - len(self._waiting) - len(self._given)
+        if surplus > 0:
+            busy = {request.tenant for request in self._given.values()} | self._waiting.keys()
+            for tenant in [one for one in self._counters if one not in busy][:surplus]:
+                del self._counters[tenant]
+
+
+MAX_IDLE_TENANTS = 1024
+# A generated token takes about as much of a batch's time as two of a prompt.
+OUTPUT_WEIGHT = 2.0
+
+
+def _cost(request: Request) -> float:
+    """What a request was served, in prompt tokens; cached ones are free."""
+    computed = request.num_prompt_tokens - (request.num_cached_tokens or 0)
+    return computed + OUTPUT_WEIGHT * request.num_output_tokens
+
+
+_POLICIES: dict[str, Callable[[], RequestQueue]] = {
+    "fcfs": FCFSQueue,
+    "priority": PriorityQueue,
+    "fair": FairQueue,
+}
+
+
 def request_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy: `fcfs` or `priority`."""
-    return PriorityQueue() if policy == "priority" else FCFSQueue()
+    """The queue of a scheduling policy: `fcfs`, `priority` or `fair`."""
+    return _POLICIES[policy]()

@@ -39,6 +39,8 @@ class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
+    # Whose share it takes, under the fair policy.
+    tenant: str = ""
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):

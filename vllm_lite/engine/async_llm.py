@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.admission import Admission, Place
-from vllm_lite.engine.client import PauseMode, Prompt
+from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
 from vllm_lite.engine.collector import OutputCollector
 from vllm_lite.engine.core_client import AsyncMPClient, log_ready
 from vllm_lite.engine.core_handle import CoreHandle
@@ -154,6 +154,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        origin: Origin = NOBODY,
     ) -> AsyncIterator[RequestOutput]:
         """See EngineClient.generate."""
         self._core.check_alive()
@@ -161,6 +162,7 @@ class AsyncLLM:
             raise UnavailableError("The server is shutting down and takes no new requests")
         check_priority(priority)
         processed = self._inputs.process(prompt, params, cache_salt)
+        processed.origin = origin
         outputs = self._outputs
         place = self._admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
         return self._stream(processed, request_id, priority, time.monotonic(), place)

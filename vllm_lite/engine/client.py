@@ -6,7 +6,8 @@ protocol knows no process, socket or tensor.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from vllm_lite.config.vllm import VllmConfig
@@ -32,6 +33,19 @@ Prompt = str | list[int] | PromptDict
 # What becomes of the requests that run when the engine pauses: they end with "abort", run to
 # their end, or stand still until it goes on.
 PauseMode = Literal["abort", "wait", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from."""
+
+    # Whose share of the engine it takes under the fair policy; "" is a tenant too.
+    tenant: str = ""
+    # Headers of the trace that it is a part of.
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+
+
+NOBODY = Origin()
 
 
 class EngineClient(Protocol):
@@ -84,6 +98,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        origin: Origin = NOBODY,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request; closing or cancelling the iterator aborts it.
 

@@ -29,6 +29,7 @@ def fan_out(
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=request.cache_salt,
+            tenant=request.origin.tenant,
         )
         for index in range(n)
     ]

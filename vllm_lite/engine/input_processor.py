@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.sampling_params import SamplingParams
@@ -40,6 +40,7 @@ class ProcessedInput:
     params: SamplingParams
     eos_token_ids: list[int]
     cache_salt: str | None
+    origin: Origin = NOBODY
 
 
 def check_priority(priority: object) -> None:

@@ -23,6 +23,7 @@ from vllm_lite import __version__
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
+from vllm_lite.server import origin
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.custom_middleware import add_middleware, load_middleware
@@ -136,7 +137,7 @@ def _served(route: Route, keys: ApiKeys) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             if not route.is_open:
-                keys.check(request.headers)
+                origin.begin(keys.check(request.headers), request.headers)
             return await route.endpoint(request)
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)

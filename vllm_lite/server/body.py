@@ -18,6 +18,7 @@ from starlette.requests import Request
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
 from vllm_lite.server.errors import BodyTooLargeError
+from vllm_lite.server.origin import note_user
 
 logger = init_logger(__name__)
 
@@ -45,6 +46,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     value = decode_json(b"".join(parts))
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object")
+    note_user(value.get("user"))
     return value
 
 
@@ -114,14 +116,15 @@ def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozen
     Unknown fields are dropped, with a log line for those not met before; those in `ignored`
     without.
     """
-    _warn_unknown(body.keys() - model.model_fields.keys() - ignored)
+    warn_unknown(body.keys() - model.model_fields.keys() - ignored)
     try:
         return model.model_validate(body)
     except ValidationError as error:
         raise _schema_error(error) from None
 
 
-def _warn_unknown(names: set[str]) -> None:
+def warn_unknown(names: set[str]) -> None:
+    """Log the fields that no request had before; what they ask for is ignored."""
     new = sorted(names - _warned)[: _MAX_WARNED - len(_warned)]
     if new:
         _warned.update(new)

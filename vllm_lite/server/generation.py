@@ -14,6 +14,7 @@ from vllm_lite.engine.client import EngineClient, Prompt
 from vllm_lite.errors import UnavailableError
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.origin import current_origin
 
 
 class Generation:
@@ -122,7 +123,14 @@ class Generations:
         single = len(prompts) == 1
         ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
         iterators = [
-            self._client.generate(prompt, params, one_id, priority=priority, cache_salt=cache_salt)
+            self._client.generate(
+                prompt,
+                params,
+                one_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                origin=current_origin(),
+            )
             for prompt, one_id in zip(prompts, ids, strict=True)
         ]
         generation = Generation(self, ids, iterators)

@@ -1,4 +1,4 @@
-"""Both queues keep their order through every removal and return."""
+"""Every queue keeps its order through every removal and return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drain(queue: RequestQueue) -> list[Request]:
 @given(st.lists(st.tuples(st.integers(-1, 1), st.booleans()), max_size=60))
 def test_what_stays_comes_in_order(entries: list[tuple[int, bool]]) -> None:
     requests = [request(1, priority=p, arrival_time=0.0) for p, _ in entries]
-    for policy in ("fcfs", "priority"):
+    for policy in ("fcfs", "priority", "fair"):
         queue = request_queue(policy)
         for r in requests:
             queue.add(r)
@@ -36,7 +36,7 @@ def test_what_stays_comes_in_order(entries: list[tuple[int, bool]]) -> None:
         assert drain(queue) == stays
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 def test_what_is_put_back_goes_before_its_equals(policy: str) -> None:
     queue = request_queue(policy)
     requests = [request(1, arrival_time=0.0) for _ in range(4)]
