@@ -7,8 +7,10 @@ The only module that touches `os.environ`. A value is read at each access
 from __future__ import annotations
 
 import os
+import site
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_lite.errors import UsageError
 
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_CPU_NUM_THREADS: int | None
+    VLLM_CPU_OMP_THREADS_BIND: str
     VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: int
     VLLM_MAX_N_SEQUENCES: int
+    VLLM_ENABLE_RESPONSES_API_STORE: bool
+    VLLM_SERVER_DEV_MODE: bool
     VLLM_LITE_CPU_ISA: str
     OPENAI_API_KEY: str | None
     HF_HUB_OFFLINE: bool
@@ -62,57 +67,137 @@ def _flag(name: str, default: bool) -> Callable[[], bool]:
     return read
 
 
-_VARIABLES: dict[str, Callable[[], Any]] = {
-    # Key that clients must send when --api-key is absent.
-    "VLLM_API_KEY": _optional_text("VLLM_API_KEY"),
-    # Level of the vllm_lite logger.
-    "VLLM_LOGGING_LEVEL": _text("VLLM_LOGGING_LEVEL", "INFO"),
-    # 0 leaves Python's logging as the application set it.
-    "VLLM_CONFIGURE_LOGGING": _flag("VLLM_CONFIGURE_LOGGING", True),
-    # A JSON file for logging.config.dictConfig.
-    "VLLM_LOGGING_CONFIG_PATH": _optional_text("VLLM_LOGGING_CONFIG_PATH"),
-    # Seconds between two throughput lines.
-    "VLLM_LOG_STATS_INTERVAL": _parse("VLLM_LOG_STATS_INTERVAL", float, 10.0),
-    # Where the demo model and other derived files are kept.
-    "VLLM_CACHE_ROOT": lambda: os.path.expanduser(
-        os.environ.get("VLLM_CACHE_ROOT")
-        or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm-lite")
+class Variable(NamedTuple):
+    """How a variable is read, and what it does."""
+
+    read: Callable[[], Any]
+    help: str
+
+
+VARIABLES: dict[str, Variable] = {
+    "VLLM_API_KEY": Variable(
+        _optional_text("VLLM_API_KEY"), "Key that clients must send when --api-key is absent."
     ),
-    # Seconds the server waits for the engine core to be ready.
-    "VLLM_ENGINE_READY_TIMEOUT_S": _parse("VLLM_ENGINE_READY_TIMEOUT_S", int, 600),
-    # Seconds an idle HTTP connection is kept.
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": _parse("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", int, 5),
-    # 1 permits --max-model-len beyond what the checkpoint was made for.
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": _flag("VLLM_ALLOW_LONG_MAX_MODEL_LEN", False),
-    # 0 runs the engine core inside the LLM class's own process.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
-    # GiB of KV cache on CPU; overrides --gpu-memory-utilization there.
-    "VLLM_CPU_KVCACHE_SPACE": _parse("VLLM_CPU_KVCACHE_SPACE", float, None),
-    # Compute threads on CPU; default: the physical cores this process may use.
-    "VLLM_CPU_NUM_THREADS": _parse("VLLM_CPU_NUM_THREADS", int, None),
-    # Seconds after which a step that has not returned counts as stuck.
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, 300),
-    # The largest n a request may ask for.
-    "VLLM_MAX_N_SEQUENCES": _parse("VLLM_MAX_N_SEQUENCES", int, 64),
-    # auto, avx512, avx2, portable or reference: forces one CPU kernel path.
-    "VLLM_LITE_CPU_ISA": _text("VLLM_LITE_CPU_ISA", "auto"),
-    # Key that `chat` and `complete` send when --api-key is absent.
-    "OPENAI_API_KEY": _optional_text("OPENAI_API_KEY"),
-    # huggingface_hub's own: no network.
-    "HF_HUB_OFFLINE": _flag("HF_HUB_OFFLINE", False),
-    # huggingface_hub's own: access token.
-    "HF_TOKEN": _optional_text("HF_TOKEN"),
+    "VLLM_LOGGING_LEVEL": Variable(
+        _text("VLLM_LOGGING_LEVEL", "INFO"), "Level of the vllm_lite logger; default INFO."
+    ),
+    "VLLM_CONFIGURE_LOGGING": Variable(
+        _flag("VLLM_CONFIGURE_LOGGING", True),
+        "0 leaves Python's logging as the application set it.",
+    ),
+    "VLLM_LOGGING_CONFIG_PATH": Variable(
+        _optional_text("VLLM_LOGGING_CONFIG_PATH"), "A JSON file for logging.config.dictConfig."
+    ),
+    "VLLM_LOG_STATS_INTERVAL": Variable(
+        _parse("VLLM_LOG_STATS_INTERVAL", float, 10.0),
+        "Seconds between two throughput lines; default 10.",
+    ),
+    "VLLM_CACHE_ROOT": Variable(
+        lambda: os.path.expanduser(
+            os.environ.get("VLLM_CACHE_ROOT")
+            or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm-lite")
+        ),
+        "Where the demo model and other derived files are kept; default ~/.cache/vllm-lite.",
+    ),
+    "VLLM_ENGINE_READY_TIMEOUT_S": Variable(
+        _parse("VLLM_ENGINE_READY_TIMEOUT_S", int, 600),
+        "Seconds the server waits for the engine core to be ready; default 600.",
+    ),
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": Variable(
+        _parse("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", int, 5),
+        "Seconds an idle HTTP connection is kept; default 5.",
+    ),
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": Variable(
+        _flag("VLLM_ALLOW_LONG_MAX_MODEL_LEN", False),
+        "1 permits --max-model-len beyond what the checkpoint was made for.",
+    ),
+    "VLLM_ENABLE_V1_MULTIPROCESSING": Variable(
+        _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
+        "0 runs the engine core inside the LLM class's own process.",
+    ),
+    "VLLM_CPU_KVCACHE_SPACE": Variable(
+        _parse("VLLM_CPU_KVCACHE_SPACE", float, None),
+        "GiB of KV cache on CPU; overrides --gpu-memory-utilization there.",
+    ),
+    "VLLM_CPU_NUM_THREADS": Variable(
+        _parse("VLLM_CPU_NUM_THREADS", int, None),
+        "Compute threads on CPU; default: the physical cores this process may use.",
+    ),
+    "VLLM_CPU_OMP_THREADS_BIND": Variable(
+        _text("VLLM_CPU_OMP_THREADS_BIND", "auto"),
+        "CPUs that the engine core may use, such as 0-3,6; default auto: those of its parent.",
+    ),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable(
+        _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, 300),
+        "Seconds after which a step that has not returned counts as stuck; default 300.",
+    ),
+    "VLLM_MAX_N_SEQUENCES": Variable(
+        _parse("VLLM_MAX_N_SEQUENCES", int, 64), "The largest n a request may ask for; default 64."
+    ),
+    "VLLM_ENABLE_RESPONSES_API_STORE": Variable(
+        _flag("VLLM_ENABLE_RESPONSES_API_STORE", True),
+        "0 forgets the replies of /v1/responses as soon as they are sent.",
+    ),
+    "VLLM_SERVER_DEV_MODE": Variable(
+        _flag("VLLM_SERVER_DEV_MODE", False),
+        "1 adds the routes that pause, abort and inspect the engine.",
+    ),
+    "VLLM_LITE_CPU_ISA": Variable(
+        _text("VLLM_LITE_CPU_ISA", "auto"),
+        "auto, avx512, avx2, portable or reference: forces one CPU kernel path.",
+    ),
+    "OPENAI_API_KEY": Variable(
+        _optional_text("OPENAI_API_KEY"),
+        "Key that `chat` and `complete` send when --api-key is absent.",
+    ),
+    "HF_HUB_OFFLINE": Variable(
+        _flag("HF_HUB_OFFLINE", False), "huggingface_hub's own: no network."
+    ),
+    "HF_TOKEN": Variable(_optional_text("HF_TOKEN"), "huggingface_hub's own: access token."),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VARIABLES:
-        return _VARIABLES[name]()
+    if name in VARIABLES:
+        return VARIABLES[name].read()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(_VARIABLES)
+    return sorted(VARIABLES)
+
+
+# vLLM's, and why they change nothing here.
+IDLE = {
+    "VLLM_HOST_IP": "an engine runs on one machine",
+    "VLLM_PORT": "the processes of a server talk over unix sockets",
+    "VLLM_USE_MODELSCOPE": "models come from disk or from the Hugging Face hub",
+    "VLLM_WORKER_MULTIPROC_METHOD": "the engine core is always a new process, never a fork",
+    "VLLM_PLUGINS": "there are no plugins to load",
+    "VLLM_DISABLE_COMPILE_CACHE": "nothing is compiled",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "there are no adapters",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "a server whose engine is dead ends",
+    "VLLM_ATTENTION_BACKEND": "use --attention-backend",
+    "VLLM_USE_V1": "there is one engine",
+    "VLLM_TARGET_DEVICE": "the device is found out; see --device",
+}
+# Asked for what is so anyway, whatever their value.
+_GRANTED = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK")
+
+
+def complaints() -> list[str]:
+    """A line for each variable that is set to something and changes nothing."""
+    lines = [
+        f"{name} changes nothing here: {why}"
+        for name, why in IDLE.items()
+        if os.environ.get(name, "") not in ("", "0")
+    ]
+    known = {*VARIABLES, *IDLE, *_GRANTED}
+    unknown = [name for name in sorted(os.environ) if name.startswith("VLLM_")]
+    unknown = [name for name in unknown if name not in known]
+    if unknown:
+        lines.append(f"Unknown environment variables, without effect: {', '.join(unknown)}")
+    return lines
 
 
 # What can change how this package or a library below it behaves; others are nobody's business.
@@ -147,6 +232,17 @@ def reported() -> dict[str, str]:
 def child_environment(**extra: str) -> dict[str, str]:
     """The environment for a child process: this one's plus `extra`."""
     return {**os.environ, **extra}
+
+
+def module_environment(**extra: str) -> dict[str, str]:
+    """child_environment() in which `python -P -m vllm_lite...` finds this package."""
+    environment = child_environment(**extra)
+    # -P keeps the current directory off the child's path; the package itself must stay on it.
+    root = str(Path(__file__).resolve().parents[1])
+    if root not in (*site.getsitepackages(), site.getusersitepackages()):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return environment
 
 
 def let_openmp_sleep() -> None:

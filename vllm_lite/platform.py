@@ -59,6 +59,33 @@ def num_compute_threads() -> int:
     return wanted
 
 
+def bind_compute_threads() -> None:
+    """Keep this thread, and those it starts, on the CPUs that VLLM_CPU_OMP_THREADS_BIND lists."""
+    text = envs.VLLM_CPU_OMP_THREADS_BIND
+    if text in ("auto", "nobind"):
+        return
+    # One list for each worker, with bars between; there is one worker.
+    wanted = _cpu_list(text.partition("|")[0])
+    lacking = wanted - os.sched_getaffinity(0)
+    if lacking or not wanted:
+        raise UsageError(
+            f"VLLM_CPU_OMP_THREADS_BIND={text!r} must be auto, nobind, or CPUs that this process "
+            "may use, such as 0-3,6; change or unset it"
+        )
+    os.sched_setaffinity(0, wanted)
+
+
+def _cpu_list(text: str) -> set[int]:
+    """`0-2,6` as {0, 1, 2, 6}; empty where it is no such list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(last) > 5:
+            return set()
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
 def num_usable_cores(root: Path = Path("/")) -> int:
     """Physical cores within the affinity mask, and no more than the CPU quota gives time for."""
     cores = {_core_of(root, cpu) for cpu in os.sched_getaffinity(0)}

@@ -34,3 +34,18 @@ def test_flags(monkeypatch: pytest.MonkeyPatch, raw: str, value: bool) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError):
         envs.VLLM_NOTHING  # noqa: B018
+
+
+def test_what_changes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in envs.reported():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "0")
+    assert envs.complaints() == []
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")
+    monkeypatch.setenv("VLLM_NOTHING", "a-secret")
+    monkeypatch.setenv("VLLM_LITE_NOTHING", "1")
+    idle, unknown = envs.complaints()
+    assert idle.startswith("VLLM_USE_MODELSCOPE changes nothing here: ")
+    assert unknown.endswith(": VLLM_LITE_NOTHING, VLLM_NOTHING")

@@ -103,3 +103,25 @@ def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_NUM_THREADS", "0")
     with pytest.raises(UsageError, match="VLLM_CPU_NUM_THREADS"):
         platform.num_compute_threads()
+
+
+def test_compute_threads_can_be_kept_on_some_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
+    for text in ("", "auto", "nobind"):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+        platform.bind_compute_threads()
+    assert bound == []
+    for text in ("1-3,6", "1-3,6|0"):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+        platform.bind_compute_threads()
+    assert bound == [{1, 2, 3, 6}] * 2
+
+
+@pytest.mark.parametrize("text", ["all", "3-1", "1,", "-2", "7"])
+def test_other_lists_of_cpus_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+    with pytest.raises(UsageError, match="VLLM_CPU_OMP_THREADS_BIND"):
+        platform.bind_compute_threads()

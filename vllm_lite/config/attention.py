@@ -31,6 +31,7 @@ class AttentionConfig:
     ) = option(
         None,
         "The kernel, by vLLM's name; CPU_ATTN: the one of this package for CPU.",
+        alone="attention_backend",
         works=("CPU_ATTN",),
         remedy="use CPU_ATTN or leave it out",
     )

@@ -107,7 +107,7 @@ class CompilationConfig:
     cudagraph_capture_sizes: list[int] | None = option(
         None,
         "Batch sizes to capture.",
-        own_flag=True,
+        alone="cudagraph_capture_sizes",
         level="idle",
         why=_NOTHING_COMPILED,
     )
@@ -115,7 +115,7 @@ class CompilationConfig:
         None,
         "Largest batch size to capture.",
         ge=0,
-        own_flag=True,
+        alone="max_cudagraph_capture_size",
         level="idle",
         why=_NOTHING_COMPILED,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -74,8 +74,8 @@ class Rules(TypedDict, total=False):
     retired: str
     # What a deprecated option's value sets instead: names, with keys after a dot, and values.
     becomes: Callable[[Any], Mapping[str, Any]]
-    # In a class that is one JSON option: the key is an option of its own as well.
-    own_flag: bool
+    # In a class that is one JSON option: the name that this key has as an option of its own.
+    alone: str
     # Never shown in a repr or a log.
     secret: bool
     # The help group, where it is not the class's own.
@@ -129,9 +129,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        if self.parent and not self.rules.get("own_flag"):
-            return f"{self.parent}.{self.name}"
-        return "--" + self.name.replace("_", "-")
+        return f"{self.parent}.{self.name}" if self.parent else "--" + self.name.replace("_", "-")
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -278,7 +276,9 @@ def _walk(cls: type) -> Iterator[Option]:
         if whole is None:
             yield from _walk(section)
             continue
-        yield from (entry for entry in options(section) if entry.rules.get("own_flag"))
+        for key in options(section):
+            if "alone" in key.rules:
+                yield replace(key, name=key.rules["alone"], parent="")
         yield _json_option(whole, group_of(cls), section)
     yield from options(cls)
 
@@ -297,8 +297,9 @@ def make_section(cls: type, values: Mapping[str, Any]) -> Any:
     whole: JsonOption | None = getattr(cls, "JSON_OPTION", None)
     given = dict(values.get(whole.name) or {}) if whole else {}
     for entry in options(cls):
-        if entry.name in values and (whole is None or entry.rules.get("own_flag")):
-            given[entry.name] = values[entry.name]
+        name = entry.name if whole is None else entry.rules.get("alone", "")
+        if name in values:
+            given[entry.name] = values[name]
     return cls(**given)
 
 

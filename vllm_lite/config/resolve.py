@@ -48,6 +48,8 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
     for name, value in values.items():
         table[name].check(_checkable(name, value))
     tell_of_idle(values, table)
+    for line in envs.complaints():
+        logger.warning("%s", line)
     device = _device(values)
     facts = _find_model(values)
     _derive_model(values, facts, device)

@@ -55,14 +55,14 @@ class StructuredOutputsConfig:
     reasoning_parser: str = option(
         "",
         "What tells reasoning from the answer.",
-        own_flag=True,
+        alone="reasoning_parser",
         level="absent",
         remedy=_NO_PARSERS,
     )
     reasoning_parser_plugin: str = option(
         "",
         "Python file with further reasoning parsers.",
-        own_flag=True,
+        alone="reasoning_parser_plugin",
         level="absent",
         remedy=_NO_PARSERS,
     )

@@ -20,6 +20,7 @@ from vllm_lite.engine.channel import Channel
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.log import set_process_name, timeline
+from vllm_lite.platform import bind_compute_threads
 
 if TYPE_CHECKING:
     from vllm_lite.engine.core import EngineCore
@@ -39,6 +40,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 def build_core() -> EngineCore:
     """Import, read the configuration, load."""
+    # Before torch: its threads take over the mask of the one that starts them.
+    bind_compute_threads()
     # Imported here, once the death signal is set and errors are reported: they bring torch.
     from vllm_lite.config.vllm import VllmConfig
     from vllm_lite.engine.core import EngineCore
