@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_lite.bench.options import (
@@ -13,6 +13,13 @@ from vllm_lite.bench.options import (
     StartupOptions,
     ThroughputOptions,
     build,
+)
+from vllm_lite.bench.options.sweep import (
+    SweepParetoOptions,
+    SweepPlotOptions,
+    SweepServeOptions,
+    SweepStartupOptions,
+    SweepWorkloadOptions,
 )
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
@@ -24,6 +31,7 @@ BENCHMARKS = {
     "throughput": "Generate for many prompts at once in this process.",
     "serve": "Load a running server, of whatever make, over its OpenAI API.",
     "startup": "Time how long the engine takes to start, cold and warm.",
+    "sweep": "Run serve or startup over combinations of options, and draw the results.",
 }
 # Benchmarks of an engine in this process, and what they are told beside its options.
 _ENGINE_BENCHMARKS = {
@@ -32,28 +40,89 @@ _ENGINE_BENCHMARKS = {
     "startup": StartupOptions,
 }
 EngineOptions = LatencyOptions | ThroughputOptions | StartupOptions
+# Sweep -> its options, the function that runs it, and what it is for.
+SWEEPS: dict[str, tuple[type, str, str]] = {
+    "serve": (
+        SweepServeOptions,
+        "serve.run_sweep_serve",
+        "Load servers with combinations of options.",
+    ),
+    "serve_workload": (
+        SweepWorkloadOptions,
+        "workload.run_sweep_workload",
+        "Load servers more and more, to see what latency throughput costs.",
+    ),
+    "startup": (
+        SweepStartupOptions,
+        "startup.run_sweep_startup",
+        "Time starts with combinations of options.",
+    ),
+    "plot": (
+        SweepPlotOptions,
+        "figures.run_sweep_plot",
+        "Draw curves over an experiment's results.",
+    ),
+    "plot_pareto": (
+        SweepParetoOptions,
+        "figures.run_sweep_pareto",
+        "Draw an experiment's best trade-offs between users and devices.",
+    ),
+}
+# Sweeps that read the experiment in a directory.
+_READERS = ("plot", "plot_pareto")
+_SWEEP_USAGE = "usage: vllm-lite bench sweep [-h] {" + ",".join(SWEEPS) + "} ...\n"
 _USAGE = "usage: vllm-lite bench [-h] {" + ",".join(BENCHMARKS) + "} ...\n"
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the benchmark that the first word names; returns the exit code."""
-    name = argv[0] if argv else "--help"
-    if name in ("-h", "--help"):
-        lines = [f"  {known:<12}{about}" for known, about in BENCHMARKS.items()]
-        sys.stdout.write(f"{_USAGE}\nMeasure an engine.\n\n" + "\n".join(lines) + "\n")
-        return 0
-    if name not in BENCHMARKS:
-        sys.stderr.write(
-            f"{_USAGE}vllm-lite bench: error: unknown benchmark {name!r} "
-            f"(choose from {', '.join(BENCHMARKS)})\n"
-        )
-        return 2
+    name = _choose(argv, BENCHMARKS, _USAGE, "Measure an engine.")
+    if not isinstance(name, str):
+        return name
     words = argv[1:]
+    if name == "sweep":
+        return run_sweep(words)
     if name == "serve":
         options = parse_serve(words)
-        return int(_imported("serve").run_serve(options))
+        return int(_run_in("serve.run_serve", options))
     own, engine_args = parse_engine(name, _ENGINE_BENCHMARKS[name], words)
-    return int(getattr(_imported(name), f"run_{name}")(own, engine_args))
+    return int(_run_in(f"{name}.run_{name}", own, engine_args))
+
+
+def run_sweep(argv: Sequence[str]) -> int:
+    """Run the sweep that the first word names; returns the exit code."""
+    abouts = {name: about for name, (_, _, about) in SWEEPS.items()}
+    name = _choose(argv, abouts, _SWEEP_USAGE, "Measure combinations of options.")
+    if not isinstance(name, str):
+        return name
+    cls, function, about = SWEEPS[name]
+    is_reader = name in _READERS
+    usage = "EXPERIMENT_DIR [options]" if is_reader else "[options]"
+    parser = OptionParser(f"vllm-lite bench sweep {name}", usage, about, (cls,))
+    if not is_reader:
+        options: object = build(cls, parser.parse_options(argv[1:])[0])
+        return int(_run_in("sweep." + function, options))
+    words, _, (given,) = parser.parse(argv[1:])
+    if len(words) != 1:
+        parser.error("it takes one EXPERIMENT_DIR, such as results/20260101_120000")
+    return int(_run_in("sweep." + function, words[0], build(cls, given)))
+
+
+def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: str) -> str | int:
+    """The command that the first word names, or an exit code once help or an error is out."""
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        lines = [f"  {known:<16}{text}" for known, text in abouts.items()]
+        sys.stdout.write(f"{usage}\n{about}\n\n" + "\n".join(lines) + "\n")
+        return 0
+    if name in abouts:
+        return name
+    if name == "mm-processor":
+        cause = "bench mm-processor is not available in this build: it takes text only"
+    else:
+        cause = f"unknown benchmark {name!r} (choose from {', '.join(abouts)})"
+    sys.stderr.write(f"{usage}vllm-lite bench: error: {cause}\n")
+    return 2
 
 
 def parse_serve(argv: Sequence[str]) -> ServeOptions:
@@ -85,6 +154,11 @@ def _parser(name: str, *classes: type) -> OptionParser:
 def _refuse_words(parser: OptionParser, words: Sequence[str]) -> None:
     if words:
         parser.error(f"unrecognized arguments: {' '.join(words)}")
+
+
+def _run_in(function: str, *values: Any) -> Any:
+    module, _, name = function.rpartition(".")
+    return getattr(_imported(module), name)(*values)
 
 
 def _imported(name: str) -> Any:
