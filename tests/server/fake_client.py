@@ -190,7 +190,7 @@ class FakeEngineClient:
             whole = {i: _joined(steps) for i, steps in enumerate(choices)}
             scores = None
             if params.prompt_logprobs is not None:
-                known = [_candidates(i, params.prompt_logprobs) for i in prompt_ids[1:]]
+                known = [_likeliest(i, params.prompt_logprobs) for i in prompt_ids[1:]]
                 scores = [None, *known]
             for step in range(max(map(len, choices))):
                 if self.gate is not None:
@@ -241,8 +241,8 @@ class FakeEngineClient:
         for token_id in [*tokens, EOS][:limit]:
             text = decode(bytes([token_id])) if token_id != EOS else ""
             delta = CompletionOutput(index, text, [token_id])
-            if params.logprobs is not None:
-                delta.logprobs = [_candidates(token_id, params.logprobs)]
+            if params.reports_logprobs:
+                delta.logprobs = [_candidates(token_id, params)]
             steps.append(delta)
         last = steps[-1]
         last.finish_reason = "stop" if last.token_ids == [EOS] else "length"
@@ -250,7 +250,15 @@ class FakeEngineClient:
         return steps
 
 
-def _candidates(token_id: int, count: int) -> dict[int, Logprob]:
+def _candidates(token_id: int, params: SamplingParams) -> dict[int, Logprob]:
+    """The token itself, and those that the request asks for."""
+    if params.logprob_token_ids is None:
+        return _likeliest(token_id, params.logprobs or 0)
+    chosen = {i: Logprob(-2.0, None) for i in params.logprob_token_ids}
+    return {token_id: Logprob(-0.25, 1)} | chosen | _likeliest(token_id, 1)
+
+
+def _likeliest(token_id: int, count: int) -> dict[int, Logprob]:
     """The token itself, likeliest, and runners-up."""
     number = VOCAB_SIZE if count == -1 else max(count, 1)
     ids = [(token_id + i) % EOS if i else token_id for i in range(number)]

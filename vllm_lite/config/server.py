@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vllm_lite.config.option import config, option
 from vllm_lite.errors import UsageError
@@ -23,6 +23,22 @@ class ReplyConfig:
     )
     trust_request_chat_template: bool = option(
         False, "Render templates that requests bring; others are refused."
+    )
+    default_chat_template_kwargs: dict[str, Any] = option(
+        {}, "JSON of chat template variables, under those that requests bring."
+    )
+    enable_auto_tool_choice: bool = option(
+        False, "Let the model decide whether to call tools; needs --tool-call-parser."
+    )
+    tool_call_parser: str | None = option(
+        None, "What reads tool calls out of a model's text, by the name of its format."
+    )
+    tool_parser_plugin: str = option("", "Python file that registers further tool parsers.")
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, "Leave tools out of the prompt where a request's tool_choice is none."
+    )
+    enable_per_request_metrics: bool = option(
+        False, "Report a request's own times in its reply, where it has one choice."
     )
     response_role: str = option("assistant", "Role of generated chat messages.")
     return_tokens_as_token_ids: bool = option(
@@ -115,6 +131,8 @@ class ServerConfig(ReplyConfig):
     )
 
     def __post_init__(self) -> None:
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise UsageError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise UsageError("--enable-log-outputs needs --enable-log-requests")
         if any(not key for key in self.api_key):

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 from vllm_lite.config.option import JsonOption, config, option
 
 _NO_GRAMMARS = "leave it out: output cannot be constrained yet"
-_NO_PARSERS = "leave it out: reasoning is not told from the answer yet"
 
 
 @config
@@ -56,13 +55,9 @@ class StructuredOutputsConfig:
         "",
         "What tells reasoning from the answer.",
         alone="reasoning_parser",
-        level="absent",
-        remedy=_NO_PARSERS,
     )
     reasoning_parser_plugin: str = option(
         "",
         "Python file with further reasoning parsers.",
         alone="reasoning_parser_plugin",
-        level="absent",
-        remedy=_NO_PARSERS,
     )

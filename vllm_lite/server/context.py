@@ -22,6 +22,7 @@ from vllm_lite.log import init_logger
 from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.generation import Generations
+from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.tokenizer.chat_template import load_chat_template
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ class ServingContext:
     """The engine behind the routes and what is known of it from the start."""
 
     def __init__(self, client: EngineClient, server_config: ServerConfig) -> None:
-        """Raises UsageError where --chat-template cannot be used."""
+        """Raises UsageError where --chat-template or a parser cannot be used."""
         self.client = client
         self.server_config = server_config
         self.generations = Generations(client)
         model = client.config.model
         self.model_names = list(model.served_model_name) or [model.model]
-        self.metrics = FrontEndMetrics(self.model_names[0])
+        self.parsers = choose_parsers(client.config, server_config)
+        self.metrics = FrontEndMetrics(
+            self.model_names[0], has_tool_parser=self.parsers.tool is not None
+        )
         self.max_model_len = model.max_model_len
         self.max_logprobs = model.max_logprobs
         self.vocab_size = client.config.facts.vocab_size
@@ -116,6 +120,10 @@ class ServingContext:
         if len(text) < _THREADED_ENCODE:
             return self.tokenizer.encode(text, add_special_tokens=special)
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
+
+    async def count_tokens(self, text: str) -> int:
+        """How many tokens a generated text has."""
+        return len(await self.encode(text, "text", special=False, cut=False))
 
     def log_request(self, request_id: str, prompt: str | None, params: SamplingParams) -> None:
         """One line for a request, with --enable-log-requests."""

@@ -25,6 +25,7 @@ from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.listen import Listener
+from vllm_lite.server.parser_choice import choose_parsers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -49,6 +50,7 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     timeline.mark("config")
     # What a user's own code lacks shows now, not when the model is loaded.
     load_middleware(server_config.middleware)
+    choose_parsers(config, server_config)
     with _terminable():
         listener = Listener(server_config)
         try:

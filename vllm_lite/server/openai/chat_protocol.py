@@ -9,6 +9,7 @@ from pydantic import Field
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.sampling_protocol import HARMLESS, SamplingFields
+from vllm_lite.server.openai.tool_protocol import tool_specs
 
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
@@ -17,7 +18,7 @@ MAX_TOOLS = 1024
 MAX_DOCUMENTS = 4096
 MAX_TEMPLATE = 1 << 18
 
-CHAT_HARMLESS = HARMLESS | {"parallel_tool_calls", "include_reasoning", "verbosity"}
+CHAT_HARMLESS = HARMLESS | {"verbosity"}
 CHAT_LATER = {
     "functions": "function calling (and is deprecated: use tools)",
     "function_call": "function calling (and is deprecated: use tool_choice)",
@@ -66,8 +67,7 @@ class TemplateFields(SamplingFields):
             )
         if self.tools is not None and not self.tools:
             raise RequestError("tools must not be empty; leave it out", "tools")
-        for index, tool in enumerate(self.tools or ()):
-            _check_tool(f"tools.{index}", tool)
+        tool_specs(self.tools)
 
 
 class ChatCompletionRequest(TemplateFields):
@@ -77,6 +77,8 @@ class ChatCompletionRequest(TemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     modalities: Annotated[list[str], Field(max_length=8)] | None = None
     return_prompt_text: bool | None = None
@@ -85,7 +87,8 @@ class ChatCompletionRequest(TemplateFields):
         """Raise RequestError for what the types alone do not refuse."""
         self.check_together()
         self.check_template_fields(trust_template=trust_template)
-        self._check_tool_choice()
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise RequestError("logprob_token_ids needs logprobs to be true", "logprob_token_ids")
         if self.modalities is not None and self.modalities != ["text"]:
             raise UnsupportedError('modalities can only be ["text"] here', "modalities")
         top = self.top_logprobs
@@ -100,19 +103,6 @@ class ChatCompletionRequest(TemplateFields):
             )
         if top and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-
-    def _check_tool_choice(self) -> None:
-        choice = self.tool_choice if self.tool_choice is not None else "auto"
-        if choice == "none":
-            return
-        if self.tools is not None:
-            raise UnsupportedError(
-                "Tool calls are not supported yet; send tool_choice none to only show the tools "
-                "to the model",
-                "tool_choice",
-            )
-        if choice != "auto":
-            raise RequestError("tool_choice needs tools", "tool_choice")
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -172,9 +162,3 @@ def _check_part(path: str, part: object) -> None:
     field = kind if kind in ("refusal", "thinking") else "text"
     if not isinstance(part.get(field), str):
         raise RequestError(f"{path}.{field} must be a string", f"{path}.{field}")
-
-
-def _check_tool(path: str, tool: dict[str, Any]) -> None:
-    function = tool.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{path}.function must be an object with a name", f"{path}.function")

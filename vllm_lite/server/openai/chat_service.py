@@ -10,12 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite.outputs import CompletionOutput, RequestOutput
-from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
-from vllm_lite.server.openai.chat_prompt import render_prompt
+from vllm_lite.server.openai.chat_message import message_of
 from vllm_lite.server.openai.chat_protocol import (
     CHAT_HARMLESS,
     CHAT_LATER,
@@ -23,12 +22,11 @@ from vllm_lite.server.openai.chat_protocol import (
 )
 from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream
 from vllm_lite.server.openai.chunks import ChunkWriter
-from vllm_lite.server.openai.logprobs import TokenView, chat_logprobs, prompt_logprobs
-from vllm_lite.server.openai.sampling_protocol import (
-    effective_max_tokens,
-    includes_usage,
-    refuse_unsupported,
-)
+from vllm_lite.server.openai.logprobs import Shown, chat_logprobs, prompt_logprobs, token_view
+from vllm_lite.server.openai.message_reader import ChoiceReaders
+from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
+from vllm_lite.server.openai.sampling_protocol import includes_usage, refuse_unsupported
+from vllm_lite.server.openai.timings import request_timings
 from vllm_lite.server.openai.usage import UsageCounter
 from vllm_lite.server.sse import EventStream
 
@@ -46,70 +44,61 @@ class ChatService:
         refuse_unsupported(raw, CHAT_LATER)
         body = parse(ChatCompletionRequest, raw, CHAT_HARMLESS)
         context.check_model(body.model)
-        body.check(
-            trust_template=context.server_config.trust_request_chat_template,
-            max_logprobs=context.max_logprobs,
-        )
         request_id = context.request_id("chatcmpl-", request, body.request_id)
-        params = self._sampling_params(body)
-        context.generations.check_open()
-        prompt = await render_prompt(context, body, body.template_kwargs)
-        context.log_request(request_id, prompt["prompt"], params)
+        prepared = await prepare_chat(context, body)
+        context.log_request(request_id, prepared.prompt["prompt"], prepared.params)
         generation = context.generations.start(
-            [prompt], params, request_id, priority=body.priority, cache_salt=body.cache_salt
+            [prepared.prompt],
+            prepared.params,
+            request_id,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
         )
-        reply = _ChatReply(context, body, params, request_id, prompt["prompt"])
+        reply = ChatReply(context, body, prepared, request_id)
         if body.stream:
             return EventStream(reply.stream().events(generation), generation, request_id)
         return await reply.whole(request, generation)
 
-    def _sampling_params(self, body: ChatCompletionRequest) -> SamplingParams:
-        defaults = self._context.sampling_defaults
-        asked, name = body.limit
-        scored = body.prompt_logprobs
-        if scored is None and body.echo and body.logprobs and not body.stream:
-            scored = body.top_logprobs or 0
-        return body.sampling_params(
-            defaults,
-            max_tokens=effective_max_tokens(
-                asked, name, defaults, default=None, limit=self._context.max_model_len
-            ),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=scored,
-        )
 
-
-class _ChatReply:
+class ChatReply:
     """One chat completion on its way to the client."""
 
     def __init__(
         self,
         context: ServingContext,
         body: ChatCompletionRequest,
-        params: SamplingParams,
+        prepared: PreparedChat,
         request_id: str,
-        prompt_text: str,
     ) -> None:
         config = context.server_config
         self._context = context
         self._body = body
-        self._num_choices = params.n
         self._request_id = request_id
-        self._usage = UsageCounter(config.enable_prompt_tokens_details)
-        as_ids = body.return_tokens_as_token_ids
-        if as_ids is None:
-            as_ids = config.return_tokens_as_token_ids
-        self._view = TokenView(context.maybe_tokenizer, as_ids=as_ids)
+        self._readers = ChoiceReaders(
+            prepared.params.n,
+            prepared.parser,
+            context.count_tokens,
+            include_reasoning=body.include_reasoning,
+        )
+        has_reasoning = self._readers.has_reasoning
+        self._usage = UsageCounter(config.enable_prompt_tokens_details, has_reasoning)
+        self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
         role = config.response_role
         if not body.add_generation_prompt:
             role = body.messages[-1]["role"]
+        # Tokens would show the reasoning that the text leaves out.
+        hides_tokens = has_reasoning and not body.include_reasoning
+        shown: Shown | None = None
+        if body.logprobs and not hides_tokens:
+            shown = body.logprob_token_ids or body.top_logprobs or 0
         self._options = ChatChoiceOptions(
             role=role,
             echo=_echo_of(body, role),
-            logprobs=bool(body.logprobs),
-            top_logprobs=body.top_logprobs or 0,
-            return_token_ids=bool(body.return_token_ids),
-            prompt_text=prompt_text if body.return_prompt_text else None,
+            logprobs=shown,
+            return_token_ids=bool(body.return_token_ids) and not hides_tokens,
+            return_prompt_ids=bool(body.return_token_ids),
+            prompt_text=prepared.prompt["prompt"] if body.return_prompt_text else None,
+            has_timings=config.enable_per_request_metrics and prepared.params.n == 1,
         )
 
     def stream(self) -> ChatStream:
@@ -122,7 +111,7 @@ class _ChatReply:
             continuous_usage=usage.always,
             fingerprint=self._context.fingerprint,
         )
-        return ChatStream(writer, self._usage, self._view, self._options, self._num_choices)
+        return ChatStream(writer, self._usage, self._view, self._options, self._readers)
 
     async def whole(self, request: Request, generation: Generation) -> Response:
         """The reply as one JSON object, once every choice is finished."""
@@ -130,22 +119,32 @@ class _ChatReply:
             (output,) = await run_while_connected(request.receive, generation.last_outputs())
         finally:
             await generation.close()
-        self._usage.add_prompt(output)
-        choices = sorted(output.outputs, key=lambda choice: choice.index)
-        payload = {
+        return Response(
+            msgspec.json.encode(await self._payload(output)), media_type="application/json"
+        )
+
+    async def _payload(self, output: RequestOutput) -> dict[str, Any]:
+        usage, options = self._usage, self._options
+        usage.add_prompt(output)
+        choices = [self._choice(one) for one in sorted(output.outputs, key=lambda one: one.index)]
+        usage.num_reasoning_tokens = await self._readers.count_reasoning()
+        timings = None
+        if options.has_timings:
+            timings = request_timings(output.metrics, usage.num_completion_tokens)
+            timings = {**timings, "speculative_decoding": None}
+        return {
             **self._identity("chat.completion"),
-            "choices": [self._choice(choice) for choice in choices],
+            "choices": choices,
             "service_tier": None,
             "system_fingerprint": self._context.fingerprint,
-            "usage": self._usage.full(),
-            "prompt_logprobs": self._prompt_logprobs(output),
-            "prompt_token_ids": output.prompt_token_ids if self._options.return_token_ids else None,
-            "prompt_text": self._options.prompt_text,
+            "usage": usage.full(),
+            "prompt_logprobs": prompt_logprobs(self._view, output.prompt_logprobs),
+            "prompt_token_ids": output.prompt_token_ids if options.return_prompt_ids else None,
+            "prompt_text": options.prompt_text,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": None,
+            "metrics": timings,
         }
-        return Response(msgspec.json.encode(payload), media_type="application/json")
 
     def _identity(self, kind: str) -> dict[str, Any]:
         return {
@@ -156,34 +155,24 @@ class _ChatReply:
         }
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
-        options = self._options
+        options, reader = self._options, self._readers[choice.index]
         self._usage.num_completion_tokens += len(choice.token_ids)
         self._context.log_output(self._request_id, choice.text, choice.finish_reason)
+        message = message_of(options.role, options.echo, reader.feed(choice))
         logprobs = None
-        if options.logprobs and choice.logprobs is not None:
+        if options.logprobs is not None and choice.logprobs is not None:
             logprobs = chat_logprobs(
-                self._view, choice.token_ids, choice.logprobs, options.top_logprobs
+                self._view, choice.token_ids, choice.logprobs, options.logprobs
             )
         return {
             "index": choice.index,
-            "message": {
-                "role": options.role,
-                "content": options.echo + choice.text,
-                "refusal": None,
-                "annotations": None,
-                "audio": None,
-                "function_call": None,
-                "reasoning": None,
-            },
+            "message": message,
             "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reader.finish_reason,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids if options.return_token_ids else None,
             "routed_experts": None,
         }
-
-    def _prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
-        return prompt_logprobs(self._view, output.prompt_logprobs)
 
 
 def _echo_of(body: ChatCompletionRequest, role: str) -> str:

@@ -45,9 +45,16 @@ class ChunkWriter:
             extra += b"," + self._fingerprint
         return b"%b%b]%b}\n\n" % (self._open, choice, extra)
 
-    def usage_chunk(self) -> bytes:
-        """The event after the last choice; empty where usage was not asked for."""
+    def usage_chunk(self, timings: dict[str, float | None] | None = None) -> bytes:
+        """The event after the last choice, with `metrics` where there are timings to tell.
+
+        Empty where usage was not asked for.
+        """
         if not self._include_usage:
             return b""
         usage = encode(self._usage.final())
-        return b'%b],"usage":%b,%b}\n\n' % (self._open, usage, self._fingerprint)
+        metrics = b""
+        if timings is not None:
+            known = {name: value for name, value in timings.items() if value is not None}
+            metrics = b',"metrics":' + encode(known)
+        return b'%b],"usage":%b,%b%b}\n\n' % (self._open, usage, self._fingerprint, metrics)

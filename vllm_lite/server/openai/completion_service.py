@@ -26,16 +26,18 @@ from vllm_lite.server.openai.completion_protocol import (
 from vllm_lite.server.openai.completion_stream import (
     CompletionOptions,
     CompletionStream,
-    Shown,
+    Part,
     finish_of,
     with_echo,
 )
-from vllm_lite.server.openai.logprobs import TokenView, completion_logprobs, prompt_logprobs
+from vllm_lite.server.openai.constraint_protocol import blamed_on
+from vllm_lite.server.openai.logprobs import completion_logprobs, prompt_logprobs, token_view
 from vllm_lite.server.openai.sampling_protocol import (
     effective_max_tokens,
     includes_usage,
     refuse_unsupported,
 )
+from vllm_lite.server.openai.timings import request_timings
 from vllm_lite.server.openai.usage import UsageCounter
 from vllm_lite.server.sse import EventStream
 
@@ -62,6 +64,8 @@ class CompletionService:
         params = self._sampling_params(body)
         context.generations.check_open()
         prompts, texts = await self._prompts(body)
+        with blamed_on("structured_outputs" if body.structured_outputs else "response_format"):
+            await context.client.prepare(params)
         context.log_request(request_id, texts[0], params)
         generation = context.generations.start(
             prompts, params, request_id, priority=body.priority, cache_salt=body.cache_salt
@@ -89,6 +93,7 @@ class CompletionService:
             ),
             logprobs=body.logprobs,
             prompt_logprobs=scored,
+            constraint=body.constraint(),
         )
 
     async def _prompts(self, body: CompletionRequest) -> tuple[list[Prompt], list[str | None]]:
@@ -129,16 +134,14 @@ class _CompletionReply:
         self._body = body
         self._request_id = request_id
         self._usage = UsageCounter(config.enable_prompt_tokens_details)
-        as_ids = body.return_tokens_as_token_ids
-        if as_ids is None:
-            as_ids = config.return_tokens_as_token_ids
-        self._view = TokenView(context.maybe_tokenizer, as_ids=as_ids)
+        self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
         self._options = CompletionOptions(
             num_choices=params.n,
-            logprobs=body.logprobs,
+            logprobs=body.logprob_token_ids or body.logprobs,
             return_token_ids=bool(body.return_token_ids),
             echoes=self._echoes(texts) if body.echo else None,
             is_prompt_only=body.is_prompt_only,
+            has_timings=(config.enable_per_request_metrics and params.n == 1 and len(texts) == 1),
         )
 
     def _echoes(self, texts: list[str | None]) -> list[str]:
@@ -171,6 +174,10 @@ class _CompletionReply:
             self._usage.add_prompt(output)
             for choice in sorted(output.outputs, key=lambda choice: choice.index):
                 choices.append(self._choice(index, output, choice))
+        timings = None
+        if self._options.has_timings:
+            timings = request_timings(outputs[0].metrics, self._usage.num_completion_tokens)
+            timings = {**timings, "speculative_decoding": None}
         payload = {
             **self._identity(),
             "choices": choices,
@@ -179,7 +186,7 @@ class _CompletionReply:
             "usage": self._usage.full(),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": None,
+            "metrics": timings,
         }
         return Response(msgspec.json.encode(payload), media_type="application/json")
 
@@ -195,10 +202,10 @@ class _CompletionReply:
         self, prompt_index: int, output: RequestOutput, choice: CompletionOutput
     ) -> dict[str, Any]:
         options = self._options
-        shown = Shown("", [], [])
+        shown = Part("", [], [])
         if not options.is_prompt_only:
             self._usage.num_completion_tokens += len(choice.token_ids)
-            shown = Shown(choice.text, choice.token_ids, list(choice.logprobs or ()))
+            shown = Part(choice.text, choice.token_ids, list(choice.logprobs or ()))
         if options.echoes is not None:
             shown = with_echo(output, options.echoes[prompt_index], shown)
         self._context.log_output(self._request_id, choice.text, choice.finish_reason)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from vllm_lite.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from vllm_lite.server.openai.chunks import ChunkWriter, encode
-from vllm_lite.server.openai.logprobs import TokenView, completion_logprobs
+from vllm_lite.server.openai.logprobs import Shown, TokenView, completion_logprobs
+from vllm_lite.server.openai.timings import request_timings
 from vllm_lite.server.openai.usage import UsageCounter
 
 
@@ -20,12 +21,15 @@ class CompletionOptions:
     """What the choices of a completion show."""
 
     num_choices: int
-    logprobs: int | None
+    # Which tokens stand beside a token in logprobs; None: there are no logprobs.
+    logprobs: Shown | None
     return_token_ids: bool
     # The prompts' texts, where choices begin with them.
     echoes: Sequence[str] | None
     # Whether what was generated stays hidden: the prompt alone was to be scored.
     is_prompt_only: bool
+    # Whether the reply tells its own times.
+    has_timings: bool
 
 
 @dataclass(slots=True)
@@ -38,7 +42,7 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class Shown:
+class Part:
     """What the next chunk of a choice shows."""
 
     text: str
@@ -67,12 +71,17 @@ class CompletionStream:
         self, outputs: AsyncIterable[tuple[int, RequestOutput]]
     ) -> AsyncIterator[bytes]:
         """Events, framed; the deltas of one engine step for several choices come as one."""
+        last: RequestOutput | None = None
         async for prompt_index, output in outputs:
+            last = output
             if prompt_index not in self._prompts:
                 self._prompts[prompt_index] = output
                 self._usage.add_prompt(output)
             yield b"".join([self._delta(prompt_index, choice) for choice in output.outputs])
-        usage = self._writer.usage_chunk()
+        timings = None
+        if self._options.has_timings and last is not None:
+            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
+        usage = self._writer.usage_chunk(timings)
         if usage:
             yield usage
 
@@ -110,20 +119,20 @@ class CompletionStream:
             last=is_last,
         )
 
-    def _shown(self, prompt_index: int, choice: CompletionOutput, *, is_first: bool) -> Shown:
-        shown = Shown("", [], [])
+    def _shown(self, prompt_index: int, choice: CompletionOutput, *, is_first: bool) -> Part:
+        shown = Part("", [], [])
         if not self._options.is_prompt_only:
             self._usage.num_completion_tokens += len(choice.token_ids)
-            shown = Shown(choice.text, choice.token_ids, list(choice.logprobs or ()))
+            shown = Part(choice.text, choice.token_ids, list(choice.logprobs or ()))
         if is_first and self._options.echoes is not None:
             first = self._prompts[prompt_index]
             return with_echo(first, self._options.echoes[prompt_index], shown)
         return shown
 
 
-def with_echo(output: RequestOutput, echo: str, shown: Shown) -> Shown:
+def with_echo(output: RequestOutput, echo: str, shown: Part) -> Part:
     """`shown` after its prompt, whose text is `echo`."""
-    return Shown(
+    return Part(
         echo + shown.text,
         output.prompt_token_ids + shown.token_ids,
         [*(output.prompt_logprobs or ()), *(shown.logprobs or ())],

@@ -5,13 +5,17 @@ Owns how a token is shown. Knows no request; every value is finite, as JSON need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.outputs import Logprob, PositionLogprobs
 
 if TYPE_CHECKING:
+    from vllm_lite.server.context import ServingContext
     from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+# Which tokens stand beside a token: so many of the likeliest (-1: all), or these.
+Shown = int | Sequence[int]
 
 # What a token that cannot be sampled is reported with; JSON has no -Infinity.
 MIN_LOGPROB = -9999.0
@@ -37,28 +41,36 @@ class TokenView:
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
 
 
+def token_view(context: ServingContext, *, as_ids: bool | None) -> TokenView:
+    """How a reply shows tokens: as its request asks, else as the server is told."""
+    if as_ids is None:
+        as_ids = context.server_config.return_tokens_as_token_ids
+    return TokenView(context.maybe_tokenizer, as_ids=as_ids)
+
+
 def _value(entry: Logprob) -> float:
     return max(entry.logprob, MIN_LOGPROB)
 
 
-def _is_top(entry: Logprob, count: int) -> bool:
-    return count == -1 or entry.rank is None or entry.rank <= count
+def _chosen(position: PositionLogprobs, shown: Shown) -> Iterable[tuple[int, Logprob]]:
+    """The entries of a position that `shown` asks for, in its order."""
+    if not isinstance(shown, int):
+        return [(token_id, position[token_id]) for token_id in shown if token_id in position]
+    if shown == -1:
+        return position.items()
+    return [item for item in position.items() if item[1].rank is None or item[1].rank <= shown]
 
 
 def chat_logprobs(
-    view: TokenView, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], count: int
+    view: TokenView, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], shown: Shown
 ) -> dict[str, Any]:
-    """The `logprobs` of a chat choice; each position shows its `count` likeliest tokens."""
+    """The `logprobs` of a chat choice; beside each token those that `shown` asks for."""
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
-        entry = position.get(token_id)
-        shown = _chat_token(view, token_id, entry)
-        shown["top_logprobs"] = [
-            _chat_token(view, other_id, other)
-            for other_id, other in position.items()
-            if count and _is_top(other, count)
-        ]
-        content.append(shown)
+        entry = _chat_token(view, token_id, position.get(token_id))
+        others = _chosen(position, shown) if shown else ()
+        entry["top_logprobs"] = [_chat_token(view, other, value) for other, value in others]
+        content.append(entry)
     return {"content": content}
 
 
@@ -74,13 +86,13 @@ def completion_logprobs(
     view: TokenView,
     token_ids: Sequence[int],
     positions: Sequence[PositionLogprobs | None],
-    count: int,
+    shown: Shown,
     offset: int,
 ) -> tuple[dict[str, Any], int]:
     """The `logprobs` of a completion choice and the text offset after them.
 
     `offset` is the first token's, in characters. A position of None, a prompt's first token,
-    has no probability. A position shows the token itself and its `count` likeliest.
+    has no probability. A position shows the token itself and those that `shown` asks for.
     """
     offsets: list[int] = []
     tokens: list[str] = []
@@ -93,24 +105,26 @@ def completion_logprobs(
         offset += len(text)
         tokens.append(text)
         values.append(None if entry is None else _value(entry))
-        tops.append(None if position is None else _top(view, token_id, position, count))
-    shown = {
+        tops.append(None if position is None else _top(view, token_id, position, shown))
+    found = {
         "text_offset": offsets,
         "token_logprobs": values,
         "tokens": tokens,
         "top_logprobs": tops,
     }
-    return shown, offset
+    return found, offset
 
 
 def _top(
-    view: TokenView, token_id: int, position: PositionLogprobs, count: int
+    view: TokenView, token_id: int, position: PositionLogprobs, shown: Shown
 ) -> dict[str, float]:
     top: dict[str, float] = {}
-    for other_id, entry in position.items():
-        if other_id == token_id or _is_top(entry, count):
-            # Tokens that look alike share a key; the likelier one is met first.
-            top.setdefault(view.text(other_id, entry), _value(entry))
+    own = position.get(token_id)
+    if own is not None:
+        top[view.text(token_id, own)] = _value(own)
+    for other_id, entry in _chosen(position, shown):
+        # Tokens that look alike share a key; the likelier one is met first.
+        top.setdefault(view.text(other_id, entry), _value(entry))
     return top
 
 

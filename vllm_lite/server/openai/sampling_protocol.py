@@ -6,20 +6,40 @@ that this server cannot honour yet is refused by name, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import RequestError
-from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.log import init_logger
+from vllm_lite.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.constraint_protocol import constraint_of
+
+logger = init_logger(__name__)
 
 MAX_STOP_STRINGS = 4
 MAX_CACHE_SALT = 128
 
+# Dropped like unknown fields, as by vLLM, but the log says what took their place.
+_RETIRED = frozenset(
+    {
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+    }
+)
 # Accepted from any client and without effect on what is generated.
-HARMLESS = frozenset(
+HARMLESS = _RETIRED | frozenset(
     {
         "user",
         "service_tier",
@@ -28,22 +48,11 @@ HARMLESS = frozenset(
         "session_id",
         "safety_identifier",
         "prompt_cache_key",
-        "length_penalty",
         "early_stopping",
     }
 )
 # Field -> what it would need. Refused unless its value says "off".
 _LATER = {
-    "use_beam_search": "beam search",
-    "structured_outputs": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "logprob_token_ids": "log-probabilities of chosen tokens",
-    "thinking_token_budget": "a budget of reasoning tokens",
-    "repetition_detection": "repetition detection",
-    "stream_interval": "a stream interval of a request's own (use --stream-interval)",
     "watermarking": "watermarking",
     "mm_processor_kwargs": "media input",
     "media_io_kwargs": "media input",
@@ -53,6 +62,7 @@ _LATER = {
     "routed_experts_prompt_start": "reports of routed experts",
 }
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
+_told_of: set[str] = set()
 
 # Copied to SamplingParams where the client set them.
 _SAMPLING = (
@@ -76,6 +86,10 @@ _SAMPLING = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
+    "truncation_side",
+    "logprob_token_ids",
+    "stream_interval",
+    "thinking_token_budget",
 )
 
 
@@ -84,6 +98,14 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class RepetitionDetection(BaseModel):
+    """When repeats end a text: so many equal stretches of a length within the two sizes."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
 
 
 class SamplingFields(BaseModel):
@@ -114,9 +136,15 @@ class SamplingFields(BaseModel):
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
     echo: bool | None = None
     priority: int = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
@@ -124,6 +152,7 @@ class SamplingFields(BaseModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def check_together(self) -> None:
         """Raise RequestError for values that do not go together or have no effect here."""
@@ -135,19 +164,12 @@ class SamplingFields(BaseModel):
             raise RequestError("stream_options needs stream to be true", "stream_options")
         if self.stream and self.prompt_logprobs not in (None, 0):
             raise RequestError("prompt_logprobs cannot be streamed", "prompt_logprobs")
-        if self.truncation_side not in (None, "left"):
-            raise UnsupportedError(
-                'truncation_side can only be "left" here: the end of the prompt is kept',
-                "truncation_side",
-            )
         if self.cache_salt is not None and set(self.cache_salt) & set("@/\\\0"):
             raise RequestError("cache_salt must not hold @, /, \\ or NUL", "cache_salt")
-        kind = (self.response_format or {"type": "text"}).get("type")
-        if kind != "text":
-            raise UnsupportedError(
-                f"response_format {kind!r:.40} is not supported yet; the only type is text",
-                "response_format",
-            )
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What response_format or structured_outputs make of the text; raises RequestError."""
+        return constraint_of(self.response_format, self.structured_outputs)
 
     def sampling_params(
         self,
@@ -156,6 +178,7 @@ class SamplingFields(BaseModel):
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None,
+        constraint: StructuredOutputsParams | None,
     ) -> SamplingParams:
         """The engine's parameters; `defaults` hold where the client is silent."""
         fields = dict(defaults)
@@ -164,14 +187,26 @@ class SamplingFields(BaseModel):
             if value is not None:
                 fields[name] = value
         fields["max_tokens"] = max_tokens
-        fields["logprobs"] = logprobs
+        # Chosen tokens take the place of the likeliest ones.
+        fields["logprobs"] = None if self.logprob_token_ids is not None else logprobs
         fields["prompt_logprobs"] = prompt_logprobs
+        fields["structured_outputs"] = constraint
+        if self.repetition_detection is not None:
+            fields["repetition_detection"] = RepetitionDetectionParams(
+                **self.repetition_detection.model_dump()
+            )
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams.from_optional(**fields, output_kind=kind)
 
 
 def refuse_unsupported(body: dict[str, Any], later: dict[str, str]) -> None:
-    """Raise UnsupportedError where `body` asks for something of `later` or of all requests."""
+    """Raise UnsupportedError where `body` asks for something of `later` or of all requests.
+
+    Fields that vLLM dropped are told of in the log, once each.
+    """
+    for name in sorted(body.keys() & _RETIRED - _told_of):
+        _told_of.add(name)
+        logger.warning("the request field %s is ignored: use structured_outputs", name)
     for name in body.keys() & (_LATER.keys() | later.keys()):
         if body[name] not in _OFF:
             needs = later.get(name) or _LATER[name]

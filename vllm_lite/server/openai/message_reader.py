@@ -1,0 +1,85 @@
+"""A choice's text as events: reasoning, content and calls. The engine's outputs to meaning.
+
+Knows no wire format. Invariant: deltas give the events that the whole text gives, joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from vllm_lite.outputs import CompletionOutput
+from vllm_lite.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallEnd
+from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
+from vllm_lite.parsers.tool_spec import NamedTool
+
+
+class MessageReader:
+    """Reads the outputs of one choice, deltas in turn or a single whole one."""
+
+    def __init__(
+        self, config: OutputParserConfig | None, *, include_reasoning: bool = True
+    ) -> None:
+        """Without `config` the text is content and nothing else."""
+        self._parser = None if config is None else make_output_parser(config)
+        self._is_named = config is not None and isinstance(config.tool_choice, NamedTool)
+        self._include_reasoning = include_reasoning
+        self._reasoning: list[str] = []
+        # Whether a whole call was found.
+        self.has_called = False
+        # As the client is told; None until the choice has ended.
+        self.finish_reason: str | None = None
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far, whether or not it is shown."""
+        return "".join(self._reasoning)
+
+    def feed(self, choice: CompletionOutput) -> Sequence[Event]:
+        """The events of the next output; all that remain once it has a finish_reason."""
+        if self._parser is None:
+            self.finish_reason = choice.finish_reason
+            return [ContentDelta(choice.text)] if choice.text else []
+        events = self._parser.feed(choice.text) if choice.text else []
+        if choice.finish_reason is not None:
+            events = [*events, *self._parser.finish()]
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self._reasoning.append(event.text)
+            elif isinstance(event, ToolCallEnd):
+                self.has_called = self.has_called or event.complete
+        self.finish_reason = choice.finish_reason
+        # A call that the client named is no news to it: OpenAI's API says "stop" then.
+        if self.finish_reason == "stop" and self.has_called and not self._is_named:
+            self.finish_reason = "tool_calls"
+        if self._include_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, ReasoningDelta)]
+
+
+class ChoiceReaders:
+    """The readers of one reply's choices."""
+
+    def __init__(
+        self,
+        num_choices: int,
+        config: OutputParserConfig | None,
+        count_tokens: Callable[[str], Awaitable[int]],
+        *,
+        include_reasoning: bool = True,
+    ) -> None:
+        """`count_tokens` tells how long a text of reasoning is."""
+        self.num_choices = num_choices
+        self.has_parser = config is not None
+        self.has_reasoning = config is not None and config.reasoning_parser is not None
+        self._count_tokens = count_tokens
+        self._readers = [
+            MessageReader(config, include_reasoning=include_reasoning) for _ in range(num_choices)
+        ]
+
+    def __getitem__(self, index: int) -> MessageReader:
+        return self._readers[index]
+
+    async def count_reasoning(self) -> int:
+        """Tokens of the reasoning of all choices, shown or not."""
+        texts = [text for reader in self._readers if (text := reader.reasoning)]
+        return sum([await self._count_tokens(text) for text in texts])

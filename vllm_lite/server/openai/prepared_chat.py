@@ -1,0 +1,157 @@
+"""A chat request to what the engine runs and what reads its answers, checked to the end.
+
+Every API that takes a conversation goes this way. Knows no wire format. Invariant: what comes
+out can be started, and whatever is wrong with it was raised before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_lite.engine.client import PromptDict
+from vllm_lite.errors import RequestError
+from vllm_lite.parsers import registry
+from vllm_lite.parsers.pipeline import OutputParserConfig
+from vllm_lite.parsers.sink import new_call_id
+from vllm_lite.parsers.tool_constraint import tool_constraint
+from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
+from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.openai.chat_prompt import render_prompt
+from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
+from vllm_lite.server.openai.constraint_protocol import blamed_on
+from vllm_lite.server.openai.sampling_protocol import effective_max_tokens
+from vllm_lite.server.openai.tool_protocol import tool_choice_of, tool_specs
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation that is ready for the engine."""
+
+    prompt: PromptDict
+    params: SamplingParams
+    # How a MessageReader reads the answers; None where their text is content and nothing else.
+    parser: OutputParserConfig | None
+
+
+async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> PreparedChat:
+    """Check `body`, render its messages and compile its constraint; raises RequestError."""
+    body.check(
+        trust_template=context.server_config.trust_request_chat_template,
+        max_logprobs=context.max_logprobs,
+    )
+    tools = tool_specs(body.tools)
+    choice = tool_choice_of(body.tool_choice, tools)
+    _check_auto(context, body, choice)
+    parser = _parser_config(context, body, tools, choice)
+    params = _sampling_params(context, body, _constraint(context, body, tools, choice))
+    if parser is not None and registry.needs_special_tokens(
+        parser.tool_parser, parser.reasoning_parser
+    ):
+        params.skip_special_tokens = False
+    context.generations.check_open()
+    shown = body
+    if choice == "none" and context.server_config.exclude_tools_when_tool_choice_none:
+        shown = body.model_copy(update={"tools": None})
+    prompt = await render_prompt(context, shown, template_kwargs(context, body))
+    if parser is not None and parser.reasoning_parser is not None:
+        inside = registry.prompt_ends_in_reasoning(parser.reasoning_parser, prompt["prompt"])
+        parser = replace(parser, prompt_ends_in_reasoning=inside)
+    with blamed_on(_source(body, choice)):
+        await context.client.prepare(params)
+    return PreparedChat(prompt, params, parser)
+
+
+def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, Any]:
+    """Extra variables of the chat template: the server's, then the request's own."""
+    return {**context.server_config.default_chat_template_kwargs, **body.template_kwargs}
+
+
+def _check_auto(context: ServingContext, body: ChatCompletionRequest, choice: ToolChoice) -> None:
+    config = context.server_config
+    if choice == "auto" and not (config.enable_auto_tool_choice and config.tool_call_parser):
+        raise RequestError(
+            '"auto" tool choice needs a server that was started with --enable-auto-tool-choice '
+            "and --tool-call-parser; send tool_choice required, none or a function",
+            "tool_choice",
+        )
+
+
+def _parser_config(
+    context: ServingContext,
+    body: ChatCompletionRequest,
+    tools: tuple[ToolSpec, ...],
+    choice: ToolChoice,
+) -> OutputParserConfig | None:
+    """How answers are read; None where nothing is to be found in them."""
+    names = context.parsers
+    if names.reasoning is None and choice == "none":
+        return None
+    return OutputParserConfig(
+        reasoning_parser=names.reasoning,
+        tool_parser=None if choice == "none" else names.tool,
+        tools=() if choice == "none" else tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        chat_template_kwargs=template_kwargs(context, body),
+        new_id=_new_id,
+    )
+
+
+def _new_id(style: str, name: str, index: int) -> str:
+    """OpenAI's kind of id, but where a model's template wants its own."""
+    return new_call_id(style or "call", name, index)
+
+
+def _constraint(
+    context: ServingContext,
+    body: ChatCompletionRequest,
+    tools: tuple[ToolSpec, ...],
+    choice: ToolChoice,
+) -> StructuredOutputsParams | None:
+    """What the answer must be. A forced call leaves no text for a response format to shape."""
+    own = body.constraint()
+    if choice == "none":
+        return own
+    with blamed_on("tools"):
+        forced = tool_constraint(
+            context.parsers.tool,
+            tools,
+            choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+        )
+    if is_forced(choice) and body.structured_outputs:
+        raise RequestError(
+            "structured_outputs cannot shape an answer that must be a tool call; drop one of "
+            "structured_outputs and tool_choice",
+            "structured_outputs",
+        )
+    return forced if is_forced(choice) or own is None else own
+
+
+def _source(body: ChatCompletionRequest, choice: ToolChoice) -> str:
+    """The field that the constraint comes from."""
+    if body.structured_outputs:
+        return "structured_outputs"
+    is_free = body.response_format is None or body.response_format.get("type") == "text"
+    return "tools" if is_forced(choice) or is_free else "response_format"
+
+
+def _sampling_params(
+    context: ServingContext, body: ChatCompletionRequest, constraint: StructuredOutputsParams | None
+) -> SamplingParams:
+    defaults = context.sampling_defaults
+    asked, name = body.limit
+    scored = body.prompt_logprobs
+    if scored is None and body.echo and body.logprobs and not body.stream:
+        scored = body.top_logprobs or 0
+    return body.sampling_params(
+        defaults,
+        max_tokens=effective_max_tokens(
+            asked, name, defaults, default=None, limit=context.max_model_len
+        ),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=scored,
+        constraint=constraint,
+    )
