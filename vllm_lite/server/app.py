@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from vllm_lite import __version__
+from vllm_lite import __version__, envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
@@ -27,6 +27,7 @@ from vllm_lite.server import origin
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.custom_middleware import add_middleware, load_middleware
+from vllm_lite.server.dev_service import DevService
 from vllm_lite.server.disconnect import ClientLeftError
 from vllm_lite.server.errors import failure_of, router_failure
 from vllm_lite.server.health import HealthService
@@ -68,6 +69,8 @@ def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _routes(context)
+    if envs.VLLM_SERVER_DEV_MODE:
+        table += _dev_routes(context)
     if not server_config.disable_fastapi_docs:
         table += _document_routes(app)
     for route in table:
@@ -103,6 +106,18 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("POST", "/v1/completions", completion.create, CompletionRequest),
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
+    ]
+
+
+def _dev_routes(context: ServingContext) -> list[Route]:
+    dev = DevService(context)
+    return [
+        Route("POST", "/pause", dev.pause),
+        Route("POST", "/resume", dev.resume),
+        Route("GET", "/is_paused", dev.is_paused),
+        Route("POST", "/abort_requests", dev.abort_requests),
+        Route("POST", "/reset_prefix_cache", dev.reset_prefix_cache),
+        Route("GET", "/server_info", dev.server_info),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from vllm_lite.engine.client import EngineClient, Prompt
 from vllm_lite.errors import UnavailableError
@@ -146,12 +146,20 @@ class Generations:
             self._idle.set()
         return known
 
+    async def abort(self, request_ids: Collection[str] | None = None) -> int:
+        """End what runs under these ids, or everything, with "abort"; how many there were."""
+        ids = [i for running in self._running for i in running.request_ids]
+        if request_ids is not None:
+            ids = [i for i in ids if i in request_ids]
+        await self._client.abort(ids)
+        return len(ids)
+
     async def drain(self, timeout: float) -> None:
         """Admit nothing more, wait `timeout` seconds for what runs, then end it with "abort"."""
         self.is_draining = True
         if timeout > 0 and await self.wait_idle(timeout):
             return
-        await self._client.abort([i for running in self._running for i in running.request_ids])
+        await self.abort()
 
     async def wait_idle(self, timeout: float) -> bool:
         """Whether nothing runs any more, within `timeout` seconds."""

@@ -1,0 +1,114 @@
+"""Routes for whoever develops with an engine, with VLLM_SERVER_DEV_MODE=1: stop it, look inside.
+
+They are guarded like all others. Invariant: nothing that may be a secret is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite import __version__, envs
+from vllm_lite.engine.client import PauseMode
+from vllm_lite.errors import RequestError
+from vllm_lite.server.body import read_json
+from vllm_lite.server.context import ServingContext
+
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+class DevService:
+    """Pause, resume, abort, forget, describe."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+
+    async def pause(self, request: Request) -> Response:
+        """Begin no new requests; ?mode=abort, wait or keep says what becomes of the others."""
+        mode = request.query_params.get("mode", "abort")
+        if mode not in get_args(PauseMode):
+            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}", "mode")
+        clear_cache = _flag(request.query_params, "clear_cache", default=True)
+        await self._context.client.pause_generation(mode, clear_cache)  # type: ignore[arg-type]
+        return _json({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        """Go on after a pause."""
+        await self._context.client.resume_generation()
+        return _json({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        """Report whether new requests wait."""
+        return _json({"is_paused": await self._context.client.is_paused()})
+
+    async def abort_requests(self, request: Request) -> Response:
+        """End the requests of "request_ids", or all that this process serves."""
+        body = await read_json(request)
+        ids = body.get("request_ids")
+        if ids is not None and not (
+            isinstance(ids, list) and all(isinstance(one, str) for one in ids)
+        ):
+            raise RequestError("request_ids must be a list of strings", "request_ids")
+        return _json({"status": "aborted", "aborted": await self._context.generations.abort(ids)})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Forget cached prefixes; false while requests hold blocks."""
+        return _json({"success": await self._context.client.reset_prefix_cache()})
+
+    async def server_info(self, request: Request) -> Response:
+        """Describe configuration and machine; ?config_format=text or json."""
+        shape = request.query_params.get("config_format", "text")
+        if shape not in ("text", "json"):
+            raise RequestError("config_format must be text or json", "config_format")
+        config = self._context.client.config
+        return _json(
+            {
+                "vllm_config": str(config) if shape == "text" else _plain(config),
+                "vllm_env": _environment(),
+                "system_env": {
+                    "vllm_lite": __version__,
+                    "python": sys.version,
+                    "platform": platform.platform(),
+                    "machine": platform.machine(),
+                    "cpu_count": os.cpu_count(),
+                },
+            }
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A configuration as JSON can hold it, without the fields that a repr leaves out: secrets."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        name: getattr(envs, name)
+        for name in dir(envs)
+        if name.startswith("VLLM_") and not any(word in name for word in _SECRET_WORDS)
+    }
+
+
+def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = query.get(name, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise RequestError(f"{name} must be true or false", name)
+    return text in ("true", "1")
+
+
+def _json(payload: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(payload), media_type="application/json")
