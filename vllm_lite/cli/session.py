@@ -80,11 +80,11 @@ def _show(reply: Reply, answer: list[str], terminal: Terminal) -> None:
                 if piece.is_reasoning != is_thinking:
                     is_thinking = piece.is_reasoning
                     terminal.end_line()
-                    terminal.write("<think>\n" if is_thinking else "</think>\n")
-                terminal.write(piece.text)
+                    terminal.write("<think>\n" if is_thinking else "</think>\n", is_aside=True)
+                terminal.write(piece.text, is_aside=is_thinking)
                 if not piece.is_reasoning:
                     answer.append(piece.text)
     finally:
         terminal.end_line()
         if is_thinking:
-            terminal.write("</think>\n")
+            terminal.write("</think>\n", is_aside=True)

@@ -101,10 +101,11 @@ class Terminal:
         """A line of the program's own."""
         self._write(self._coloured(_DIM, line) + "\n")
 
-    def write(self, text: str) -> None:
-        """A part of a reply, at once."""
+    def write(self, text: str, *, is_aside: bool = False) -> None:
+        """A part of a reply, at once; what is thought aside is dim where there are colours."""
         self._is_line_open = self._is_line_open if not text else not text.endswith("\n")
-        self._write(text.translate(_CONTROL) if self.is_interactive else text)
+        text = text.translate(_CONTROL) if self.is_interactive else text
+        self._write(self._coloured(_DIM, text) if is_aside else text)
 
     def end_line(self) -> None:
         """Go to the next line unless it is a fresh one."""

@@ -76,6 +76,17 @@ def test_reasoning_is_marked_and_not_remembered(
     assert capsys.readouterr().out == "Using model: script\n<think>\nso\n</think>\nYes\n"
 
 
+def test_reasoning_is_dim_on_a_terminal_and_stays_apart() -> None:
+    events = [delta(reasoning="so"), delta(content="Yes"), delta("stop"), "[DONE]"]
+    with served(scripted(*events)) as url, PseudoTerminal("chat", "--url", url) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("really?\r")
+        terminal.wait_for("<think>\nso\n</think>\nYes\n")
+        assert "\x1b[2mso\x1b[0m" in terminal.raw and "\x1b[2mYes" not in terminal.raw
+        terminal.type(CTRL_D)
+        assert terminal.wait_end() == 0
+
+
 def test_no_server_says_how_to_start_one(capsys: Captured) -> None:
     assert main(["chat", "--url", NOWHERE, "-q", "hi"]) == 1
     assert capsys.readouterr() == (
