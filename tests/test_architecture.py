@@ -58,6 +58,7 @@ LAYERS: dict[str, int] = {
 ALLOWED = {
     ("log", "envs"): "the level and format come from the environment",
     ("envs", "errors"): "a value that does not parse is a usage error",
+    ("log", "errors"): "a configuration that does not parse is a usage error",
     ("quantization", "kernels"): "a storage format is multiplied by a kernel",
     ("quantization", "platform"): "the machine decides which product is the fastest",
     ("layers", "attention"): "the attention layer reads the step's metadata",
@@ -170,11 +171,14 @@ def test_files_classes_and_functions_stay_small(path: Path) -> None:
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= MAX_CLASS, f"{ids(path)}:{node.lineno} class of {size} lines"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list):
+                continue  # a kernel takes every size and stride by name, in one piece
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= MAX_FUNCTION, f"{ids(path)}:{node.lineno} function of {size} lines"
             positional = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
             count = len([a for a in positional if a not in ("self", "cls")])
-            limit = MAX_OPERATION_PARAMETERS if path.parent.name == "kernels" else MAX_PARAMETERS
+            is_operation = "kernels" in path.parts
+            limit = MAX_OPERATION_PARAMETERS if is_operation else MAX_PARAMETERS
             assert count <= limit, f"{ids(path)}:{node.lineno} takes {count} parameters"
 
 

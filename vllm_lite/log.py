@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from vllm_lite import envs
+from vllm_lite.errors import UsageError
 
 _process_name = ""
 
@@ -44,14 +45,24 @@ def configure_logging() -> None:
     if root.handlers or not envs.VLLM_CONFIGURE_LOGGING:
         return
     if envs.VLLM_LOGGING_CONFIG_PATH:
-        config = json.loads(Path(envs.VLLM_LOGGING_CONFIG_PATH).read_text())
-        logging.config.dictConfig(config)
+        configure_logging_from(envs.VLLM_LOGGING_CONFIG_PATH, "VLLM_LOGGING_CONFIG_PATH")
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter())
     root.addHandler(handler)
     root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
     root.propagate = False
+
+
+def configure_logging_from(path: str, source: str) -> None:
+    """Apply a JSON file for dictConfig; raises UsageError that names `source`, who asked for it."""
+    try:
+        logging.config.dictConfig(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = str(error) or type(error).__name__
+        raise UsageError(
+            f"{source}: {path} is no logging configuration in JSON ({reason})"
+        ) from None
 
 
 def init_logger(name: str) -> logging.Logger:

@@ -6,6 +6,7 @@ line, 130 interrupted.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -36,13 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         kind = "option" if words[0].startswith("-") else "command"
-        sys.stderr.write(
-            f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} "
-            f"(choose from {', '.join(COMMANDS)})\n"
-        )
+        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}"
+        sys.stderr.write(f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} ({hint})\n")
         return 2
-    module = importlib.import_module(COMMANDS[words[0]][0])
     try:
+        module = importlib.import_module(COMMANDS[words[0]][0])
         code: int = module.run(words[1:])
     except VLLMLiteError as error:
         sys.stderr.write(f"vllm-lite {words[0]}: error: {' '.join(str(error).split())}\n")

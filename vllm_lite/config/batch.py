@@ -41,4 +41,18 @@ class BatchConfig:
     url: str = option(
         "0.0.0.0", "Address of the metrics; used with --enable-metrics.", aliases=("--host",)
     )
+    enable_server_load_tracking: bool = option(
+        False,
+        "Report running requests at /load.",
+        group="Frontend",
+        level="idle",
+        why="a batch has no /load; --enable-metrics tells of running requests",
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "Publish the tokenizer's configuration.",
+        group="Frontend",
+        level="idle",
+        why="a batch has no such route",
+    )
     port: int = option(8000, "TCP port of the metrics; used with --enable-metrics.", ge=0, le=65535)

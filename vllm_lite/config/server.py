@@ -55,6 +55,34 @@ class ReplyConfig:
     )
     enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
     enable_log_outputs: bool = option(False, "Log generated text too.")
+    log_config_file: str | None = option(
+        None, "JSON logging configuration for the engine and the front end."
+    )
+    log_error_stack: bool = option(
+        False,
+        "Log the stack of every error that is answered.",
+        level="absent",
+        remedy="leave it out: unexpected errors are logged with their stack anyway",
+    )
+    lora_modules: list[str] = option(
+        [],
+        "Adapters to serve, as NAME=PATH.",
+        level="absent",
+        remedy="serve a model that the adapter was merged into",
+    )
+    tool_server: str | None = option(
+        None,
+        "Servers of tools for the Responses API.",
+        level="absent",
+        remedy="leave it out: clients run the tools that are called",
+    )
+    disable_log_requests: bool | None = option(
+        None,
+        "Log no requests.",
+        group="options",
+        deprecated="--enable-log-requests, or nothing: requests are not logged by themselves",
+        becomes=lambda off: {"enable_log_requests": not off},
+    )
 
 
 @config
@@ -117,11 +145,36 @@ class ServerConfig(ReplyConfig):
         False, "Answer with an X-Request-Id header, the client's own if it sent one."
     )
     enable_server_load_tracking: bool = option(False, "Report running requests at /load.")
-    log_config_file: str | None = option(
-        None, "JSON logging configuration for the engine and the HTTP server."
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "Publish the tokenizer's configuration.",
+        level="absent",
+        remedy="leave it out: /tokenize and /detokenize are served",
     )
     sse_keep_alive_interval: int = option(
         0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
+    )
+    headless: bool = option(
+        False,
+        "Run engines on a further machine, without HTTP.",
+        group="options",
+        level="absent",
+        remedy="leave it out: an engine runs on one machine",
+    )
+    api_server_count: int = option(
+        1,
+        "Processes that answer HTTP.",
+        aliases=("-asc",),
+        group="options",
+        ge=1,
+        level="absent",
+        remedy="leave it at 1",
+    )
+    engine_use_ray: bool | None = option(
+        None,
+        "Run the engine under Ray.",
+        group="options",
+        retired="the engine has a process of its own",
     )
     shutdown_timeout: int = option(
         30,

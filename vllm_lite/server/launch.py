@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import logging.config
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_lite import __version__
@@ -21,8 +18,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_launch import launch_core
-from vllm_lite.errors import UsageError
-from vllm_lite.log import init_logger, set_process_name, timeline
+from vllm_lite.log import configure_logging_from, init_logger, set_process_name, timeline
 from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.listen import Listener
 from vllm_lite.server.parser_choice import choose_parsers
@@ -44,7 +40,7 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     timeline.mark("imports")
     set_process_name("APIServer")
     if server_config.log_config_file:
-        _configure_logging(server_config.log_config_file)
+        configure_logging_from(server_config.log_config_file, "--log-config-file")
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
@@ -58,16 +54,6 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
         finally:
             listener.close()
     return 0
-
-
-def _configure_logging(path: str) -> None:
-    try:
-        logging.config.dictConfig(json.loads(Path(path).read_text()))
-    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
-        reason = str(error) or type(error).__name__
-        raise UsageError(
-            f"--log-config-file: {path} is no logging configuration in JSON ({reason})"
-        ) from None
 
 
 @contextmanager
