@@ -92,7 +92,8 @@ class Plotter:
         ):
             axes = figure.add_subplot(1, 2, place)
             low, high = min(listed), max(listed)
-            edges = np.linspace(low - 0.5, high + 0.5, min(high - low + 2, 41))
+            num_bars = min(high - low + 1, max(8, int(2 * len(listed) ** 0.5)), 40)
+            edges = np.linspace(low - 0.5, high + 0.5, num_bars + 1)
             axes.hist(listed, bins=list(edges), color=colour, edgecolor="white", linewidth=0.4)
             axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
             about = f"mean {np.mean(listed):.0f}, median {np.median(listed):.0f}, {low} to {high}"
