@@ -90,8 +90,18 @@ def test_a_batch_is_answered_in_order(tmp_path: Path) -> None:
 
 def test_a_killed_run_loses_nothing_and_memory_stays_flat() -> None:
     # The small form of a run of 20,000 lines; the script itself fails where a law is broken.
-    words = ["--lines", "200", "--line-bytes", "2000", "--interval", "0.02", "--options"]
-    options = "--max-model-len 256 --num-gpu-blocks-override 200 --max-num-seqs 4"
+    words = [
+        "--lines",
+        "200",
+        "--max-tokens",
+        "2",
+        "--line-bytes",
+        "2000",
+        "--interval",
+        "0.02",
+        "--options",
+    ]
+    options = "--max-model-len 256 --num-gpu-blocks-override 200 --max-num-seqs 8"
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "large_batch.py"), *words, options],
         capture_output=True,
