@@ -9,6 +9,7 @@ from __future__ import annotations
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.engine.input_processor import ProcessedInput
 from vllm_lite.errors import QueueFullError
+from vllm_lite.metrics.board import Board, Column, NoBoard
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics
 
 
@@ -34,9 +35,16 @@ class Place:
 class Admission:
     """Lets requests in as long as not too much waits; what can run at once never waits."""
 
-    def __init__(self, limits: SchedulerConfig, metrics: EngineMetrics | NoMetrics) -> None:
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        metrics: EngineMetrics | NoMetrics,
+        board: Board | NoBoard | None = None,
+    ) -> None:
         self._limits = limits
         self._metrics = metrics
+        # What other front ends of the same engine have let in.
+        self._board = board or NoBoard()
         self._num_sequences = 0
         self._num_tokens = 0
 
@@ -45,11 +53,19 @@ class Admission:
         self._num_sequences += num_sequences
         self._num_tokens += num_tokens
 
+    def tell(self, num_unfinished: int, num_waiting: int) -> None:
+        """Let other front ends know what is counted here, as `admit` takes it."""
+        self._board.set(Column.NUM_UNFINISHED, num_unfinished)
+        self._board.set(Column.NUM_WAITING_TOKENS, num_waiting)
+
     def admit(self, processed: ProcessedInput, num_unfinished: int, num_waiting: int) -> Place:
         """A place beside `num_unfinished` sequences; raises QueueFullError.
 
         `num_waiting` counts the prompt tokens of those that have not been computed.
         """
+        self.tell(num_unfinished, num_waiting)
+        num_unfinished += self._board.others(Column.NUM_UNFINISHED)
+        num_waiting += self._board.others(Column.NUM_WAITING_TOKENS)
         limits, num_choices = self._limits, processed.params.n
         waiting = num_unfinished + self._num_sequences - limits.max_num_seqs
         limit = limits.max_num_queued_reqs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from vllm_lite.errors import (
     UsageError,
 )
 from vllm_lite.log import init_logger
+from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import RequestOutput
@@ -48,10 +48,16 @@ class AsyncLLM:
     """An EngineClient over an engine core of its own; belongs to one event loop."""
 
     def __init__(
-        self, config: VllmConfig, core: CoreHandle, *, tokenizer: Tokenizer | None = None
+        self,
+        config: VllmConfig,
+        core: CoreHandle,
+        *,
+        tokenizer: Tokenizer | None = None,
+        board: Board | NoBoard | None = None,
     ) -> None:
         """`core` has been started with `config`; returns once it is ready.
 
+        `board` tells of other front ends of the same core.
         Unless it is given, the tokenizer loads while the core does. Raises what keeps the
         core from starting.
         """
@@ -68,10 +74,11 @@ class AsyncLLM:
         self._tokenizer = tokenizer
         self._inputs = inputs
         self._outputs = OutputProcessor(config, tokenizer)
+        board = board or NoBoard()
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
-            config, self._core.ready.num_blocks
+            config, self._core.ready.num_blocks, board, is_first=core.seat.index == 0
         )
-        self._admission = Admission(config.scheduler, self._metrics)
+        self._admission = Admission(config.scheduler, self._metrics, board)
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: asyncio.Event | None = None
         self._is_draining = False
@@ -232,7 +239,7 @@ class AsyncLLM:
         place.leave()
         self._start_tasks()
         # Callers may repeat an id; the core must never see the same twice.
-        core_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        core_id = self._core.sequence_id(request_id)
         sequences = fan_out(core_id, processed, arrival_time, priority)
         is_delta = processed.params.output_kind is RequestOutputKind.DELTA
         collector = OutputCollector(is_delta=is_delta)
@@ -287,6 +294,7 @@ class AsyncLLM:
         self._finish_in_core(processed)
 
     def _finish_in_core(self, processed: ProcessedStep) -> None:
+        self._admission.tell(self._outputs.num_unfinished, self._outputs.num_waiting_tokens)
         if processed.aborted_ids:
             self._core.abort_requests(processed.aborted_ids)
         self._wake_drain()

@@ -22,6 +22,11 @@ Received = TypeVar("Received")
 TO_CORE, FROM_CORE = "to_core", "from_core"
 
 
+def address(directory: Path, direction: str, index: int) -> str:
+    """Where front end `index` binds its socket of one direction."""
+    return f"ipc://{directory}/{direction}.{index}"
+
+
 class Channel(Generic[Sent, Received]):
     """One end of the channel; belongs to one thread at a time."""
 
@@ -36,19 +41,19 @@ class Channel(Generic[Sent, Received]):
             socket.setsockopt(zmq.LINGER, 0)
 
     @classmethod
-    def for_front_end(cls, directory: Path) -> Channel[ToCore, FromCore]:
-        """Bind in `directory`, which only this user may enter."""
+    def for_front_end(cls, directory: Path, index: int = 0) -> Channel[ToCore, FromCore]:
+        """Bind in `directory`, which only this user may enter; each front end has its index."""
         channel = Channel(front_end_codec())
-        channel._outgoing.bind(f"ipc://{directory / TO_CORE}")
-        channel._incoming.bind(f"ipc://{directory / FROM_CORE}")
+        channel._outgoing.bind(address(directory, TO_CORE, index))
+        channel._incoming.bind(address(directory, FROM_CORE, index))
         return channel
 
     @classmethod
     def for_core(cls, directory: Path) -> Channel[FromCore, ToCore]:
         """Connect to the front end that bound in `directory`."""
         channel = Channel(core_codec())
-        channel._outgoing.connect(f"ipc://{directory / FROM_CORE}")
-        channel._incoming.connect(f"ipc://{directory / TO_CORE}")
+        channel._outgoing.connect(address(directory, FROM_CORE, 0))
+        channel._incoming.connect(address(directory, TO_CORE, 0))
         return channel
 
     @property

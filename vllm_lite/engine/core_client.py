@@ -167,13 +167,17 @@ class AsyncMPClient:
         self.ready = handle.wait_ready()
         self.dead_error: EngineDeadError | None = None
         self._handle = handle
-        self._call_ids = itertools.count()
+        self._call_ids = handle.seat.call_ids()
         self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
         self._outputs: deque[StepOutputs] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._is_open = True
+
+    def sequence_id(self, request_id: str) -> str:
+        """An id for the core that no other request has."""
+        return self._handle.seat.sequence_id(request_id)
 
     def attach(self) -> None:
         """Listen to the core from the running event loop; every other method comes after it."""

@@ -1,12 +1,12 @@
-"""The front end's hold on an engine core: start it, know when it ends and why, end it.
+"""A front end's hold on an engine core: start it, know when it ends and why, end it.
 
-core_child has the real thing, a process; core_thread the same core inside this process. Both
-speak through a Channel and stamp a Heartbeat, so whoever holds one cannot tell the difference.
+core_child has the real thing, a process; core_thread the same core inside this process;
+core_joined one that another front end started. All speak through a Channel and stamp a
+Heartbeat, so whoever holds one cannot tell the difference.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -16,6 +16,7 @@ from pathlib import Path
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.front_ends import FrontEndSeat
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import CoreFailed, CoreReady, Shutdown, ToCore
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
@@ -30,18 +31,17 @@ _USER_ERRORS: dict[str, type[VLLMLiteError]] = {
 
 
 class CoreHandle(ABC):
-    """What both kinds share: the channel, the heartbeat, the start, the last words."""
+    """What all kinds share: the channel, the heartbeat, the start, the last words."""
 
-    def __init__(self) -> None:
-        self._directory = _private_directory()
-        self.channel = Channel.for_front_end(self._directory)
-        self.heartbeat = Heartbeat.create()
+    def __init__(
+        self, directory: Path, heartbeat: Heartbeat, exit_fd: int, seat: FrontEndSeat
+    ) -> None:
+        self.directory = directory
+        self.seat = seat
+        self.channel = Channel.for_front_end(directory, seat.index)
+        self.heartbeat = heartbeat
         # Readable (end of file) once the core has ended.
-        self.exit_fd, self._exit_writer = os.pipe()
-
-    @abstractmethod
-    def start(self, config: VllmConfig) -> None:
-        """Tell the core what to be; it begins to build itself."""
+        self.exit_fd = exit_fd
 
     @abstractmethod
     def kill(self) -> None:
@@ -72,8 +72,6 @@ class CoreHandle(ABC):
             self.kill()
             self.close()
             raise
-        # Both directions are connected: nobody needs the names of the sockets any more.
-        shutil.rmtree(self._directory, ignore_errors=True)
         return ready
 
     def last_words(self) -> str:
@@ -84,19 +82,15 @@ class CoreHandle(ABC):
                 return f"{message.kind}: {message.message}"
         return self.exit_cause()
 
+    @abstractmethod
     def stop(self, timeout: float) -> None:
-        """Ask the core to end after the step in hand; kill it after `timeout` seconds."""
-        self.channel.send(Shutdown())
-        if not self.wait_ended(timeout):
-            self.kill()
-        self.close()
+        """Have no more to do with the core, which ends with the front end that started it."""
 
     def close(self) -> None:
-        """Give back what this side holds; the core must have ended."""
+        """Give back what this side holds."""
         self.channel.close()
         self.heartbeat.close()
         os.close(self.exit_fd)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _wait_first_message(self) -> CoreReady:
         limit = envs.VLLM_ENGINE_READY_TIMEOUT_S
@@ -120,11 +114,39 @@ class CoreHandle(ABC):
         raise EngineDeadError("The engine core did not connect")
 
 
-def announce_exit(writer: int) -> None:
-    """Make the other end of the pipe readable; nobody may be there any more."""
-    with contextlib.suppress(BrokenPipeError):
-        os.write(writer, b"x")
-    os.close(writer)
+class StartedCore(CoreHandle):
+    """A core that this process started, and that ends with it."""
+
+    def __init__(self, num_front_ends: int = 1) -> None:
+        exit_fd, self._exit_writer = os.pipe()
+        seat = FrontEndSeat(0, num_front_ends)
+        super().__init__(_private_directory(), Heartbeat.create(), exit_fd, seat)
+
+    @abstractmethod
+    def start(self, config: VllmConfig) -> None:
+        """Tell the core what to be; it begins to build itself."""
+
+    def wait_ready(self) -> CoreReady:
+        ready = super().wait_ready()
+        if self.seat.count == 1:
+            self.remove_directory()
+        return ready
+
+    def remove_directory(self) -> None:
+        """All front ends are connected: nobody needs the names of the sockets any more."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def stop(self, timeout: float) -> None:
+        """Ask the core to end after the step in hand; kill it after `timeout` seconds."""
+        self.channel.send(Shutdown())
+        if not self.wait_ended(timeout):
+            self.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Give back what this side holds; the core must have ended."""
+        super().close()
+        self.remove_directory()
 
 
 def _private_directory() -> Path:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_child import CoreProcess
-from vllm_lite.engine.core_handle import CoreHandle
+from vllm_lite.engine.core_handle import StartedCore
 
 
 def launch_core(
-    config: VllmConfig, *, in_process: bool = False, log_config_file: str | None = None
-) -> CoreHandle:
+    config: VllmConfig,
+    *,
+    in_process: bool = False,
+    log_config_file: str | None = None,
+    num_front_ends: int = 1,
+) -> StartedCore:
     """Start an engine core and return at once; `wait_ready` is the caller's, when it likes.
 
     The core imports and loads meanwhile, in a child process, or in a thread of this one. A
-    child configures its logging by `log_config_file`, as VLLM_LOGGING_CONFIG_PATH would.
+    child configures its logging by `log_config_file`, as VLLM_LOGGING_CONFIG_PATH would. Only a
+    child can have more than one front end.
     """
     if in_process:
         # Imported only where torch is wanted in this process.
         from vllm_lite.engine.core_thread import CoreThread
         from vllm_lite.executor.uniproc import UniprocExecutor
 
-        handle: CoreHandle = CoreThread(UniprocExecutor)
+        handle: StartedCore = CoreThread(UniprocExecutor)
     else:
-        handle = CoreProcess(log_config_file)
+        handle = CoreProcess(log_config_file, num_front_ends)
     handle.start(config)
     return handle

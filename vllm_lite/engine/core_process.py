@@ -1,14 +1,13 @@
 """The engine core as a process of its own: `python -m vllm_lite.engine.core_process`.
 
-Started by `core_child.CoreProcess` with the channel's directory, the heartbeat's descriptor
-and the parent's pid as arguments, and the configuration as msgpack on standard input. Dies
+Started by `core_child.CoreProcess` with the channel's directory, the heartbeat's descriptor,
+the parent's pid and the number of front ends as arguments, and the configuration as msgpack on
+standard input. Dies
 with its parent, whatever killed that, and leaves every other signal to it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.child import die_with_parent
 from vllm_lite.engine.core_loop import CoreLoop
+from vllm_lite.engine.front_ends import channel_of_core
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.log import set_process_name, timeline
 from vllm_lite.platform import bind_compute_threads
@@ -25,17 +25,8 @@ from vllm_lite.platform import bind_compute_threads
 if TYPE_CHECKING:
     from vllm_lite.engine.core import EngineCore
 
-PR_SET_PDEATHSIG = 1
 # Seconds that the last message, with the cause of death in it, may take to leave.
 LINGER = 2.0
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent ends; exit where it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def build_core() -> EngineCore:
@@ -61,7 +52,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")
 
-    channel = Channel.for_core(directory)
+    channel = channel_of_core(directory, int(arguments[3]))
     error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(build_core)
     channel.close(LINGER)
     return 0 if error is None else 1

@@ -12,15 +12,16 @@ from collections.abc import Callable
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
+from vllm_lite.engine.child import announce_exit
 from vllm_lite.engine.core import EngineCore
-from vllm_lite.engine.core_handle import CoreHandle, announce_exit
+from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import Shutdown
 from vllm_lite.executor.executor import Executor
 
 
-class CoreThread(CoreHandle):
+class CoreThread(StartedCore):
     """An engine core in a thread of this process."""
 
     def __init__(self, executor_class: Callable[[VllmConfig], Executor]) -> None:
@@ -55,7 +56,7 @@ class CoreThread(CoreHandle):
         super().close()
 
     def _run(self, config: VllmConfig) -> None:
-        channel = Channel.for_core(self._directory)
+        channel = Channel.for_core(self.directory)
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(
             lambda: EngineCore(config, self._executor_class)

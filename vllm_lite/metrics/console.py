@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from vllm_lite.log import init_logger
+from vllm_lite.metrics.board import Board, Column, NoBoard
 from vllm_lite.metrics.request_stats import StepStats
 from vllm_lite.metrics.stats import SchedulerStats
 
@@ -17,7 +18,10 @@ logger = init_logger(__name__)
 class ConsoleStats:
     """Adds up steps and prints them."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, board: Board | NoBoard | None = None) -> None:
+        self._board = board or NoBoard()
+        # What other front ends had counted when the last line was printed.
+        self._others = (0, 0)
         self._device = device.upper().replace("CUDA", "GPU")
         self._scheduler = SchedulerStats()
         self._since = time.monotonic()
@@ -29,16 +33,19 @@ class ConsoleStats:
         """Count one step; tokens from the prefix cache are not throughput."""
         if scheduler is not None:
             self._scheduler = scheduler
-        self._prompt_tokens += step.num_prompt_tokens - step.num_cached_tokens
+        num_prompt = step.num_prompt_tokens - step.num_cached_tokens
+        self._prompt_tokens += num_prompt
         self._generation_tokens += step.num_generation_tokens
+        self._board.add(Column.PROMPT_TOKENS, num_prompt)
+        self._board.add(Column.GENERATION_TOKENS, step.num_generation_tokens)
 
     def log(self) -> str | None:
         """Print the line of the time since the last call, and return it; None where silent."""
         now, stats = time.monotonic(), self._scheduler
         seconds = max(now - self._since, 1e-9)
-        prompt, generated = self._prompt_tokens / seconds, self._generation_tokens / seconds
+        prompt, generated = (count / seconds for count in self._take_tokens())
         preemptions = stats.num_preemptions - self._num_preemptions
-        self._since, self._prompt_tokens, self._generation_tokens = now, 0, 0
+        self._since = now
         self._num_preemptions = stats.num_preemptions
         is_idle = not (prompt or generated or stats.num_running or stats.num_waiting)
         is_silent, self._was_idle = is_idle and self._was_idle, is_idle
@@ -57,3 +64,13 @@ class ConsoleStats:
         )
         logger.info("%s", line)
         return line
+
+    def _take_tokens(self) -> tuple[int, int]:
+        """Prompt and generated tokens since the last call, of all front ends."""
+        board, before = self._board, self._others
+        others = board.others(Column.PROMPT_TOKENS), board.others(Column.GENERATION_TOKENS)
+        prompt = self._prompt_tokens + others[0] - before[0]
+        generated = self._generation_tokens + others[1] - before[1]
+        self._prompt_tokens = self._generation_tokens = 0
+        self._others = others
+        return prompt, generated

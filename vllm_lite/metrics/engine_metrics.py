@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.metrics.console import ConsoleStats
 from vllm_lite.metrics.prometheus import EngineCollector
 from vllm_lite.metrics.request_stats import StepStats
@@ -17,9 +18,13 @@ from vllm_lite.metrics.stats import SchedulerStats
 class EngineMetrics:
     """The Prometheus metrics and the throughput line."""
 
-    def __init__(self, config: VllmConfig, num_blocks: int) -> None:
+    def __init__(
+        self, config: VllmConfig, num_blocks: int, board: Board | NoBoard, is_first: bool
+    ) -> None:
         self._collector = EngineCollector(config, num_blocks)
-        self._console = ConsoleStats(config.device)
+        self._console = ConsoleStats(config.device, board)
+        # One line for the engine, whoever else serves it.
+        self._has_line = is_first
         self.registry: CollectorRegistry | None = self._collector.registry
 
     def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
@@ -33,13 +38,14 @@ class EngineMetrics:
 
     def log(self) -> None:
         """Print the throughput line now."""
-        self._console.log()
+        if self._has_line:
+            self._console.log()
 
     async def log_regularly(self) -> None:
         """Print the throughput line every VLLM_LOG_STATS_INTERVAL seconds, for ever."""
         while True:
             await asyncio.sleep(envs.VLLM_LOG_STATS_INTERVAL)
-            self._console.log()
+            self.log()
 
 
 class NoMetrics:
@@ -60,8 +66,14 @@ class NoMetrics:
         """Nothing."""
 
 
-def engine_metrics(config: VllmConfig, num_blocks: int) -> EngineMetrics | NoMetrics:
-    """What --disable-log-stats leaves."""
+def engine_metrics(
+    config: VllmConfig,
+    num_blocks: int,
+    board: Board | NoBoard | None = None,
+    *,
+    is_first: bool = True,
+) -> EngineMetrics | NoMetrics:
+    """What --disable-log-stats leaves; the first front end on `board` speaks for all."""
     if config.observability.disable_log_stats:
         return NoMetrics()
-    return EngineMetrics(config, num_blocks)
+    return EngineMetrics(config, num_blocks, board or NoBoard(), is_first)

@@ -1,0 +1,128 @@
+"""A child process that lives no longer than its parent, and whose end shows on a descriptor.
+
+Both sides of it: `ChildProcess` for the parent, `die_with_parent` for the child. Knows neither
+what runs in the child nor what the two say to each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import site
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_lite import envs
+
+PR_SET_PDEATHSIG = 1
+
+
+class ChildProcess:
+    """`python -m module arguments` and the thread that spawned it and waits for it.
+
+    The kernel sends the death signal when the spawning thread ends, so that thread stays.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        pass_fds: Sequence[int],
+        environment: dict[str, str],
+        exit_writer: int,
+    ) -> None:
+        """Starts at once; `exit_writer` is written to and closed when the child has ended."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.error: OSError | None = None
+        self.ended = threading.Event()
+        self._exit_writer = exit_writer
+        self._environment = environment
+        self._pass_fds = tuple(pass_fds)
+        self._spawned = threading.Event()
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        threading.Thread(
+            target=self._run, args=(command,), name=f"{module}-watch", daemon=True
+        ).start()
+        self._spawned.wait()
+
+    def give(self, data: bytes) -> None:
+        """Write the child's standard input and close it; one that is gone shows elsewhere."""
+        assert self.process is not None
+        stdin = self.process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError), stdin:
+            stdin.write(data)
+
+    def kill(self) -> None:
+        """SIGKILL; harmless where it has ended."""
+        if self.process is not None:
+            self.process.kill()
+
+    def terminate(self) -> None:
+        """SIGTERM; harmless where it has ended."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def exit_cause(self) -> str:
+        """How the process ended, once it has."""
+        code = None if self.process is None else self.process.returncode
+        if code is None:
+            return "it does not answer"
+        if code >= 0:
+            return f"the process ended with exit code {code}"
+        hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        return f"the process was killed by {signal.Signals(-code).name}{hint}"
+
+    def _run(self, command: list[str]) -> None:
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                # What it prints belongs to the log; standard output is the user's.
+                stdout=2,
+                pass_fds=self._pass_fds,
+                # A terminal's Ctrl-C is for the parent, which drains and then stops its child.
+                process_group=0,
+                env=self._environment,
+            )
+        except OSError as error:
+            self.error = error
+        self._spawned.set()
+        if self.process is not None:
+            self.process.wait()
+        self.ended.set()
+        announce_exit(self._exit_writer)
+
+
+def announce_exit(writer: int) -> None:
+    """Make the other end of the pipe readable; nobody may be there any more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(writer, b"x")
+    os.close(writer)
+
+
+def child_environment(log_config_file: str | None) -> dict[str, str]:
+    """This process's environment, in which the child finds this package and the log's options."""
+    environment = envs.child_environment()
+    if log_config_file is not None:
+        environment["VLLM_LOGGING_CONFIG_PATH"] = os.path.abspath(log_config_file)
+    # -P keeps the current directory off the child's path; the package itself must stay on it.
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in (*site.getsitepackages(), site.getusersitepackages()):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return environment
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends; exit where it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
