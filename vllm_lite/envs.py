@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     VLLM_ENABLE_RESPONSES_API_STORE: bool
     VLLM_SERVER_DEV_MODE: bool
     VLLM_LITE_CPU_ISA: str
+    TRITON_INTERPRET: bool
     OPENAI_API_KEY: str | None
     HF_HUB_OFFLINE: bool
     HF_TOKEN: str | None
@@ -144,7 +145,12 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_LITE_CPU_ISA": Variable(
         _text("VLLM_LITE_CPU_ISA", "auto"),
-        "auto, avx512, avx2, portable or reference: forces one CPU kernel path.",
+        "auto, avx512, avx2, portable, reference or triton (the GPU's kernels, interpreted): "
+        "forces one kernel path on CPU.",
+    ),
+    "TRITON_INTERPRET": Variable(
+        _flag("TRITON_INTERPRET", False),
+        "Triton's own: 1 runs its kernels without a GPU, one operation after another.",
     ),
     "OPENAI_API_KEY": Variable(
         _optional_text("OPENAI_API_KEY"),

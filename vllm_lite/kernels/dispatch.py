@@ -81,9 +81,12 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
 
-ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference")
+# `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
+ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference", "triton")
 
 _selected: Ops | None = None
+# What `_selected` is called where it is not the compiled module, and runs on torch's threads.
+_plain_name: str | None = None
 
 
 def ops() -> Ops:
@@ -97,7 +100,7 @@ def select_ops(device_type: str = "cpu") -> Ops:
     Raises UsageError for an unknown device or instruction set, for one that this machine lacks,
     and where the compiled module is missing.
     """
-    global _selected
+    global _selected, _plain_name
     if device_type != "cpu":
         raise UsageError(f"there are no kernels for device {device_type!r}; use --device cpu")
     isa = envs.VLLM_LITE_CPU_ISA.lower()
@@ -105,13 +108,19 @@ def select_ops(device_type: str = "cpu") -> Ops:
         raise UsageError(
             f"VLLM_LITE_CPU_ISA={isa!r} is unknown; choose from {', '.join(ISA_CHOICES)}"
         )
-    _selected = reference if isa == "reference" else _compiled(isa)
+    if isa == "reference":
+        _selected, _plain_name = reference, "reference (plain torch)"
+    elif isa == "triton":
+        _selected, _plain_name = _interpreted(), "Triton, interpreted"
+    else:
+        _selected, _plain_name = _compiled(isa), None
     return _selected
 
 
 def set_num_threads(count: int) -> None:
     """Let the operations use `count` threads, the calling one among them."""
-    if ops() is reference:
+    ops()
+    if _plain_name is not None:
         torch.set_num_threads(count)
     else:
         _module().set_num_threads(count)
@@ -119,10 +128,23 @@ def set_num_threads(count: int) -> None:
 
 def describe() -> str:
     """One line for the log: instruction set and number of threads."""
-    if ops() is reference:
-        return f"reference (plain torch), {torch.get_num_threads()} threads"
+    ops()
+    if _plain_name is not None:
+        return f"{_plain_name}, {torch.get_num_threads()} threads"
     module = _module()
     return f"{module.selected_isa()}, {module.num_threads()} threads"
+
+
+def _interpreted() -> Ops:
+    if not envs.TRITON_INTERPRET:
+        raise UsageError("VLLM_LITE_CPU_ISA=triton needs TRITON_INTERPRET=1: there is no GPU here")
+    try:
+        from vllm_lite.kernels.triton import ops as triton_ops
+    except ImportError as error:
+        raise UsageError(
+            f"VLLM_LITE_CPU_ISA=triton needs Triton ({error}); run `pip install triton`"
+        ) from None
+    return triton_ops
 
 
 def _compiled(isa: str) -> Ops:
