@@ -179,3 +179,110 @@ def test_fitting_holds_for_ids_that_do_not_survive_as_text(demo: PromptMaker) ->
     for length in range(1, 80):
         text, ids = demo.fit(demo.draw(length, rng), rng)
         assert demo.count(text) == len(ids) == length
+
+
+POEM = [f"Line {number} of a poem that nobody wrote\n" for number in range(60)]
+
+
+def test_sonnets_begin_alike_and_have_about_the_length(demo: PromptMaker, tmp_path: Path) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_text("".join(POEM))
+    options = {"dataset_path": str(path), "num_prompts": 6, "sonnet_prefix_len": 60}
+    made = samples("sonnet", demo, **options, input_len=160, sonnet_output_len=9)
+    per_line = demo.count(POEM[0])
+    assert all(abs(sample.prompt_tokens - 160) <= 2 * per_line for sample in made)
+    assert {sample.output_tokens for sample in made} == {9}
+    first = [str(sample.prompt).splitlines()[:4] for sample in made]
+    assert first == first[:1] * 6 and len({str(sample.prompt) for sample in made}) == 6
+    for wanted, cause in ((61, "leaves no line after"), (9000, "has 60 lines")):
+        with pytest.raises(UsageError, match=cause):
+            samples("sonnet", demo, **options, input_len=wanted)
+
+
+def test_spec_bench_takes_a_category_s_first_turns(demo: PromptMaker, tmp_path: Path) -> None:
+    rows = [
+        {"question_id": 1, "category": "coding", "turns": ["Write a loop.", "Shorter."]},
+        {"question_id": 2, "category": "math", "turns": ["What is 2 + 2?"]},
+    ]
+    path = write_lines(tmp_path / "question.jsonl", rows)
+    made = samples("spec_bench", demo, dataset_path=path, num_prompts=2, disable_shuffle=True)
+    assert [(s.prompt, s.output_tokens) for s in made] == [
+        ("Write a loop.", 256),
+        ("What is 2 + 2?", 256),
+    ]
+    some = samples("spec_bench", demo, dataset_path=path, num_prompts=1, spec_bench_category="math")
+    assert some[0].prompt == "What is 2 + 2?"
+    with pytest.raises(UsageError, match="it has coding, math"):
+        samples("spec_bench", demo, dataset_path=path, spec_bench_category="art")
+
+
+BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+1,GPT-4,12,5,17,API log
+2,ChatGPT,900,5,905,API log
+3,GPT-4,30,0,30,API log
+4,GPT-4,20,7,27,API log
+"""
+
+
+def test_burstgpt_keeps_what_gpt_4_answered(demo: PromptMaker, tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text(BURST)
+    made = samples("burstgpt", demo, dataset_path=str(path), num_prompts=2)
+    assert sorted((s.prompt_tokens, s.output_tokens) for s in made) == [(12, 5), (20, 7)]
+    assert all(real_length(demo, str(s.prompt)) == s.prompt_tokens for s in made)
+    assert len(samples("burstgpt", demo, dataset_path=str(path), num_prompts=9)) == 9
+    for content, cause in (
+        ("a,b\n1,2\n", "has no column Model, Request tokens, Response tokens"),
+        (BURST.replace("GPT-4,12", "GPT-4,many"), "line 2 has no whole numbers"),
+        (BURST.replace("GPT-4", "GPT-5"), "holds no answered request"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=cause):
+            samples("burstgpt", demo, dataset_path=str(path))
+
+
+def trace_row(time: float, length: int, hashes: list[int]) -> dict[str, Any]:
+    return {"timestamp": time, "input_length": length, "output_length": 3, "hash_ids": hashes}
+
+
+def test_a_trace_shares_what_its_hashes_share(demo: PromptMaker, tmp_path: Path) -> None:
+    rows = [
+        trace_row(5000, 40, [1, 2, 3]),
+        trace_row(5500, 36, [1, 2, 9]),
+        trace_row(9000, 20, [1, 2]),
+        trace_row(9000, 40, []),
+    ]
+    path = write_lines(tmp_path / "trace.jsonl", rows)
+    made = samples(
+        "timed_trace", demo, dataset_path=path, num_prompts=9, timed_trace_sec_multiplier=0.001
+    )
+    assert [sample.at for sample in made] == [0.0, 0.5, 4.0, 4.0]
+    ids = [list(sample.prompt) for sample in made]
+    assert [len(one) for one in ids] == [40, 36, 20, 40] == [s.prompt_tokens for s in made]
+    assert ids[0][:32] == ids[1][:32] and ids[0][32:36] != ids[1][32:36]
+    assert ids[2] == ids[0][:20], "a part of a chunk is its beginning"
+    assert ids[3][:16] not in (ids[0][:16], ids[3][16:32])
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ([trace_row(2, 9, []), trace_row(1, 9, [])], "line 2 is earlier than the line before"),
+        ([{"timestamp": 1, "input_length": 3}], 'no whole number under "output_length"'),
+        ([{"input_length": 3, "output_length": 3}], 'no number under "timestamp"'),
+        ([{**trace_row(1, 9, []), "hash_ids": ["x"]}], 'no list of whole numbers under "hash_ids"'),
+        ([], "holds no request"),
+    ],
+)
+def test_a_bad_trace_is_one_line(
+    demo: PromptMaker, tmp_path: Path, rows: list[Any], cause: str
+) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", rows)
+    with pytest.raises(UsageError, match=cause):
+        samples("timed_trace", demo, dataset_path=path)
+
+
+def test_random_prompts_come_in_batches_for_embeddings(demo: PromptMaker) -> None:
+    made = samples("random", demo, num_prompts=5, input_len=6, random_batch_size=2)
+    assert [len(sample.prompt) for sample in made] == [2, 2, 1]
+    assert [sample.prompt_tokens for sample in made] == [12, 12, 6]

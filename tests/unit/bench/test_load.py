@@ -1,62 +1,22 @@
-"""What goes over the wire, and that the pace and the limit of a load hold."""
+"""The pace and the limit of a load hold, and a failure costs its request only."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
 import pytest
 
 from tests.unit.bench.servers import chunked, scripted_server
-from vllm_lite.bench.datasets import Sample
 from vllm_lite.bench.http_client import HttpClient
-from vllm_lite.bench.load import Sender, run_load
-from vllm_lite.bench.options import SamplingOptions, TargetOptions
-from vllm_lite.bench.requests import PreparedRequest, prepare
+from vllm_lite.bench.load import Sender, probes, run_load
+from vllm_lite.bench.requests import PreparedRequest
 
-SAMPLE = Sample("Hello", 5, 9)
 STREAM = chunked(
     b'data: {"choices":[{"text":"a"}]}\n\n',
     b'data: {"choices":[{"text":"b"}],"usage":{"completion_tokens":4}}\n\ndata: [DONE]\n\n',
 )
-
-
-def body(target: TargetOptions, **sampling: Any) -> dict[str, Any]:
-    prepared = prepare(SAMPLE, "m", target, SamplingOptions(**sampling))
-    assert prepared.prompt_tokens == 5
-    content: dict[str, Any] = json.loads(prepared.body)
-    return content
-
-
-def test_a_completion_asks_for_a_stream_with_usage() -> None:
-    assert body(TargetOptions()) == {
-        "model": "m",
-        "prompt": "Hello",
-        "max_tokens": 9,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def test_a_chat_is_one_turn_of_the_user() -> None:
-    assert body(TargetOptions(backend="openai-chat", logprobs=2)) == {
-        "model": "m",
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_completion_tokens": 9,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def test_extra_fields_win_over_options_and_these_over_defaults() -> None:
-    target = TargetOptions(ignore_eos=True, logprobs=3, extra_body={"top_k": 1, "max_tokens": 2})
-    sent = body(target, temperature=0.5, top_k=7)
-    assert (sent["ignore_eos"], sent["logprobs"], sent["temperature"]) == (True, 3, 0.5)
-    assert (sent["top_k"], sent["max_tokens"]) == (1, 2)
 
 
 async def load(
@@ -104,7 +64,7 @@ async def test_no_more_requests_run_than_the_limit() -> None:
     results, most, _ = await load([0.0] * 9, 2, answer_seconds=0.02)
     assert most == 2
     waits = [result.queue_time for result in results]
-    assert max(waits[:2]) < 0.02 and waits[-1] > 0.05
+    assert max(waits[:2]) < min(waits[2:]) and waits[-1] > 0.05
     assert (await load([0.0] * 9, None, answer_seconds=0.1))[1] == 9
 
 
@@ -114,3 +74,24 @@ async def test_requests_go_out_at_their_times() -> None:
     starts = [result.start_time - began for result in results]
     for start, due in zip(starts, [0.0, 0.1, 0.1, 0.2], strict=True):
         assert start == pytest.approx(due, abs=0.09) and start >= due
+
+
+async def test_probes_run_beside_the_load_until_it_ends() -> None:
+    answered = asyncio.Event()
+
+    async def reply(head: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM)
+        if "run-2" in head:
+            answered.set()
+
+    async with scripted_server(reply) as server:
+        client = HttpClient(server.url, {})
+        sender = Sender(client, "/v1/completions", "run-")
+        async with probes(sender, PreparedRequest(b"{}", 1), rate=1000) as answers:
+            await asyncio.wait_for(answered.wait(), 20)
+        count = len(answers)
+        assert count >= 3 and all(answer.is_success for answer in answers)
+        async with probes(sender, PreparedRequest(b"{}", 1), rate=0) as none:
+            pass
+        assert none == [] and len(server.heads) == count
+        client.close()

@@ -8,7 +8,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_lite.bench.recorder import RequestResult, StreamRecorder, error_text
+from vllm_lite.bench.recorder import (
+    RequestResult,
+    ResponsesRecorder,
+    StreamRecorder,
+    WholeRecorder,
+    error_text,
+)
 
 
 def event(**fields: object) -> bytes:
@@ -75,3 +81,53 @@ def test_error_bodies_of_any_shape_have_a_text() -> None:
     assert error_text(b'{"error": "short"}') == "short"
     assert error_text(b"<html>\n502</html>") == "<html> 502</html>"
     assert error_text(b"[1]") == "[1]"
+
+
+DONE = event(type="response.completed", response={"usage": {"input_tokens": 5, "output_tokens": 2}})
+RESPONSE = b"".join(
+    [
+        event(type="response.created", response={"usage": None}),
+        event(type="response.reasoning_text.delta", delta="hm"),
+        event(type="response.output_text.delta", delta="Hé"),
+        event(type="response.output_text.delta", delta="llo"),
+        DONE,
+    ]
+)
+
+
+def record_response(pieces: list[bytes]) -> RequestResult:
+    recorder, result = ResponsesRecorder(), RequestResult(prompt_tokens=3)
+    for piece in pieces:
+        recorder.on_body(piece)
+    recorder.finish(result)
+    return result
+
+
+@given(st.lists(st.integers(0, len(RESPONSE)), max_size=8))
+def test_any_cut_of_a_response_gives_the_same_result(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(RESPONSE)]
+    result = record_response([RESPONSE[a:b] for a, b in pairwise(edges)])
+    assert (result.text, result.output_tokens, result.error) == ("Héllo", 2, "")
+    assert result.prompt_tokens == 5, "the server's count"
+    assert len(result.itls) == 2, "reasoning is timed"
+
+
+def test_a_response_needs_its_last_event() -> None:
+    broken = RESPONSE.removesuffix(DONE)
+    assert "before its last event" in record_response([broken]).error
+    failed = event(type="response.failed", response={"error": {"message": "out of memory"}})
+    assert record_response([broken, failed]).error == "out of memory"
+    assert record_response([event(type="error", message="too long")]).error == "too long"
+
+
+def test_embeddings_are_timed_as_a_whole() -> None:
+    body = json.dumps({"data": [{"embedding": [0.1] * 9}], "usage": {"prompt_tokens": 7}}).encode()
+    recorder, result = WholeRecorder(), RequestResult(prompt_tokens=3)
+    for piece in (body[:5], body[5:]):
+        recorder.on_body(piece)
+    recorder.finish(result)
+    assert (result.prompt_tokens, result.output_tokens, result.error) == (7, 0, "")
+    assert result.ttft == result.latency > 0 and not result.itls
+    nothing = RequestResult(prompt_tokens=3)
+    WholeRecorder().finish(nothing)
+    assert nothing.error == "the answer is empty"

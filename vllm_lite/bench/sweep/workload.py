@@ -49,7 +49,7 @@ def _explore(
     variable = options.workload_var
 
     def run(level: int, **further: int) -> list[Record]:
-        own = load.having(**further, **{variable: level})
+        own = load.having(**{**further, variable: level})
         return sweep.run_combination(server, serve, own, f"WL--{variable}={level}")
 
     count = _num_prompts(load, options.sweep.bench_words)
