@@ -105,7 +105,7 @@ class ChannelReasoning:
             if mark is None:
                 return
             if mark in framing.ends:
-                if kind == "tool" or (kind == "content" and out.keeps_framing):
+                if kind == "tool" or (kind == "content" and out.has_channels):
                     out.put_rest(mark)
                 has_reasoned = has_reasoned or kind == "reasoning"
                 kind, put = "content", out.put_rest
@@ -123,7 +123,7 @@ class ChannelReasoning:
                 put("\n" if has_reasoned else "")
             else:
                 out.has_ended = True
-                put(raw if kind == "tool" or out.keeps_framing else "")
+                put(raw if kind == "tool" or out.has_channels else "")
 
 
 @dataclass(frozen=True)

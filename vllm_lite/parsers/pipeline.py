@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.channels import ChannelTools
 from vllm_lite.parsers.events import Event
-from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter
+from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
 from vllm_lite.parsers.sink import EventSink, NewId, new_call_id
 from vllm_lite.parsers.source import Put, Reading, Source
 from vllm_lite.parsers.tool_constraint import has_own_envelope
@@ -54,24 +54,29 @@ class OutputParser:
     def __init__(self, config: OutputParserConfig) -> None:
         self._sink = EventSink(only_first_call=not config.parallel_tool_calls, new_id=config.new_id)
         self._stages: list[_Stage] = []
-        put: Put = self._sink.content
-        tools = _tool_format(config)
+        tools, reasoning = _tool_format(config), _reasoning_format(config)
+        content: Put = self._sink.content
+        splitter = ReasoningSplitter(self._sink.reasoning, content, _starts_inside(config))
+        splitter.has_ended = reasoning is None
+        splitter.has_tools = tools is not None
+        splitter.has_channels = isinstance(tools, ChannelTools)
+        self._splitter = splitter
+        put = content
         if tools is not None:
-            put = self._add(lambda source: read_tools(tools, source, self._sink, config.tools))
-        reasoning = _reasoning_format(config)
-        self._splitter: ReasoningSplitter | None = None
+            again = None
+            if isinstance(reasoning, TaggedReasoning):
+                again = _Interludes(reasoning, splitter)
+            put = splitter.put_rest = self._add(
+                lambda source: read_tools(tools, source, self._sink, config.tools, again)
+            )
         if reasoning is not None:
-            is_inside = _starts_inside(config)
-            splitter = ReasoningSplitter(self._sink.reasoning, put, is_inside)
-            splitter.keeps_framing = isinstance(tools, ChannelTools)
-            self._splitter = splitter
             put = self._add(lambda source: reasoning.read(source, splitter))
         self._put = put
 
     @property
     def reasoning_ended(self) -> bool:
         """Whether the answer has begun; True from the start where there is no reasoning."""
-        return self._splitter is None or self._splitter.has_ended
+        return self._splitter.has_ended
 
     def feed(self, text: str) -> list[Event]:
         """The events that `text`, the next piece of the answer, makes certain."""
@@ -89,6 +94,19 @@ class OutputParser:
         stage = _Stage(program)
         self._stages.append(stage)
         return stage.put
+
+
+class _Interludes:
+    """A reasoning format for the parts of an answer that a tool format finds to be prose."""
+
+    def __init__(self, reasoning: TaggedReasoning, splitter: ReasoningSplitter) -> None:
+        self.starts = reasoning.interlude_starts
+        self.wrappers = reasoning.wrappers
+        self._reasoning = reasoning
+        self._splitter = splitter
+
+    def read(self, source: Source) -> Reading[str | None]:
+        return self._reasoning.read_interlude(source, self._splitter)
 
 
 class _Stage:
@@ -111,7 +129,9 @@ def _tool_format(config: OutputParserConfig) -> ToolFormat | None:
     if config.tool_choice == "none" or not config.tools:
         return None
     native = registry.tool_format(config.tool_parser) if config.tool_parser else None
-    if is_forced(config.tool_choice) and not has_own_envelope(config.tool_parser):
+    if is_forced(config.tool_choice) and not has_own_envelope(
+        config.tool_parser, config.tools, config.tool_choice
+    ):
         return plain_format(config.tool_choice, native.id_style if native else "")
     return native
 

@@ -21,7 +21,7 @@ class ReasoningMarkers:
 
 
 class ReasoningSplitter:
-    """Reads one answer; hands reasoning and the rest to two receivers. Made by a format."""
+    """Where a format hands what it reads of one answer: reasoning, and the rest."""
 
     def __init__(self, put_reasoning: Put, put_rest: Put, is_inside: bool | None) -> None:
         self.put_reasoning = put_reasoning
@@ -29,8 +29,11 @@ class ReasoningSplitter:
         # Whether the prompt has opened reasoning already; None where nobody knows.
         self.is_inside = is_inside
         self.has_ended = False
-        # The rest is read by a format that needs the marks around its messages.
-        self.keeps_framing = False
+        # What comes after the reasoning is read by a tool format, which knows prose from arguments
+        # and so looks for the marks itself.
+        self.has_tools = False
+        # Such a format that tells messages apart by their headers.
+        self.has_channels = False
 
 
 class ReasoningFormat(Protocol):
@@ -82,21 +85,33 @@ class TaggedReasoning:
         else:
             out.has_ended = True
             put_answer(space)
-        stops = Markers((*(self.starts if self.is_anywhere else ()), *self.wrappers))
+        if out.has_tools:
+            yield from source.until(Markers(()), put_answer)
+            return
+        stops = Markers((*self.interlude_starts, *self.wrappers))
         while (marker := (yield from source.until(stops, put_answer))) is not None:
             if marker in self.starts:
                 yield from self._read_inside(source, out, put_answer, "")
 
+    @property
+    def interlude_starts(self) -> tuple[str, ...]:
+        """What opens reasoning again within the answer."""
+        return self.starts if self.is_anywhere else ()
+
+    def read_interlude(self, source: Source, out: ReasoningSplitter) -> Reading[str | None]:
+        """Reasoning within the answer, its start read; returns what ended it and belongs on."""
+        out.has_ended = False
+        put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
+        end = yield from source.until(Markers((*self.ends, *self.implied_ends)), put)
+        out.has_ended = end is not None
+        return end if end in self.implied_ends and end not in self.wrappers else None
+
     def _read_inside(
         self, source: Source, out: ReasoningSplitter, put_answer: Put, text: str
     ) -> Reading[None]:
-        out.has_ended = False
-        put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
-        put(text)
-        end = yield from source.until(Markers((*self.ends, *self.implied_ends)), put)
-        out.has_ended = end is not None
-        if end in self.implied_ends and end not in self.wrappers:
-            put_answer(end or "")
+        if text:
+            out.put_reasoning(text)
+        put_answer((yield from self.read_interlude(source, out)) or "")
 
 
 @dataclass(frozen=True)

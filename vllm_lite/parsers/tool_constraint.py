@@ -1,22 +1,30 @@
 """The constraint that makes a model write calls of a request's tools, arguments and all.
 
-Builds data for a grammar engine; knows none. Invariant: what the constraint allows, the parser
-chosen for the same request reads back as calls whose arguments follow their tools' schemas.
+Builds data for a grammar engine (xgrammar's structural tags, or a JSON schema); knows none.
+Invariant: what the constraint allows, the parser that the same request gets reads back as calls
+whose arguments follow their tools' schemas. Where a format cannot say a schema exactly, all calls
+of the request are forced as plain JSON, by `has_own_envelope`, which both sides ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from vllm_lite.errors import RequestError
+from vllm_lite.parsers.registry import tool_format
+from vllm_lite.parsers.tool_arguments import tagged_arguments
+from vllm_lite.parsers.tool_envelopes import ENVELOPES, Envelope
+from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, moved
 from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec, is_forced
+from vllm_lite.parsers.tool_xml import XmlTools
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
-# Keywords whose value maps names to schemas, and those whose value is data.
-_SCHEMA_MAPS = frozenset(
-    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-)
-_DATA = frozenset(("const", "enum", "default", "examples"))
+Format = dict[str, Any]
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+_INDEX = {"type": "regex", "pattern": "[0-9]{1,3}"}
 
 
 def tool_constraint(
@@ -28,31 +36,135 @@ def tool_constraint(
 ) -> StructuredOutputsParams | None:
     """What the answer must be for `tool_choice`; None where it is free.
 
-    A forced choice always carries the schemas of the arguments. The tool of a named choice must
-    be one of `tools`.
+    A forced choice always carries the schemas of the arguments; a free one does where a tool is
+    strict and the format has marks of its own. Raises RequestError where the tool of a named
+    choice is missing, or the schemas together are too large.
     """
-    if not is_forced(tool_choice):
+    if tool_choice == "none" or not tools:
         return None
+    chosen = list(tools)
     if isinstance(tool_choice, NamedTool):
-        chosen = next(tool for tool in tools if tool.name == tool_choice.name)
-        return StructuredOutputsParams(json=argument_schema(chosen))
-    return StructuredOutputsParams(json=_array_schema(tools, parallel_tool_calls))
+        chosen = [tool for tool in tools if tool.name == tool_choice.name]
+        if not chosen:
+            raise RequestError(f"tool_choice: no tool is named {tool_choice.name}", "tool_choice")
+    only_one = isinstance(tool_choice, NamedTool) or not parallel_tool_calls
+    forced = is_forced(tool_choice)
+    envelope = ENVELOPES.get(tool_parser or "")
+    try:
+        if envelope and tool_parser and has_own_envelope(tool_parser, tools, tool_choice):
+            calls = _calls(tool_parser, envelope, chosen, envelope.separator, only_one)
+            return _structural_tag(_forced(envelope, calls))
+        if forced:
+            plain = _named(chosen[0]) if isinstance(tool_choice, NamedTool) else _array(chosen)
+            if only_one and not isinstance(tool_choice, NamedTool):
+                plain["maxItems"] = 1
+            return StructuredOutputsParams(json=plain)
+        if tool_parser and envelope and not envelope.is_bare and any(t.strict for t in chosen):
+            return _free(tool_parser, envelope, chosen, only_one)
+    except RequestError as error:
+        message = f"tools: their schemas make no constraint: {error.message}"
+        raise RequestError(message, "tools") from error
+    return None
 
 
-def has_own_envelope(tool_parser: str | None) -> bool:
+def has_own_envelope(
+    tool_parser: str | None, tools: Sequence[ToolSpec], tool_choice: ToolChoice
+) -> bool:
     """Whether a forced call is written in the model's own format, not as plain JSON."""
-    return False
+    if not is_forced(tool_choice) or not tool_parser or tool_parser not in ENVELOPES:
+        return False
+    return all(
+        _call(tool_parser, ENVELOPES[tool_parser], tool) is not None
+        for tool in tools
+        if not isinstance(tool_choice, NamedTool) or tool.name == tool_choice.name
+    )
 
 
-def argument_schema(tool: ToolSpec) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are always an object."""
-    schema = dict(tool.parameters)
-    if "$ref" not in schema:
-        schema.setdefault("type", "object")
-    return schema
+def _call(tool_parser: str, envelope: Envelope, tool: ToolSpec) -> Format | None:
+    """A call of `tool`; None where the format cannot say its name or its schema."""
+    if not _SAFE_NAME.fullmatch(tool.name):
+        return None
+    arguments: Format | None
+    if envelope.argument:
+        xml = tool_format(tool_parser)
+        xml = getattr(xml, "xml", None) or xml
+        arguments = tagged_arguments(xml, envelope, tool) if isinstance(xml, XmlTools) else None
+    else:
+        arguments = {
+            "type": "json_schema",
+            "json_schema": argument_schema(tool),
+            "max_whitespace_cnt": MAX_WHITESPACE,
+        }
+    if arguments is None:
+        return None
+    begin, has_index, rest = envelope.call.replace("{name}", tool.name).partition("{index}")
+    if has_index:
+        arguments = _sequence(_INDEX, _text(rest), arguments)
+    return {"type": "tag", "begin": begin, "content": arguments, "end": envelope.call_end}
 
 
-def _array_schema(tools: Sequence[ToolSpec], parallel: bool) -> dict[str, Any]:
+def _calls(
+    tool_parser: str, envelope: Envelope, tools: Sequence[ToolSpec], separator: str, only_one: bool
+) -> Format:
+    tags = [_call(tool_parser, envelope, tool) for tool in tools]
+    return {
+        "type": "tags_with_separator",
+        "tags": [tag for tag in tags if tag is not None],
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+
+
+def _forced(envelope: Envelope, calls: Format) -> Format:
+    parts = [_text(envelope.begin), calls, _text(envelope.end)]
+    if envelope.before:
+        parts.insert(0, {"type": "optional", "content": _text(envelope.before)})
+    return _sequence(*(part for part in parts if part.get("value") != ""))
+
+
+def _free(
+    tool_parser: str, envelope: Envelope, tools: Sequence[ToolSpec], only_one: bool
+) -> StructuredOutputsParams | None:
+    """Any text, but calls in it follow the schemas of strict tools."""
+    loose = [tool if tool.strict else ToolSpec(tool.name, {}) for tool in tools]
+    if any(_call(tool_parser, envelope, tool) is None for tool in loose):
+        return None
+    calls = _calls(tool_parser, envelope, loose, envelope.separator, only_one)
+    trigger = envelope.begin or envelope.call.partition("{name}")[0]
+    if envelope.begin:
+        tags = [{"type": "tag", "begin": trigger, "content": calls, "end": envelope.end}]
+    else:
+        tags = calls["tags"]
+    return _structural_tag(
+        {
+            "type": "triggered_tags",
+            "triggers": [trigger],
+            "tags": tags,
+            "at_least_one": False,
+            "stop_after_first": only_one,
+        }
+    )
+
+
+def _structural_tag(form: Format) -> StructuredOutputsParams:
+    tag = {"type": "structural_tag", "format": form}
+    return StructuredOutputsParams(structural_tag=json.dumps(tag, ensure_ascii=False))
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: Format) -> Format:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
+
+
+def _named(tool: ToolSpec) -> Format:
+    return argument_schema(tool)
+
+
+def _array(tools: Sequence[ToolSpec]) -> Format:
     calls = []
     schemas = {}
     for number, tool in enumerate(tools):
@@ -66,24 +178,4 @@ def _array_schema(tools: Sequence[ToolSpec], parallel: bool) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         )
-    array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        array["maxItems"] = 1
-    return array | {"$defs": schemas}
-
-
-def moved(schema: Any, root: str) -> Any:
-    """`schema`, a whole document, as a part that lies at `root` of another: references follow."""
-    if isinstance(schema, list):
-        return [moved(item, root) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            found[key] = root + value[1:]
-        elif key in _SCHEMA_MAPS and isinstance(value, Mapping):
-            found[key] = {name: moved(part, root) for name, part in value.items()}
-        else:
-            found[key] = value if key in _DATA else moved(value, root)
-    return found
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": schemas}

@@ -113,31 +113,58 @@ class _Prose:
             self._sink.content("".join(self._held))
 
 
+class Interludes(Protocol):
+    """Reasoning that comes back within an answer; a reasoning format bound to its receiver."""
+
+    starts: tuple[str, ...]
+    wrappers: tuple[str, ...]
+
+    def read(self, source: Source) -> Reading[str | None]:
+        """Read one, its start read; returns the opener of calls that ended it, if one did."""
+        ...
+
+
 def read_tools(
-    tool_format: ToolFormat, source: Source, sink: EventSink, tools: Iterable[ToolSpec]
+    tool_format: ToolFormat,
+    source: Source,
+    sink: EventSink,
+    tools: Iterable[ToolSpec],
+    interludes: Interludes | None = None,
 ) -> Reading[None]:
     """Read a whole answer: its content and its calls go to `sink`."""
-    openers = Markers((*tool_format.openers, *tool_format.wrappers))
+    starts = interludes.starts if interludes else ()
+    wrappers = interludes.wrappers if interludes else ()
+    marks = Markers((*tool_format.openers, *tool_format.wrappers, *wrappers, *starts))
     calls = CallWriter(source, sink, tools, tool_format.id_style)
     prose = _Prose(sink)
+    opener: str | None = None
     while True:
-        opener = yield from source.until(openers, prose.put)
+        opener = opener or (yield from source.until(marks, prose.put))
         if opener is None:
             prose.finish()
             return
-        if opener not in tool_format.openers:
+        if interludes and opener in starts:
+            opener = yield from interludes.read(source)
             continue
-        source.record(opener)
-        num_calls = calls.num_calls
-        lost = ""
-        try:
-            yield from tool_format.read_calls(opener, calls)
-            source.recorded()
-        except Malformed as problem:
-            lost = calls.abandon() + problem.text
-        except EndOfText:
-            lost = calls.abandon()
-        if calls.num_calls > num_calls:
-            prose.break_off()
-        if lost:
-            prose.put(lost)
+        if opener in tool_format.openers:
+            yield from _read_calls(tool_format, opener, calls, prose)
+        opener = None
+
+
+def _read_calls(
+    tool_format: ToolFormat, opener: str, calls: CallWriter, prose: _Prose
+) -> Reading[None]:
+    calls.source.record(opener)
+    num_calls = calls.num_calls
+    lost = ""
+    try:
+        yield from tool_format.read_calls(opener, calls)
+        calls.source.recorded()
+    except Malformed as problem:
+        lost = calls.abandon() + problem.text
+    except EndOfText:
+        lost = calls.abandon()
+    if calls.num_calls > num_calls:
+        prose.break_off()
+    if lost:
+        prose.put(lost)
