@@ -7,6 +7,7 @@ line, 130 interrupted.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -24,6 +25,9 @@ COMMANDS = {
     "bench": ("vllm_lite.cli.bench", "Measure latency, throughput or a running server."),
     "run-batch": ("vllm_lite.cli.run_batch", "Answer a file of requests without a server."),
 }
+
+# A disk that is full, over its quota or limited.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,9 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python must not complain at its own exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        sys.stderr.write(f"vllm-lite {words[0]}: error: cannot write: {error.strerror}\n")
         return 1
     return code
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage() -> str:

@@ -6,6 +6,7 @@ Knows no terminal. Invariant: whatever goes wrong with a server is a ClientError
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -117,11 +118,20 @@ class OpenAIClient:
         import openai
 
         self.url = options.url
-        self._client = openai.OpenAI(
-            base_url=options.url,
-            api_key=options.api_key or envs.OPENAI_API_KEY or "EMPTY",
-            max_retries=0,
-        )
+        key = _key_of(options)
+        try:
+            self._client = openai.OpenAI(
+                base_url=options.url,
+                api_key=key,
+                max_retries=0,
+                http_client=openai.DefaultHttpxClient(mounts=_unproxied(options.url)),
+            )
+        except Exception as error:
+            # Proxies and certificates are read from the environment here.
+            raise UsageError(
+                f"a client cannot be made with the environment's proxy or certificate settings "
+                f"({type(error).__name__}: {error}); check ALL_PROXY, HTTP_PROXY and SSL_CERT_FILE"
+            ) from None
         self._extra: dict[str, Any] = {}
         if options.stats:
             self._extra["stream_options"] = {"include_usage": True}
@@ -222,6 +232,13 @@ class OpenAIClient:
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         parts = urlsplit(self.url)
+        origin = _origin_of(error)
+        if isinstance(origin, ssl.SSLError):
+            cause = getattr(origin, "verify_message", "") or origin.reason or "TLS"
+            raise ClientError(
+                f"no secure connection to {self.url} ({cause}); check --url, which may have to "
+                "begin with http://"
+            ) from None
         remedy = "check --url"
         if parts.hostname in _LOCAL_HOSTS:
             port = "" if parts.port in (8000, None) else f" --port {parts.port}"
@@ -240,6 +257,20 @@ def _check_url(url: str) -> None:
         is_good = False
     if not is_good:
         raise UsageError(f"--url {url!r} is no address such as http://localhost:8000/v1")
+
+
+def _key_of(options: ClientOptions) -> str:
+    key = options.api_key or envs.OPENAI_API_KEY or "EMPTY"
+    if not (key.isascii() and key.isprintable()):
+        name = "--api-key" if options.api_key else "OPENAI_API_KEY"
+        raise UsageError(f"{name} holds characters that no HTTP header can carry")
+    return key
+
+
+def _unproxied(url: str) -> dict[str, None]:
+    """This machine's own servers are not behind the proxy that HTTP_PROXY may name."""
+    host = urlsplit(url).hostname
+    return {f"all://{host}": None} if host in _LOCAL_HOSTS and ":" not in host else {}
 
 
 def _chat_pieces(choice: Any) -> Iterator[Piece]:
@@ -266,6 +297,11 @@ def _message_of(error: openai.APIError) -> str:
 
 def _cause_of(error: BaseException) -> str:
     """The innermost reason: `Connection refused` rather than `Connection error.`"""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = _origin_of(error)
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+
+
+def _origin_of(error: BaseException) -> BaseException:
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error

@@ -10,7 +10,9 @@ import io
 import signal
 import sys
 import termios
-from typing import Any
+from typing import Any, TextIO
+
+from vllm_lite.errors import UsageError
 
 # Where tcgetattr has them.
 _LOCAL_MODES = 3
@@ -22,11 +24,15 @@ _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 class Terminal:
     """Reads messages and shows replies; `is_interactive` where a person sits at both ends.
 
-    Use it as a context manager: a terminal gets its settings back at the end.
+    Use it as a context manager: a terminal gets its settings back at the end, SIGTERM included.
     """
 
     def __init__(self) -> None:
-        self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        """Raises UsageError where there is no standard output."""
+        # A stream that was closed from the start is None.
+        if not sys.stdout:
+            raise UsageError("standard output is closed; redirect it to a file or /dev/null")
+        self.is_interactive = _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
         self._session: Any = None
         self._has_colours = False
         self._is_line_open = False
@@ -44,6 +50,7 @@ class Terminal:
             quiet = termios.tcgetattr(sys.stdin)
             quiet[_LOCAL_MODES] &= ~(termios.ICANON | termios.ECHO)
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +78,9 @@ class Terminal:
                 return self._edit_line()
             except EOFError:
                 return None
-        if sys.stdin.isatty():  # and the replies go elsewhere
+        if not sys.stdin:
+            return None
+        if _is_terminal(sys.stdin):  # and the replies go elsewhere
             sys.stderr.write("> ")
             sys.stderr.flush()
         line = sys.stdin.readline()
@@ -123,3 +132,7 @@ class Terminal:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()

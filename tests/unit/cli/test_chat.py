@@ -175,6 +175,58 @@ def test_ctrl_c_stops_a_quick_question(engine: FakeEngineClient) -> None:
     assert len(engine.aborted) == 1
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "error"),
+    [
+        (">&-", 1, "standard output is closed"),
+        ("> /dev/full", 1, "cannot write: No space left on device"),
+        ("<&-", 0, ""),
+    ],
+)
+def test_broken_streams_are_one_line(url: str, redirection: str, code: int, error: str) -> None:
+    command = f"{sys.executable} -m vllm_lite chat --url {url} -q hi {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == code
+    assert done.stderr == "" if not error else done.stderr.count("\n") == 1
+    assert error in done.stderr
+
+
+def test_a_proxy_is_not_asked_for_this_machine(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", NOWHERE)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert main(["chat", "--url", url, "-q", "hi"]) == 0
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:port")
+    assert main(["chat", "--url", "http://far.invalid/v1", "-q", "hi"]) == 1
+    assert "check ALL_PROXY, HTTP_PROXY and SSL_CERT_FILE\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schl\u00fcssel"])
+def test_a_key_that_no_header_can_carry_is_named(
+    key: str, url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["chat", "--url", url, "-q", "hi", "--api-key", key]) == 1
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert main(["chat", "--url", url, "-q", "hi"]) == 1
+    err = capsys.readouterr().err
+    assert "--api-key holds" in err and "OPENAI_API_KEY holds" in err and key not in err
+
+
+def test_a_server_without_tls_is_told_from_none(url: str, capsys: Captured) -> None:
+    assert main(["chat", "--url", url.replace("http:", "https:"), "-q", "hi"]) == 1
+    err = capsys.readouterr().err
+    assert "no secure connection to" in err and err.count("\n") == 1
+
+
+def test_a_terminated_command_gives_the_terminal_back(url: str) -> None:
+    with PseudoTerminal("chat", "--url", url) as terminal:
+        terminal.wait_for("> ")
+        terminal.process.terminate()
+        assert terminal.wait_end() == 128 + signal.SIGTERM
+        assert "Traceback" not in terminal.shown
+
+
 def test_a_closed_pipe_is_no_traceback(url: str) -> None:
     command = f"{sys.executable} -m vllm_lite chat --url {url} -q hi | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
