@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit bench format clean help
+.PHONY: demo serve test lint types unit bench docs format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -58,6 +58,9 @@ unit: $(VENV)/.dev ## pytest, all but what needs a GPU
 
 bench: $(VENV)/.installed ## offline throughput on the demo model
 	$(BIN)/python benchmarks/offline_throughput.py
+
+docs: $(VENV)/.installed ## write docs/cli.md from the options
+	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 
 format: $(VENV)/.dev ## apply ruff's and clang-format's style
 	$(BIN)/ruff check --fix .

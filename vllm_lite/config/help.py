@@ -12,10 +12,12 @@ _WIDTH = 96
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
-# Groups that no class stands for, or not alone.
-_GROUPS = {
+# Groups that no class stands for, or not alone: those to show first, and those to show last.
+_FIRST = {
     "options": "Configuration file, processes and logging.",
     "Frontend": "What the server listens to, whom it admits and how it answers.",
+}
+_LAST = {
     "DeviceConfig": "Where the model runs.",
     "SpeculativeConfig": "Drafted tokens, as older releases wrote them.",
     "PromptAdapterConfig": "Soft prompts of older releases.",
@@ -25,12 +27,11 @@ _GROUPS = {
 
 def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, str]:
     """Every group that `entries` are in, and what it is for; in the order to show them."""
-    about = dict(_GROUPS)
-    for cls in classes:
-        for part in (*sections(cls).values(), cls):
-            about.setdefault(group_of(part), (part.__doc__ or "").partition("\n")[0])
+    parts = [part for cls in classes for part in (*sections(cls).values(), cls)]
+    found = {group_of(part): (part.__doc__ or "").partition("\n")[0] for part in parts}
     used = {entry.group for entry in entries}
-    return {name: text for name, text in about.items() if name in used}
+    about = {**_FIRST, **{name: text for name, text in found.items() if name not in _FIRST}}
+    return {name: text for name, text in {**about, **_LAST}.items() if name in used}
 
 
 def help_text(topic: str, entries: Sequence[Option], about: Mapping[str, str]) -> str:
@@ -98,7 +99,7 @@ def _option(entry: Option) -> str:
         names.append(f"--no-{entry.flag[2:]}")
     head = ", ".join(names)
     metavar = _metavar(entry)
-    body = f"{entry.help} (default: {default_of(entry)}){_remark(entry)}"
+    body = f"{entry.help} (default: {default_of(entry)}){remark_on(entry)}"
     indent = " " * 6
     text = textwrap.fill(
         body, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
@@ -106,7 +107,8 @@ def _option(entry: Option) -> str:
     return f"  {head}{' ' + metavar if metavar else ''}\n{text}\n"
 
 
-def _remark(entry: Option) -> str:
+def remark_on(entry: Option) -> str:
+    """What else to know: its keys, or what this build does with it where that is not its effect."""
     rules = entry.rules
     if entry.keys is not None:
         return f" Keys: {', '.join(key.name for key in options(entry.keys))}."
@@ -116,6 +118,9 @@ def _remark(entry: Option) -> str:
         return f" Changes nothing in this build: {rules['why']}."
     if "retired" in rules:
         return f" Deprecated, changes nothing: {rules['retired']}."
+    if "works" in rules and not entry.choices:
+        works = " and ".join(str(value) for value in rules["works"] if value is not None)
+        return f" In this build only {works} works: {rules['remedy']}."
     return f" Deprecated: use {rules['deprecated']}." if "deprecated" in rules else ""
 
 
