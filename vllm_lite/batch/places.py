@@ -121,6 +121,8 @@ def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> 
     if stat.S_ISDIR(mode):
         raise UsageError(f"--output-file {location} is a directory; name a file in it")
     if stat.S_ISREG(mode):
+        if Path(source).exists() and path.samefile(source):
+            raise UsageError(f"--output-file {location} is the input; name another file")
         return FileTarget(path)
     return DeviceTarget(path, source, _staging(tmp_dir))
 

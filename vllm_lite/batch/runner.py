@@ -1,7 +1,7 @@
 """Keeps the engine full with lines and the journal filled with their records.
 
 Knows the engine only through the endpoints. Invariant: no more than `num_in_flight` lines are
-in memory.
+in memory, and no more bytes of them than MAX_BYTES_IN_FLIGHT and a line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from vllm_lite.batch.lines import BatchLine, parse_line
 # Seconds until a line that found the engine's queue full comes back.
 RETRY_INTERVAL = 0.1
 _TOO_MANY_REQUESTS = 429
+# A request in Python takes several times its bytes in the file.
+MAX_BYTES_IN_FLIGHT = 32 << 20
 
 
 class BatchRunner:
@@ -35,6 +37,8 @@ class BatchRunner:
         self._on_done = on_done
         # Lines that the engine has, not counting those that wait to be let in.
         self._num_running = 0
+        self._num_bytes = 0
+        self._has_room = asyncio.Condition()
 
     async def run(self, lines: Iterator[tuple[int, bytes]]) -> None:
         """Answer every line of `lines`; raises EngineDeadError, and UsageError on a full disk."""
@@ -48,16 +52,28 @@ class BatchRunner:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self, lines: Iterator[tuple[int, bytes]]) -> None:
-        for number, raw in lines:
-            if self._journal.has(number):
-                continue
-            line = parse_line(number, raw)
-            answer = await self._answer(line)
-            record = answer.record(line.custom_id)
-            self._journal.append(number, record, failed=answer.error is not None)
-            self._on_done()
-            # A run of bad lines must not keep the others from their outputs.
-            await asyncio.sleep(0)
+        while True:
+            async with self._has_room:
+                await self._has_room.wait_for(lambda: self._num_bytes < MAX_BYTES_IN_FLIGHT)
+                number, raw = next(lines, (0, b""))
+                self._num_bytes += len(raw)
+                # There may be room, or the end, for the next one that waits too.
+                self._has_room.notify()
+            if not number:
+                return
+            if not self._journal.has(number):
+                await self._finish(parse_line(number, raw))
+            async with self._has_room:
+                self._num_bytes -= len(raw)
+                self._has_room.notify()
+
+    async def _finish(self, line: BatchLine) -> None:
+        answer = await self._answer(line)
+        record = answer.record(line.custom_id)
+        self._journal.append(line.number, record, failed=answer.error is not None)
+        self._on_done()
+        # A run of bad lines must not keep the others from their outputs.
+        await asyncio.sleep(0)
 
     async def _answer(self, line: BatchLine) -> Answer:
         while True:

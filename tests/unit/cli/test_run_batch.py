@@ -252,6 +252,19 @@ def test_memory_does_not_grow_with_the_batch(tmp_path: Path, output: Path) -> No
     assert peaks[1] < peaks[0] * 1.1 + 100_000, peaks
 
 
+def test_long_lines_wait_for_each_other(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_lite.batch.runner.MAX_BYTES_IN_FLIGHT", 10_000)
+    client = Forgetful()
+    run(many(tmp_path / "in", 60), output, client)
+    assert client.most_running == 3  # of 4 KB each
+    assert [record["custom_id"] for record in records(output)] == [str(i) for i in range(60)]
+    # One that is longer than all that may be there at once still gets its turn.
+    run(write(tmp_path / "in", completion("a", user="x" * 20_000), chat("b"), chat("c")), output)
+    assert [record["response"]["status_code"] for record in records(output)] == [200] * 3
+
+
 class Mortal(FakeEngineClient):
     """Dies as a killed engine does, once it has been given that many requests."""
 
@@ -629,6 +642,7 @@ class TestCommandLine:
             (("-i", "nothing", "-o", "out"), "--input-file nothing does not exist"),
             (("-i", str(tmp_path), "-o", "out"), "is a directory; give"),
             (("-i", str(source), "-o", str(tmp_path)), "is a directory; name a file in it"),
+            (("-i", str(source), "-o", str(source)), "is the input; name another file"),
             (("-i", str(source), "-o", "no/where"), "there is no directory no"),
         ):
             assert main(["run-batch", *words, "--model", "/no/model"]) == 1
