@@ -36,7 +36,18 @@ DEEPSEEK_V4 = replace(GLM, implied_ends=("<｜DSML｜tool_calls>",))
 DEEPSEEK_V41 = replace(GLM, implied_ends=("<｜DSML｜ calls>",))
 KIMI_K2 = replace(GLM, implied_ends=("<|tool_calls_section_begin|>",))
 MINIMAX_M2 = replace(GLM, implied_ends=("<minimax:tool_call>",))
-HUNYUAN = TaggedReasoning(implied_ends=("<tool_calls>",))
+
+
+def hunyuan_reasoning(suffix: str) -> TaggedReasoning:
+    """HY's tags; some checkpoints end the names of theirs with `suffix`."""
+    return TaggedReasoning(
+        starts=(f"<think{suffix}>",),
+        ends=(f"</think{suffix}>",),
+        implied_ends=(f"<tool_calls{suffix}>",),
+    )
+
+
+HUNYUAN = hunyuan_reasoning("")
 ERNIE45 = TaggedReasoning(
     implied_ends=("<tool_call>",),
     wrappers=("<response>\n", "\n</response>", "<response>", "</response>"),

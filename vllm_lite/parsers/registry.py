@@ -6,37 +6,69 @@ Knows no request. Invariant: a name, once registered, is one format for the life
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vllm_lite.errors import UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
-from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES
-from vllm_lite.parsers.tool_formats import TOOL_FORMATS
+from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES, hunyuan_reasoning
+from vllm_lite.parsers.response_template import template_reasoning, template_tools
+from vllm_lite.parsers.tool_formats import TOOL_FORMATS, hunyuan
 from vllm_lite.parsers.tool_reader import ToolFormat
 
+FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
+# HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.
+_HY_TOKEN = re.compile(r"<(?:think|tool_calls|tool_call|arg_key|arg_value)(:[^\s<>]+)>")
 _TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, with space after
 
 
 def tool_parser_names() -> tuple[str, ...]:
     """What `--tool-call-parser` accepts, sorted."""
-    return tuple(sorted(TOOL_FORMATS))
+    return tuple(sorted({*TOOL_FORMATS, FROM_TOKENIZER}))
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
     """What `--reasoning-parser` accepts, sorted."""
-    return tuple(sorted(REASONING_FORMATS))
+    return tuple(sorted({*REASONING_FORMATS, FROM_TOKENIZER}))
 
 
 def has_tool_parser(name: str) -> bool:
     """Whether `name` is a tool parser."""
-    return name in TOOL_FORMATS
+    return name in TOOL_FORMATS or name == FROM_TOKENIZER
 
 
 def has_reasoning_parser(name: str) -> bool:
     """Whether `name` is a reasoning parser."""
-    return name in REASONING_FORMATS
+    return name in REASONING_FORMATS or name == FROM_TOKENIZER
+
+
+def bind_tokenizer(
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    *,
+    tokens: Iterable[str] = (),
+    response_template: object = None,
+) -> None:
+    """Complete the two parsers by what the served model's tokenizer says; called once, at start.
+
+    `tokens` are its added tokens, `response_template` is that of its configuration. Raises
+    UsageError where a name is not known, or `hf` finds no template that it can read.
+    """
+    if tool_parser == FROM_TOKENIZER:
+        TOOL_FORMATS[FROM_TOKENIZER] = template_tools(response_template)
+    if reasoning_parser == FROM_TOKENIZER:
+        REASONING_FORMATS[FROM_TOKENIZER] = template_reasoning(response_template)
+    suffix = next((found.group(1) for t in tokens if (found := _HY_TOKEN.fullmatch(t))), None)
+    if suffix and tool_parser in ("hy_v3", "hy_v4"):
+        TOOL_FORMATS[tool_parser] = hunyuan(suffix)
+    if suffix and reasoning_parser in ("hy_v3", "hy_v4"):
+        REASONING_FORMATS[reasoning_parser] = hunyuan_reasoning(suffix)
+    if tool_parser is not None:
+        tool_format(tool_parser)
+    if reasoning_parser is not None:
+        reasoning_format(reasoning_parser)
 
 
 def tool_format(name: str) -> ToolFormat:
