@@ -100,6 +100,16 @@ void call_paged_attention(Address query, Address output, Address key_cache, Addr
        num_blocks});
 }
 
+void call_apply_token_mask(Address logits, Address rows, Address bits, int64_t num_rows,
+                           int64_t num_masks, int64_t logits_stride, int64_t bits_stride,
+                           int64_t vocab_size) {
+  // A part is some ten thousand logits, a few microseconds.
+  constexpr int64_t kWordsPerPart = 512;
+  apply_token_mask({pointer<float>(logits), logits_stride, pointer<int64_t>(rows),
+                    pointer<uint32_t>(bits), bits_stride, vocab_size, kWordsPerPart},
+                   num_rows, num_masks);
+}
+
 void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_outputs,
                       int64_t num_inputs, int64_t weight_stride) {
   pack_linear({static_cast<DType>(dtype), pointer<void>(weight), weight_stride,
@@ -131,6 +141,7 @@ NB_MODULE(_cpu, m) {
   m.def("silu_and_mul", call_silu_and_mul, no_gil);
   m.def("reshape_and_cache", call_reshape_and_cache, no_gil);
   m.def("paged_attention", call_paged_attention, no_gil);
+  m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });

@@ -84,6 +84,17 @@ def paged_attention(
     soft_cap: float,
     /,
 ) -> None: ...
+def apply_token_mask(
+    logits: int,
+    rows: int,
+    bits: int,
+    num_rows: int,
+    num_masks: int,
+    logits_stride: int,
+    bits_stride: int,
+    vocab_size: int,
+    /,
+) -> None: ...
 def packed_bytes(dtype: int, num_outputs: int, num_inputs: int, /) -> int: ...
 def pack_linear(
     weight: int, packed: int, dtype: int, num_outputs: int, num_inputs: int, weight_stride: int, /

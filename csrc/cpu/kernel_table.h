@@ -142,6 +142,19 @@ struct Linear {
   int64_t num_inputs;   // N
 };
 
+// Tokens of a word of a mask.
+constexpr int64_t kMaskWord = 32;
+
+struct TokenMask {
+  float* logits;  // [R, V]
+  int64_t logits_stride;
+  const int64_t* rows;  // [M]: which of the R rows a mask is for
+  const uint32_t* bits;  // [M, W]: 1 allows a token
+  int64_t bits_stride;
+  int64_t vocab_size;  // V, at most 32 * W
+  int64_t words_per_part;
+};
+
 struct Dequantize {
   int ggml_type;
   DType dtype;
@@ -158,6 +171,8 @@ struct KernelTable {
   void (*silu_and_mul)(const SiluAndMul&, int64_t begin, int64_t end);
   void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
   const AttentionKernels* attention;
+  // Part p of mask m is number m * parts + p.
+  void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);
   void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
   void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
   void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,

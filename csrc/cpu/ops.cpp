@@ -67,6 +67,19 @@ void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t n
                });
 }
 
+void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks) {
+  for (int64_t i = 0; i < num_masks; ++i) {
+    if (p.rows[i] < 0 || p.rows[i] >= num_rows) {
+      throw std::out_of_range("row " + std::to_string(p.rows[i]) + " is outside the logits of " +
+                              std::to_string(num_rows) + " rows");
+    }
+  }
+  const KernelTable& table = kernels();
+  const int64_t num_words = ceil_divide(p.vocab_size, kMaskWord);
+  parallel_for(num_masks * ceil_divide(num_words, p.words_per_part), 1,
+               [&](int64_t begin, int64_t end) { table.apply_token_mask(p, begin, end); });
+}
+
 int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs) {
   return ceil_divide(num_outputs, kPanel) * packed_panel_bytes(dtype, num_inputs);
 }

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_lite.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -88,6 +93,16 @@ class CachedRequestData:
 
 
 @dataclass(slots=True)
+class TokenMasks:
+    """What the constrained requests of a step may sample; row i is that of `request_ids[i]`."""
+
+    request_ids: list[str]
+    # [R, ceil(vocabulary / 32)] int32: a bit a token, the least significant first, 1 for allowed.
+    # Valid until the step is over.
+    bits: npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
 class SchedulerOutput:
     """What to compute in one step.
 
@@ -105,6 +120,8 @@ class SchedulerOutput:
     # Requests that left since the last step: workers drop their state.
     finished_request_ids: list[str]
     preempted_request_ids: list[str]
+    # Filled in after scheduling, which knows nothing of it.
+    token_masks: TokenMasks | None = None
 
 
 @dataclass(slots=True)

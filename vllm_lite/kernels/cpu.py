@@ -222,6 +222,26 @@ def paged_attention(
     return output
 
 
+def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    num_rows, vocab_size = logits.shape
+    num_masks, num_words = bits.shape
+    if logits.dtype != torch.float32 or bits.dtype != torch.int32:
+        raise _refuse("apply_token_mask", "takes float32 logits and int32 masks")
+    if num_words * 32 < vocab_size:
+        raise _refuse("apply_token_mask", f"{num_words} words do not cover {vocab_size} tokens")
+    _check_index("apply_token_mask", rows, torch.int64, num_masks)
+    _cpu.apply_token_mask(
+        logits.data_ptr(),
+        rows.data_ptr(),
+        bits.data_ptr(),
+        num_rows,
+        num_masks,
+        _rows("apply_token_mask", logits),
+        _rows("apply_token_mask", bits),
+        vocab_size,
+    )
+
+
 def dequantize_gguf(
     raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:

@@ -62,6 +62,8 @@ class Ops(Protocol):
         logits_soft_cap: float = 0.0,
     ) -> Tensor: ...
 
+    def apply_token_mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None: ...
+
     def dequantize_gguf(
         self,
         raw: memoryview | Tensor,

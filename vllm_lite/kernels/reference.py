@@ -126,6 +126,17 @@ def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int) -> Tens
     return rows[:, :seq_len].repeat_interleave(num_heads // num_kv_heads, dim=0)
 
 
+def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set logits [R, V] float32 to -inf where a mask has a 0, in place.
+
+    bits [M, W] int32, 32 * W >= V, least significant bit first, are the masks of rows [M] int64;
+    the other rows stay as they are. A row beyond R raises IndexError.
+    """
+    places = torch.arange(logits.shape[1], device=logits.device)
+    allowed = (bits[:, places >> 5] >> (places & 31)) & 1
+    logits[rows] = logits[rows].masked_fill_(allowed == 0, float("-inf"))
+
+
 def dequantize_gguf(
     raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:

@@ -1,7 +1,7 @@
 """Logits to tokens: processors, then the largest logit or a draw, then log-probabilities.
 
 Knows rows and slots, not requests. Order as in vLLM: allowed ids, bad words, min_tokens, bias,
-penalties; greedy rows end there; for the others temperature, min_p, top_k, top_p, the draw.
+penalties, masks; greedy rows end there; for the others temperature, min_p, top_k, top_p, the draw.
 A row's token depends on that row alone.
 """
 
@@ -17,6 +17,7 @@ from vllm_lite.sample.blocks import argmax, draw
 from vllm_lite.sample.counter_rng import uniforms
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sample.states import RandomRows, SamplingBatch, TokenTable
+from vllm_lite.sample.token_mask import TokenMask
 
 RAW_LOGPROBS = "raw_logprobs"
 RAW_LOGITS = "raw_logits"
@@ -45,8 +46,13 @@ class Sampler:
         self._table = table
         self._mode = logprobs_mode
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """One token for each row of `logits` [R, V] float32, which is overwritten."""
+    def sample(
+        self, logits: Tensor, batch: SamplingBatch, mask: TokenMask | None = None
+    ) -> SamplerOutput:
+        """One token for each row of `logits` [R, V] float32, which is overwritten.
+
+        `mask` comes after every bias and penalty: nothing brings a banned token back.
+        """
         reported: Tensor | None = None
         if batch.logprob_rows and self._mode in (RAW_LOGPROBS, RAW_LOGITS):
             reported = logits[batch.logprob_rows]
@@ -56,6 +62,8 @@ class Sampler:
             outputs = self._table.outputs(batch.slots)
             for processor in batch.processors:
                 processor.apply(logits, outputs)
+        if mask is not None:
+            mask.apply(logits)
         tokens, scores = self._choose(logits, batch)
         if batch.logprob_rows and reported is None:
             reported = self._processed(logits, batch)

@@ -13,11 +13,12 @@ from torch import Tensor
 from vllm_lite.attention.metadata import attention_metadata
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sample.sampler import Sampler, SamplerOutput
 from vllm_lite.sample.states import SamplingStates
+from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Batch, build_batch
 from vllm_lite.worker.block_table import BlockTable
 from vllm_lite.worker.request_states import RequestStates
@@ -57,7 +58,7 @@ class ModelRunner:
             hidden = self._model.forward(batch.input_ids, batch.positions)
         output = ModelRunnerOutput({})
         if len(batch.sampling_rows):
-            self._sample(hidden, batch, output)
+            self._sample(hidden, batch, step.token_masks, output)
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
         return output
@@ -74,12 +75,19 @@ class ModelRunner:
         if step.cached_requests:
             self._requests.update(step.cached_requests)
 
-    def _sample(self, hidden: Tensor, batch: Batch, output: ModelRunnerOutput) -> None:
+    def _sample(
+        self, hidden: Tensor, batch: Batch, masks: TokenMasks | None, output: ModelRunnerOutput
+    ) -> None:
         if batch.logits_indices is not None:
             hidden = hidden[batch.logits_indices]
         slots = batch.sampling_slots
+        mask = None
+        if masks is not None:
+            row_of = {request_id: row for row, request_id in enumerate(self._sampling_ids(batch))}
+            rows = [row_of[request_id] for request_id in masks.request_ids]
+            mask = TokenMask(rows, masks.bits, self._device)
         sampled = self._sampler.sample(
-            self._model.compute_logits(hidden), self._sampling.batch(slots)
+            self._model.compute_logits(hidden), self._sampling.batch(slots), mask
         )
         tokens = self._requests.tokens
         tokens.token_ids[slots, tokens.num_tokens[slots]] = sampled.token_ids
@@ -87,9 +95,7 @@ class ModelRunner:
         self._report(batch, sampled, output)
 
     def _report(self, batch: Batch, sampled: SamplerOutput, output: ModelRunnerOutput) -> None:
-        request_ids = batch.request_ids
-        if len(batch.sampling_rows) < len(request_ids):
-            request_ids = [request_ids[row] for row in batch.sampling_rows.tolist()]
+        request_ids = self._sampling_ids(batch)
         output.sampled_token_ids = dict(zip(request_ids, sampled.token_ids, strict=True))
         for row, logprobs in sampled.logprobs.items():
             output.logprobs[request_ids[row]] = logprobs
@@ -98,6 +104,13 @@ class ModelRunner:
             del output.sampled_token_ids[request_id]
             output.logprobs.pop(request_id, None)
             output.errors[request_id] = UNSOUND_LOGITS
+
+    @staticmethod
+    def _sampling_ids(batch: Batch) -> list[str]:
+        """The requests of the rows that sample, in their order."""
+        if len(batch.sampling_rows) == len(batch.request_ids):
+            return batch.request_ids
+        return [batch.request_ids[row] for row in batch.sampling_rows.tolist()]
 
     def _prompt_logprobs(self, hidden: Tensor, batch: Batch) -> dict[str, list[TokenLogprobs]]:
         """Log-probabilities of the prompt tokens that follow this step's positions."""

@@ -76,6 +76,13 @@ void write_cache_rows(const CacheWrite& p, int64_t begin, int64_t end) {
   }
 }
 
+// The bits decide with arithmetic, not with branches, so that the loop becomes vectors.
+void mask_word(float* logits, uint32_t word, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    logits[i] = (word >> i) & 1 ? logits[i] : -INFINITY;
+  }
+}
+
 }  // namespace
 
 void rotary(const Rotary& p, int64_t begin, int64_t end) {
@@ -91,6 +98,28 @@ void silu_and_mul(const SiluAndMul& p, int64_t begin, int64_t end) {
     silu_and_mul_rows<BFloat16>(p, begin, end);
   } else {
     silu_and_mul_rows<float>(p, begin, end);
+  }
+}
+
+void apply_token_mask(const TokenMask& p, int64_t begin_part, int64_t end_part) {
+  const int64_t num_words = (p.vocab_size + kMaskWord - 1) / kMaskWord;
+  const int64_t num_parts = (num_words + p.words_per_part - 1) / p.words_per_part;
+  for (int64_t part = begin_part; part < end_part; ++part) {
+    const int64_t mask = part / num_parts;
+    float* logits = p.logits + p.rows[mask] * p.logits_stride;
+    const uint32_t* bits = p.bits + mask * p.bits_stride;
+    const int64_t first = part % num_parts * p.words_per_part;
+    const int64_t last = first + p.words_per_part < num_words ? first + p.words_per_part : num_words;
+    for (int64_t word = first; word < last; ++word) {
+      const int64_t start = word * kMaskWord;
+      const int64_t left = p.vocab_size - start;
+      if (bits[word] == UINT32_MAX) continue;
+      if (left >= kMaskWord) {
+        mask_word(logits + start, bits[word], kMaskWord);
+      } else {
+        mask_word(logits + start, bits[word], left);
+      }
+    }
   }
 }
 
