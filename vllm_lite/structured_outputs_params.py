@@ -16,6 +16,7 @@ MAX_CONSTRAINT_CHARACTERS = 1 << 18  # of one schema, expression, grammar or tag
 MAX_CHOICES = 4096
 MAX_WHITESPACE_PATTERN = 256
 
+_FLAGS = ("disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning")
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -38,6 +39,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     disable_additional_properties: bool = False
     # A regular expression for what may stand between JSON's tokens.
     whitespace_pattern: str | None = None
+    # Constrain a reasoning model from its first token, not from the end of its reasoning.
+    enable_in_reasoning: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, False)]
@@ -56,7 +59,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
             if not isinstance(value, dict):
                 _check_text(name, value, MAX_CONSTRAINT_CHARACTERS)
         _check_text("whitespace_pattern", self.whitespace_pattern, MAX_WHITESPACE_PATTERN)
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _refused(name, "must be true or false")
         if self.choice is not None:

@@ -1,0 +1,191 @@
+"""Compiles constraints in processes that may be lost, and opens what they made.
+
+Owns at most two compile processes, started with the first constraint, and the engines that open
+their grammars here. Invariant: a submitted constraint ends as a grammar or a refusal.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, TypeVar
+
+import msgspec
+
+from vllm_lite import envs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.log import init_logger
+from vllm_lite.structured_output.compile_process import MAX_COMPILE_SECONDS, backend_of
+from vllm_lite.structured_output.compiler import Compiled, GrammarEngines
+from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
+from vllm_lite.structured_output.grammar import (
+    CompiledGrammar,
+    GrammarError,
+    Refusal,
+    Vocabulary,
+)
+from vllm_lite.structured_output.reasoning import ReasoningTokens
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
+
+logger = init_logger(__name__)
+
+Reply = TypeVar("Reply", Hello, Answer)
+
+NUM_PROCESSES = 2
+
+
+class TokenizerFacts:
+    """The vocabulary and the reasoning's marks, as the first compile process told them."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.vocabulary = Vocabulary(
+            hello.tokens, frozenset(hello.special_ids), tuple(hello.eos_ids)
+        )
+        self.reasoning: ReasoningTokens | None = None
+        if hello.markers is not None and hello.marker_ids is not None:
+            starts, ends = hello.marker_ids
+            self.reasoning = ReasoningTokens(*hello.markers, tuple(starts), tuple(ends))
+
+
+class _Process:
+    """One compile process; belongs to one thread at a time."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        command = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            # One thread each: their processor time is what is limited.
+            env=envs.module_environment(OMP_NUM_THREADS="1"),
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("a compile process without pipes")
+        self._in: IO[bytes] = self._process.stdin
+        self._out: IO[bytes] = self._process.stdout
+        hello = self._call(config, Hello)
+        if hello is None:
+            raise RuntimeError(f"a compile process ended at once, exit code {self.exit_code()}")
+        self.hello = hello
+
+    def compile(self, params: StructuredOutputsParams) -> Answer | None:
+        """The answer; None where the process was lost over it."""
+        return self._call(Job(params), Answer)
+
+    def exit_code(self) -> int:
+        """Wait for its end; negative for a signal."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._in.close()
+        self._out.close()
+
+    def _call(self, message: object, kind: type[Reply]) -> Reply | None:
+        try:
+            write_frame(self._in, message)
+        except BrokenPipeError:
+            return None
+        frame = read_frame(self._out)
+        return None if frame is None else msgspec.msgpack.decode(frame, type=kind)
+
+
+class CompilePool:
+    """Turns canonical constraints into grammars, some at a time; all methods are thread-safe."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._executor = ThreadPoolExecutor(NUM_PROCESSES, "compile-grammar")
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self._idle: list[_Process] = []
+        self._is_open = True
+        self._facts: TokenizerFacts | None = None
+        self._engines: GrammarEngines | None = None
+
+    def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar | Refusal]:
+        """Compile `params` in turn."""
+        return self._executor.submit(self._compile, params)
+
+    def read_facts(self) -> Future[TokenizerFacts]:
+        """Learn what a compile process knows of the tokenizer, where nothing is compiled."""
+        return self._executor.submit(self._read_facts)
+
+    @property
+    def facts(self) -> TokenizerFacts:
+        """What is known of the tokenizer once anything was compiled or read."""
+        if self._facts is None:
+            raise RuntimeError("no compile process has told of the tokenizer yet")
+        return self._facts
+
+    def close(self) -> None:
+        """End the processes and what they do."""
+        with self._lock:
+            self._is_open = False
+            processes = list(self._processes)
+        for process in processes:
+            process.kill()
+        self._executor.shutdown(cancel_futures=True)
+
+    def _read_facts(self) -> TokenizerFacts:
+        if self._facts is None:
+            self._give_back(self._take())
+        return self.facts
+
+    def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar | Refusal:
+        process = self._take()
+        answer = process.compile(params)
+        if answer is None:
+            return self._lost(process, params.constraint)
+        self._give_back(process)
+        if answer.refusal is not None:
+            return answer.refusal
+        try:
+            return self._opened(Compiled(answer.engine, answer.payload))
+        except GrammarError as error:
+            field = f"structured_outputs.{params.constraint}"
+            return Refusal(f"{field}: {error}", field)
+
+    def _take(self) -> _Process:
+        """An idle process, or a new one."""
+        with self._lock:
+            if not self._is_open:
+                raise RuntimeError("the compile pool is closed")
+            if self._idle:
+                return self._idle.pop()
+        process = _Process(self._config)
+        with self._lock:
+            if self._facts is None:
+                self._facts = TokenizerFacts(process.hello)
+                vocabulary = self._facts.vocabulary
+                self._engines = GrammarEngines(vocabulary, backend_of(self._config))
+            self._processes.append(process)
+        return process
+
+    def _give_back(self, process: _Process) -> None:
+        with self._lock:
+            self._idle.append(process)
+
+    def _lost(self, process: _Process, constraint: str) -> Refusal:
+        code = process.exit_code()
+        with self._lock:
+            self._processes.remove(process)
+        field = f"structured_outputs.{constraint}"
+        if code == -signal.SIGPROF:
+            return Refusal(
+                f"{field} takes more than {MAX_COMPILE_SECONDS:g} seconds to compile; simplify it",
+                field,
+            )
+        logger.warning("A compile process was lost over a constraint (exit code %d)", code)
+        return Refusal(f"{field} needs too much memory to compile; simplify it", field)
+
+    def _opened(self, compiled: Compiled) -> CompiledGrammar:
+        if self._engines is None:
+            raise RuntimeError("a grammar without a vocabulary")
+        return self._engines.open(compiled)

@@ -1,0 +1,123 @@
+"""A process that compiles constraints: `python -m vllm_lite.structured_output.compile_process`.
+
+Bad or huge constraints end this process and nothing else: it arms a limit on its own processor
+time before each job and runs under a limit on memory. Ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.structured_output.compiler import GrammarEngines
+from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
+from vllm_lite.structured_output.grammar import Refusal, Vocabulary
+
+# Of processor time, for one constraint.
+MAX_COMPILE_SECONDS = 15.0
+# Beyond what the process holds before its first job.
+MAX_COMPILE_BYTES = 1 << 30
+# Of a compiled grammar as it travels.
+MAX_PAYLOAD_BYTES = 64 << 20
+# Below the engine in the machine's eyes.
+_NICENESS = 5
+
+
+def read_tokenizer(config: VllmConfig) -> Hello:
+    """Every token's bytes, as wide as the model's logits, and what ends and marks its text."""
+    from vllm_lite.parsers.registry import load_plugin, reasoning_markers
+    from vllm_lite.tokenizer.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config)
+    size = config.facts.vocab_size
+    eos = set(config.facts.eos_token_ids)
+    if tokenizer.eos_token_id is not None:
+        eos.add(tokenizer.eos_token_id)
+    hello = Hello(
+        tokens=[tokenizer.token_bytes(token_id) for token_id in range(size)],
+        special_ids=sorted(i for i in tokenizer.all_special_ids if i < size),
+        eos_ids=sorted(i for i in eos if i < size),
+    )
+    options = config.structured_outputs
+    if options.reasoning_parser_plugin:
+        load_plugin(options.reasoning_parser_plugin)
+    found = reasoning_markers(options.reasoning_parser) if options.reasoning_parser else None
+    if found is not None:
+        hello.markers = found.start.encode(), found.end.encode()
+        hello.marker_ids = (
+            tokenizer.encode(found.start, add_special_tokens=False),
+            tokenizer.encode(found.end, add_special_tokens=False),
+        )
+    return hello
+
+
+def compile_one(engines: GrammarEngines, job: Job) -> Answer:
+    """One job's answer; whatever goes wrong inside an engine is that job's refusal."""
+    field = f"structured_outputs.{job.params.constraint}"
+    try:
+        found = engines.compile(job.params)
+    except MemoryError:
+        return Answer(refusal=Refusal(f"{field} needs too much memory; simplify it", field))
+    except Exception as error:
+        kind = type(error).__name__
+        return Answer(refusal=Refusal(f"{field} cannot be compiled ({kind})", field))
+    if isinstance(found, Refusal):
+        return Answer(refusal=found)
+    if len(found.payload) > MAX_PAYLOAD_BYTES:
+        return Answer(refusal=Refusal(f"{field} is too big once compiled; simplify it", field))
+    return Answer(found.engine, found.payload)
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm") as statm:
+        held = int(statm.read().split()[5]) * resource.getpagesize()
+    limit = held + MAX_COMPILE_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def main() -> int:
+    """Serve jobs until standard input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    incoming = sys.stdin.buffer
+    # Only answers may stand in the pipe, whatever an engine prints.
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    first = read_frame(incoming)
+    if first is None:
+        return 0
+    config = msgspec.msgpack.decode(first, type=VllmConfig)
+    hello = read_tokenizer(config)
+    write_frame(outgoing, hello)
+    vocabulary = Vocabulary(hello.tokens, frozenset(hello.special_ids), tuple(hello.eos_ids))
+    engines = GrammarEngines(vocabulary, backend_of(config))
+    engines.load()
+    # Engines warn on standard error about what clients send.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if sys.platform == "linux":
+        _limit_memory()
+    while (frame := read_frame(incoming)) is not None:
+        job = msgspec.msgpack.decode(frame, type=Job)
+        signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_SECONDS)
+        answer = compile_one(engines, job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(outgoing, answer)
+    return 0
+
+
+def backend_of(config: VllmConfig) -> str:
+    """`auto`, `xgrammar` or `guidance`; without the fallback, auto is xgrammar alone."""
+    options = config.structured_outputs
+    if options.backend == "auto" and options.disable_fallback:
+        return "xgrammar"
+    return options.backend
+
+
+if __name__ == "__main__":
+    sys.exit(main())

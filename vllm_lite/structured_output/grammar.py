@@ -1,0 +1,83 @@
+"""What a grammar engine gives: a compiled grammar, and a matcher that follows one sequence.
+
+The backends implement it; whoever masks tokens sees only this. A mask row has one bit a token,
+least significant bit first in int32 words, 1 for a token that may come next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Masks = npt.NDArray[np.int32]  # [R, W]
+
+
+class GrammarError(Exception):
+    """A constraint cannot be compiled; the message is for the client and names what is wrong."""
+
+
+class MatcherError(Exception):
+    """A matcher cannot go on: the grammar grew too costly, or a token broke it."""
+
+
+class Refusal(msgspec.Struct, omit_defaults=True):
+    """Why a constraint is refused, as the client will read it."""
+
+    message: str
+    param: str
+    status: int = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a grammar engine knows of the model's tokens: bytes by id, as wide as the logits."""
+
+    # Empty where an id has no token.
+    tokens: list[bytes]
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a mask row."""
+        return -(-len(self.tokens) // 32)
+
+
+class Matcher(Protocol):
+    """Follows one sequence through a grammar."""
+
+    def fill(self, masks: Masks, row: int) -> None:
+        """Write which tokens may come next to `masks[row]`. Raises MatcherError."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False, with nothing changed or the matcher useless, if it may not."""
+        ...
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """Go on by text that is a part of a token."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the end-of-sequence token was accepted."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar for one vocabulary; any number of sequences may follow it at a time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Roughly what it holds in memory."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning."""
+        ...

@@ -1,0 +1,241 @@
+"""What a JSON schema asks for, and which grammar engine enforces all of it.
+
+Walks what is reachable from the root. Knows JSON Schema 2020-12 and the older forms of its
+keywords. Invariant: a keyword that no engine enforces is refused by its name, never ignored.
+Source: json-schema.org/draft/2020-12, core and validation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_lite.structured_output.grammar import GrammarError
+
+Schema = dict[str, Any]
+
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+
+# No engine here enforces these.
+_UNSUPPORTED = frozenset(
+    [
+        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
+        *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
+    ]
+)
+_OF_TYPE = {
+    "object": frozenset(["properties", "required", "additionalProperties"]),
+    "array": frozenset(["items", "prefixItems", "minItems", "maxItems"]),
+    # xgrammar would let control characters into a string whose length is given, and takes dates
+    # that no calendar has.
+    "string": frozenset[str](),
+    "integer": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+}
+_OTHERS = frozenset(
+    [
+        *("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "multipleOf", "pattern"),
+        *("patternProperties", "minProperties", "maxProperties", "additionalItems"),
+        *("minLength", "maxLength", "format"),
+    ]
+)
+_ASSERTIONS = _UNSUPPORTED | _OTHERS | frozenset().union(*_OF_TYPE.values())
+# A node that has one of these says by it what it may be.
+_SAYS_KIND = frozenset(["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"])
+_IMPLIES = {"properties": "object", "required": "object", "items": "array", "prefixItems": "array"}
+
+# Formats that are enforced; any other is an annotation, as the standard has it.
+FORMATS = frozenset(
+    [
+        *("date", "time", "date-time", "duration", "email"),
+        *("hostname", "ipv4", "ipv6", "uuid", "uri"),
+    ]
+)
+
+_SCHEMA_MAPS = ("properties", "patternProperties")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems")
+
+
+def read_schema(schema: Schema, *, close_objects: bool = False) -> tuple[Schema, set[str]]:
+    """`schema` as the engines take it, and what in it xgrammar would not enforce exactly.
+
+    Formats that are mere annotations go, a type that other keywords imply is written out;
+    with `close_objects`, objects that name their keys take no others. Raises GrammarError.
+    """
+    reader = _Reader(schema, close_objects)
+    whole = reader.read(schema, ())
+    definitions = {
+        name: reader.definitions[name] for name in ("$defs", "definitions") if name in schema
+    }
+    if reader.unsupported:
+        named = ", ".join(sorted(reader.unsupported))
+        raise GrammarError(f"the JSON schema uses what cannot be enforced: {named}")
+    return {**whole, **definitions}, reader.gaps
+
+
+class _Reader:
+    """Rewrites a schema node by node and gathers what it finds."""
+
+    def __init__(self, root: Schema, close_objects: bool) -> None:
+        self._root = root
+        self._close_objects = close_objects
+        self._num_nodes = 0
+        self._seen: set[str] = set()
+        self.unsupported: set[str] = set()
+        self.gaps: set[str] = set()
+        self.definitions: dict[str, dict[str, Any]] = {
+            name: dict(root[name]) if isinstance(root.get(name), dict) else {}
+            for name in ("$defs", "definitions")
+        }
+
+    def read(self, node: Any, path: tuple[str, ...]) -> Any:
+        """The node rewritten; `path` holds the keywords that lead to it."""
+        self._num_nodes += 1
+        if len(path) > MAX_DEPTH or self._num_nodes > MAX_NODES:
+            raise GrammarError(
+                f"the JSON schema is deeper than {MAX_DEPTH} levels or has more than "
+                f"{MAX_NODES} parts"
+            )
+        if not isinstance(node, dict):
+            if not isinstance(node, bool):
+                raise GrammarError(f"the JSON schema has {node!r:.40} where a schema belongs")
+            if not path and not node:
+                raise GrammarError("the JSON schema is false, which no text satisfies")
+            return node
+        self.unsupported |= {key for key in node if key in _UNSUPPORTED}
+        node = self._completed(node, path)
+        self.gaps |= set(_gaps(node))
+        if isinstance(node.get("$ref"), str):
+            self._follow(node["$ref"])
+        return {key: self._read_value(key, value, path) for key, value in node.items()}
+
+    def _completed(self, node: Schema, path: tuple[str, ...]) -> Schema:
+        node = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
+        node.pop("x-guidance", None)
+        if node.get("format") not in FORMATS:
+            node.pop("format", None)
+        if not _SAYS_KIND & node.keys():
+            implied = {_IMPLIES[key] for key in node if key in _IMPLIES}
+            if len(implied) == 1:
+                node["type"] = implied.pop()
+        is_open = "properties" in node and "additionalProperties" not in node
+        # A branch of allOf must leave room for the keys of the others.
+        if self._close_objects and is_open and "allOf" not in (*path, *node):
+            node["additionalProperties"] = False
+        return node
+
+    def _read_value(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
+        path = (*path, key)
+        if key in _SCHEMA_MAPS:
+            if not isinstance(value, dict):
+                raise GrammarError(f"{key} must be an object in the JSON schema")
+            return {name: self.read(part, path) for name, part in value.items()}
+        if key in _SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
+            if not isinstance(value, list):
+                raise GrammarError(f"{key} must be a list in the JSON schema")
+            return [self.read(part, path) for part in value]
+        return self.read(value, path) if key in _SCHEMAS else value
+
+    def _follow(self, pointer: str) -> None:
+        if pointer in self._seen:
+            return
+        self._seen.add(pointer)
+        if not pointer.startswith("#"):
+            raise GrammarError(
+                f"the JSON schema refers to {pointer!r:.80}; only references into itself are "
+                "followed"
+            )
+        keys = [_unescaped(key) for key in pointer.removeprefix("#").split("/")[1:]]
+        if len(keys) == 2 and keys[0] in self.definitions:
+            group = self.definitions[keys[0]]
+            if keys[1] not in group:
+                raise GrammarError(f"the JSON schema has no {pointer!r:.80}, to which it refers")
+            group[keys[1]] = self.read(group[keys[1]], ("$ref",))
+        elif keys or pointer != "#":
+            self.gaps.add(f"$ref {pointer}")
+            self._check_place(keys, pointer)
+
+    def _check_place(self, keys: list[str], pointer: str) -> None:
+        node: Any = self._root
+        for key in keys:
+            if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+                node = node[int(key)]
+            elif isinstance(node, Mapping) and key in node:
+                node = node[key]
+            else:
+                raise GrammarError(f"the JSON schema has no {pointer!r:.80}, to which it refers")
+        # It is left where it is, so that nothing is written twice, but what it uses counts.
+        self.read(node, ("$ref",))
+
+
+def _unescaped(key: str) -> str:
+    return key.replace("~1", "/").replace("~0", "~")
+
+
+def _gaps(node: Schema) -> Iterator[str]:
+    """What of one node xgrammar ignores, approximates or forbids."""
+    keys = node.keys() & _ASSERTIONS
+    for alone in ("$ref", "anyOf"):
+        if alone in keys and keys != {alone}:
+            yield f"{alone} beside {', '.join(sorted(keys - {alone}))}"
+            return
+    if keys & {"enum", "const"}:
+        if not keys <= {"enum", "type"} and not keys <= {"const", "type"}:
+            yield "enum or const beside other keywords"
+        elif "type" in keys and not _all_of_type(node):
+            yield "enum or const of another type"
+        return
+    types = node.get("type", [])
+    types = types if isinstance(types, list) else [types]
+    allowed: set[str] = {"type", "$ref", "anyOf"}
+    for name in types:
+        allowed |= _OF_TYPE.get(name, frozenset()) if isinstance(name, str) else frozenset()
+    yield from sorted(keys - allowed)
+    if "object" in types:
+        yield from _object_gaps(node)
+    if isinstance(node.get("items"), list):
+        yield "items as a list"
+
+
+def _object_gaps(node: Schema) -> Iterator[str]:
+    properties = node.get("properties") or {}
+    if not set(node.get("required") or ()) <= properties.keys():
+        yield "required keys without a schema"
+    # xgrammar lets a further key repeat one that is named.
+    if properties and node.get("additionalProperties", False) is not False:
+        yield "additionalProperties beside properties"
+
+
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+def _all_of_type(node: Schema) -> bool:
+    types = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    values = node["enum"] if isinstance(node.get("enum"), list) else [node.get("const")]
+    allowed = tuple(kind for name in types for kind in _PYTHON_TYPES.get(name, ()))
+    return all(
+        isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+        for value in values
+    )
+
+
+_LOOK_AROUND = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<?[=!])", re.DOTALL)
+
+
+def has_look_around(pattern: str) -> bool:
+    """Whether a regular expression looks ahead or behind, which no engine here can do."""
+    return any(match.group(1) for match in _LOOK_AROUND.finditer(pattern))

@@ -1,0 +1,130 @@
+"""What one sequence may say next: its reasoning within a budget, then its grammar.
+
+Knows tokens and masks, no scheduler. Invariant: with a grammar, the sequence can only end where
+the grammar lets it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vllm_lite.structured_output.grammar import Matcher, MatcherError, Vocabulary
+from vllm_lite.structured_output.reasoning import Phase, Reasoning
+
+if TYPE_CHECKING:
+    from vllm_lite.structured_output.grammar import Masks
+
+# Seconds of a core that a sequence's masks may take: at once, and more with every token.
+MASK_SECONDS = 2.0
+MASK_SECONDS_PER_TOKEN = 0.01
+
+_WHITESPACE = b" \t\r\n"
+
+
+class ConstrainedSequence:
+    """Masks and follows one sequence; either part may be absent."""
+
+    __slots__ = ("_matcher", "_num_tokens", "_reasoning", "_seconds", "_vocabulary")
+
+    def __init__(
+        self, vocabulary: Vocabulary, matcher: Matcher | None, reasoning: Reasoning | None
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._reasoning = reasoning
+        self._seconds = 0.0
+        self._num_tokens = 0
+        if matcher is not None and reasoning is not None and reasoning.opening_id is None:
+            reasoning.assume()
+
+    def fill(self, masks: Masks, row: int) -> bool:
+        """Write what may come next to `masks[row]`; False where anything may.
+
+        Raises MatcherError where the grammar has become too costly to follow.
+        """
+        reasoning = self._reasoning
+        if reasoning is None or reasoning.phase is Phase.PAST:
+            if self._matcher is None:
+                return False
+            self._fill_by_grammar(masks, row)
+            return True
+        if (forced := reasoning.forced_id) is not None:
+            masks[row] = 0
+            self._allow(masks, row, forced)
+            return True
+        if self._matcher is None:
+            return False
+        start_id = self._opening_id()
+        if start_id is not None:
+            self._fill_by_grammar(masks, row)
+            self._allow(masks, row, start_id)
+            return True
+        masks[row] = -1
+        for token_id in self._vocabulary.eos_ids:
+            masks[row, token_id >> 5] &= ~_bit(token_id)
+        return True
+
+    def accept(self, token_id: int) -> None:
+        """Go on by the token that was sampled; raises MatcherError where it breaks the grammar."""
+        self._num_tokens += 1
+        data = b""
+        reasoning = self._reasoning
+        if reasoning is not None and reasoning.phase is not Phase.PAST:
+            start_id = self._opening_id()
+            if start_id is None or token_id == start_id:
+                rest = reasoning.accept(token_id, self._vocabulary.tokens[token_id])
+                if rest is None or self._matcher is None:
+                    return
+                data = rest.lstrip(_WHITESPACE)
+                if not data:
+                    return
+                token_id = -1
+            else:
+                reasoning.skip()
+        if self._matcher is None:
+            return
+        is_accepted = self._matcher.accept_bytes(data) if data else self._matcher.accept(token_id)
+        if not is_accepted:
+            raise MatcherError("a token broke the constraint")
+
+    def must_end(self, masks: Masks, row: int) -> bool:
+        """Whether nothing but the end of the sequence may come next; overwrites `masks[row]`."""
+        reasoning = self._reasoning
+        if self._matcher is None or (reasoning and reasoning.phase is not Phase.PAST):
+            return False
+        if self._matcher.is_terminated:
+            return True
+        self._fill_by_grammar(masks, row)
+        for token_id in self._vocabulary.eos_ids:
+            masks[row, token_id >> 5] &= ~_bit(token_id)
+        return not masks[row].any()
+
+    def _opening_id(self) -> int | None:
+        """The one token that opens reasoning, where the model may also answer at once.
+
+        With a mark of several tokens the two could not be told apart, so reasoning is assumed.
+        """
+        reasoning = self._reasoning
+        if reasoning is None or reasoning.phase is not Phase.BEFORE or self._matcher is None:
+            return None
+        return reasoning.opening_id
+
+    def _fill_by_grammar(self, masks: Masks, row: int) -> None:
+        if self._matcher is None:
+            raise RuntimeError("a sequence without a grammar has no mask")
+        start = time.thread_time()
+        self._matcher.fill(masks, row)
+        self._seconds += time.thread_time() - start
+        if self._seconds > MASK_SECONDS + MASK_SECONDS_PER_TOKEN * self._num_tokens:
+            raise MatcherError("its constraint takes too long to follow; simplify it")
+
+    @staticmethod
+    def _allow(masks: Masks, row: int, token_id: int) -> None:
+        masks[row, token_id >> 5] |= _bit(token_id)
+
+
+def _bit(token_id: int) -> int:
+    """The mask of one token within its word, as a signed 32-bit number."""
+    bit = 1 << (token_id & 31)
+    return bit - (1 << 32) if bit >> 31 else bit

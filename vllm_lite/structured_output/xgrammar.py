@@ -1,0 +1,134 @@
+"""Constraints by xgrammar: compiled in one process, opened and followed in another.
+
+A compiled grammar travels as compressed text. xgrammar brings torch, so it is imported only
+where a grammar is compiled or opened.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from vllm_lite.structured_output.grammar import CompiledGrammar, Masks
+    from vllm_lite.structured_output.schema import Schema
+
+# Most characters of whitespace in one place, so that no sequence is lost in it.
+MAX_WHITESPACE = 32
+
+
+class XGrammar:
+    """xgrammar for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        import xgrammar
+
+        self._xgrammar = xgrammar
+        self._tokens = vocabulary.tokens
+        self._special_ids = vocabulary.special_ids
+        self._eos_ids = vocabulary.eos_ids
+        self._infos: dict[bool, Any] = {}
+
+    def compile(self, params: StructuredOutputsParams, schema: Schema | None) -> bytes:
+        """Compile a constraint to what `open` takes; `schema` is the JSON schema, if it is one.
+
+        Raises GrammarError with xgrammar's own words.
+        """
+        with_special = params.structural_tag is not None
+        compiler = self._xgrammar.GrammarCompiler(
+            self._info(with_special), max_threads=1, cache_enabled=False
+        )
+        try:
+            grammar = self._compile(compiler, params, schema)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(_first_line(error)) from None
+        return bytes([with_special]) + zlib.compress(grammar.serialize_json().encode(), 1)
+
+    def open(self, payload: bytes) -> CompiledGrammar:
+        """The grammar that `compile` made."""
+        text = zlib.decompress(payload[1:]).decode()
+        info = self._info(bool(payload[0]))
+        grammar = self._xgrammar.CompiledGrammar.deserialize_json(text, info)
+        return _Grammar(grammar, self._xgrammar.GrammarMatcher)
+
+    def _compile(
+        self, compiler: Any, params: StructuredOutputsParams, schema: Schema | None
+    ) -> Any:
+        if schema is not None:
+            return compiler.compile_json_schema(
+                json.dumps(schema),
+                any_whitespace=not params.disable_any_whitespace,
+                max_whitespace_cnt=None if params.disable_any_whitespace else MAX_WHITESPACE,
+            )
+        if params.regex is not None:
+            return compiler.compile_regex(params.regex)
+        if params.choice is not None:
+            choices = " | ".join(_quoted(choice) for choice in params.choice)
+            return compiler.compile_grammar(f"root ::= {choices}")
+        if params.structural_tag is not None:
+            return compiler.compile_structural_tag(params.structural_tag)
+        return compiler.compile_grammar(params.grammar)
+
+    def _info(self, with_special: bool) -> Any:
+        """xgrammar's view of the vocabulary.
+
+        Special tokens are no text, or text inside JSON could be lost when they are skipped;
+        only structural tags may name them.
+        """
+        if with_special not in self._infos:
+            hidden = self._special_ids if not with_special else frozenset(self._eos_ids)
+            self._infos[with_special] = self._xgrammar.TokenizerInfo(
+                [b"" if i in hidden else token for i, token in enumerate(self._tokens)],
+                vocab_type=self._xgrammar.VocabType.RAW,
+                vocab_size=len(self._tokens),
+                stop_token_ids=list(self._eos_ids),
+            )
+        return self._infos[with_special]
+
+
+class _Grammar:
+    def __init__(self, grammar: Any, matcher: Any) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self.num_bytes = int(grammar.memory_size_bytes)
+
+    def matcher(self) -> _Matcher:
+        return _Matcher(self._matcher(self._grammar))
+
+
+class _Matcher:
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def fill(self, masks: Masks, row: int) -> None:
+        try:
+            self._matcher.fill_next_token_bitmask(masks, row)
+        except RuntimeError as error:
+            raise MatcherError(_first_line(error)) from None
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def accept_bytes(self, data: bytes) -> bool:
+        return bool(self._matcher.accept_string(data))
+
+    @property
+    def is_terminated(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+
+def _quoted(text: str) -> str:
+    """`text` as a literal of xgrammar's EBNF, which reads JSON's escapes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says to the user, without xgrammar's source position."""
+    text = str(error).strip().split("\n")[0]
+    return text.partition(".cc:")[2].partition(": ")[2] or text
