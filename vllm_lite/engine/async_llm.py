@@ -24,6 +24,7 @@ from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.messages import CoreReady
 from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
+from vllm_lite.engine.prepared import PreparedConstraints, constraint_of
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
@@ -73,6 +74,7 @@ class AsyncLLM:
         self.config = config
         self._tokenizer = tokenizer
         self._inputs = inputs
+        self._prepared = PreparedConstraints()
         self._outputs = OutputProcessor(config, tokenizer)
         board = board or NoBoard()
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
@@ -152,6 +154,8 @@ class AsyncLLM:
 
     async def prepare(self, params: SamplingParams) -> None:
         """See EngineClient.prepare."""
+        if params.structured_outputs is not None:
+            await self._prepare(self._inputs.process_constraint(params))
 
     def generate(
         self,
@@ -238,6 +242,7 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         place.leave()
         self._start_tasks()
+        await self._prepare(processed.params)
         # Callers may repeat an id; the core must never see the same twice.
         core_id = self._core.sequence_id(request_id)
         sequences = fan_out(core_id, processed, arrival_time, priority)
@@ -258,6 +263,12 @@ class AsyncLLM:
         finally:
             # Nothing is left to abort where the request ended by itself.
             self._finish(self._outputs.abort_states([state], show=False))
+
+    async def _prepare(self, params: SamplingParams) -> None:
+        """prepare() for parameters that were processed."""
+        for name, constraint in self._prepared.unknown(constraint_of(params)).items():
+            self._start_tasks()
+            self._prepared.learn(name, await self._core.prepare(constraint))
 
     def _start_tasks(self) -> None:
         if not self._tasks:

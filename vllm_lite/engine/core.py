@@ -15,6 +15,7 @@ from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
 from vllm_lite.engine.client import PauseMode
+from vllm_lite.engine.constraints import Constraints
 from vllm_lite.engine.messages import CoreReady, StepOutputs
 from vllm_lite.engine.pause import PauseGate
 from vllm_lite.errors import EngineDeadError
@@ -31,6 +32,8 @@ logger = init_logger(__name__)
 MAX_FAILED_STEPS = 8
 # So many steps that compute nothing while requests wait mean that none ever will.
 MAX_EMPTY_STEPS = 1000
+# Seconds that a core without other work waits for a grammar in one step.
+GRAMMAR_PATIENCE = 0.005
 
 
 class EngineCore:
@@ -49,6 +52,7 @@ class EngineCore:
         self._scheduler = Scheduler(config, self.plan)
         self._log_stats = not config.observability.disable_log_stats
         self._gate = PauseGate()
+        self.constraints = Constraints(config)
         # Ends that came about outside a step and are still to be told.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: their going is still to be reported.
@@ -70,25 +74,29 @@ class EngineCore:
         """Queue sequences; one that the scheduler refuses ends with an error, alone."""
         for request in self._gate.admit(requests):
             try:
-                self._scheduler.add_request(Request.from_message(request))
+                sequence = Request.from_message(request)
+                if not self.constraints.hold(sequence):
+                    self._scheduler.add_request(sequence)
             except Exception:
-                logger.exception("Request %s could not be queued", request.request_id)
-                reason = "the request could not be queued; see the engine's log"
-                self._ended.append(_error_output(request.request_id, reason))
+                self._refuse(request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences and free their blocks now; unknown ids are ignored."""
         ids = list(request_ids)
         self._gate.drop(ids)
+        self.constraints.drop(ids)
         self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
         self._stats_due = self._log_stats
 
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._ended) or self._stats_due or self._is_step_due()
+        is_due = bool(self._ended) or self._stats_due or self._is_step_due()
+        return is_due or self.constraints.num_waiting > 0
 
     def step(self) -> StepOutputs:
         """Schedule, execute, update: everything one step gave, whoever it is for."""
+        if self.constraints.num_waiting:
+            self._begin_constrained()
         outputs, self._ended = self._ended, []
         self._stats_due = False
         if self._is_step_due():
@@ -100,7 +108,7 @@ class EngineCore:
     def make_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         stats = self._scheduler.make_stats()
-        stats.num_waiting += self._gate.num_held
+        stats.num_waiting += self._gate.num_held + self.constraints.num_waiting
         return stats
 
     @property
@@ -111,7 +119,9 @@ class EngineCore:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing that was begun is still to go on."""
-        return not self._gate.may_step or not self._scheduler.has_unfinished_requests()
+        if not self._gate.may_step:
+            return True
+        return not (self._scheduler.has_unfinished_requests() or self.constraints.num_waiting)
 
     def pause(self, mode: PauseMode) -> None:
         """Hold new sequences; those begun end with "abort", go on, or stand still."""
@@ -120,6 +130,8 @@ class EngineCore:
             ended = self._scheduler.finish_requests(
                 list(self._scheduler.requests), RequestStatus.FINISHED_ABORTED
             )
+            ended += self.constraints.drop_waiting()
+            self.constraints.drop(ended)
             self._ended += [EngineCoreOutput(i, [], finish_reason="abort") for i in ended]
             self._stats_due = self._log_stats
 
@@ -133,12 +145,39 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Release the executor's memory and threads."""
+        self.constraints.shutdown()
         self._executor.shutdown()
 
     def _is_step_due(self) -> bool:
         return self._gate.may_step and self._scheduler.has_requests()
 
+    def _begin_constrained(self) -> None:
+        """Queue the sequences whose grammar has come; with nothing else to do, wait for one."""
+        is_idle = not (self._ended or self._is_step_due())
+        for sequence, refusal in self.constraints.take_ready(GRAMMAR_PATIENCE if is_idle else 0.0):
+            if refusal is not None:
+                self._ended.append(_error_output(sequence.request_id, refusal))
+                continue
+            try:
+                self._scheduler.add_request(sequence)
+            except Exception:
+                self.constraints.drop([sequence.request_id])
+                self._refuse(sequence.request_id)
+
+    def _refuse(self, request_id: str) -> None:
+        """For the exception in hand."""
+        logger.exception("Request %s could not be queued", request_id)
+        reason = "the request could not be queued; see the engine's log"
+        self._ended.append(_error_output(request_id, reason))
+
     def _execute(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
+        planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
+        outputs = self._run(planned)
+        for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
+            self._scheduler.finish_requests(request_id, status)
+        return outputs
+
+    def _run(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
         try:
             result = self._executor.execute_model(planned)
         except EngineDeadError:
@@ -147,7 +186,9 @@ class EngineCore:
             return self._fail(planned, error)
         except BaseException:
             # Ctrl-C: the caller may go on, so the books have to know that this step is lost.
-            self._ended += self._scheduler.fail_step(planned, "the engine was interrupted")
+            lost = self._scheduler.fail_step(planned, "the engine was interrupted")
+            self.constraints.drop(output.request_id for output in lost)
+            self._ended += lost
             raise
         if planned.total_num_scheduled_tokens:
             self._failed_steps = 0

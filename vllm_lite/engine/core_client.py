@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from vllm_lite import envs
 from vllm_lite.core.step import EngineCoreRequest
@@ -26,6 +26,8 @@ from vllm_lite.engine.messages import (
     GetStats,
     IsPaused,
     Pause,
+    Prepare,
+    Prepared,
     ResetPrefixCache,
     Resume,
     StepOutputs,
@@ -33,6 +35,8 @@ from vllm_lite.engine.messages import (
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 logger = init_logger(__name__)
 
@@ -53,6 +57,10 @@ class CoreClient(Protocol):
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences; unknown ids are ignored."""
+        ...
+
+    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
+        """Compile canonical constraints, side by side; why each is refused, if it is."""
         ...
 
     def get_output(self) -> StepOutputs:
@@ -90,6 +98,20 @@ class SyncMPClient:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         if self._dead is None:
             self._handle.send(AbortRequests(list(request_ids)))
+
+    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
+        self._check_alive()
+        calls = [Prepare(next(self._call_ids), params) for params in constraints]
+        for call in calls:
+            self._handle.send(call)
+        answers: dict[int, Refusal | None] = {}
+        while len(answers) < len(calls):
+            message = self._receive()
+            if isinstance(message, Prepared):
+                answers[message.call_id] = message.refusal
+            elif isinstance(message, StepOutputs):
+                self._outputs.append(message)
+        return [answers[call.call_id] for call in calls]
 
     def get_output(self) -> StepOutputs:
         if self._outputs:
@@ -169,6 +191,7 @@ class AsyncMPClient:
         self._handle = handle
         self._call_ids = handle.seat.call_ids()
         self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
+        self._prepares: dict[int, asyncio.Future[Refusal | None]] = {}
         self._outputs: deque[StepOutputs] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,6 +220,15 @@ class AsyncMPClient:
         """Drop sequences; unknown ids are ignored, and so is a dead core."""
         if self.dead_error is None:
             self._handle.send(AbortRequests(list(request_ids)))
+
+    async def prepare(self, params: StructuredOutputsParams) -> Refusal | None:
+        """Compile a canonical constraint; why it is refused, if it is."""
+        self.check_alive()
+        call = Prepare(next(self._call_ids), params)
+        future: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        self._prepares[call.call_id] = future
+        self._handle.send(call)
+        return await future
 
     async def get_outputs(self) -> list[StepOutputs]:
         """Every step's outputs that came since the last call; waits for at least one."""
@@ -271,6 +303,10 @@ class AsyncMPClient:
         while (message := self._handle.channel.receive()) is not None:
             if isinstance(message, StepOutputs):
                 self._outputs.append(message)
+            elif isinstance(message, Prepared):
+                prepare = self._prepares.pop(message.call_id, None)
+                if prepare is not None and not prepare.done():
+                    prepare.set_result(message.refusal)
             elif isinstance(message, CallResult):
                 call = self._calls.pop(message.call_id, None)
                 if call is not None and not call.done():
@@ -312,10 +348,12 @@ class AsyncMPClient:
 
     def _wake_all(self) -> None:
         self._wake()
-        for call in self._calls.values():
+        waiting: list[asyncio.Future[Any]] = [*self._calls.values(), *self._prepares.values()]
+        for call in waiting:
             if not call.done() and self.dead_error is not None:
                 call.set_exception(self.dead_error)
         self._calls.clear()
+        self._prepares.clear()
 
 
 def stuck_step(handle: CoreHandle) -> str | None:

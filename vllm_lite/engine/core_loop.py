@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from vllm_lite.engine.front_ends import CoreChannel
@@ -20,6 +21,8 @@ from vllm_lite.engine.messages import (
     GetStats,
     IsPaused,
     Pause,
+    Prepare,
+    Prepared,
     ResetPrefixCache,
     Resume,
     Shutdown,
@@ -27,6 +30,8 @@ from vllm_lite.engine.messages import (
 )
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
+from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.structured_output.grammar_cache import Result, outcome
 
 if TYPE_CHECKING:
     from vllm_lite.engine.core import EngineCore
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MAX_MESSAGE = 2000
+# Seconds that an idle core waits for a grammar before it looks for messages again.
+GRAMMAR_PATIENCE = 0.005
 
 
 class CoreLoop:
@@ -44,6 +51,8 @@ class CoreLoop:
         self._heartbeat = heartbeat
         # Pauses that wait for what was begun before them.
         self._pauses: list[Pause] = []
+        # Calls whose constraint is being compiled.
+        self._prepares: list[tuple[int, Future[Result]]] = []
 
     def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
         """Build a core, serve it until told to stop; returns what ended it otherwise.
@@ -71,7 +80,7 @@ class CoreLoop:
     def _serve(self, core: EngineCore) -> None:
         channel, heartbeat = self._channel, self._heartbeat
         while True:
-            is_idle = not core.has_work()
+            is_idle = not (core.has_work() or self._prepares)
             if is_idle:
                 heartbeat.end_step()
             message = channel.receive(block=is_idle)
@@ -85,7 +94,11 @@ class CoreLoop:
                 outputs = core.step()
                 if outputs.outputs or outputs.stats:
                     channel.send(outputs)
+            elif self._prepares:
+                futures = [future for _, future in self._prepares]
+                wait(futures, GRAMMAR_PATIENCE, FIRST_COMPLETED)
             self._answer_pauses(core)
+            self._answer_prepares()
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
         if isinstance(message, AddRequests):
@@ -96,6 +109,9 @@ class CoreLoop:
             self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
         elif isinstance(message, GetStats):
             self._channel.send(CallResult(message.call_id, core.make_stats()))
+        elif isinstance(message, Prepare):
+            found = core.constraints.prepare(message.params)
+            self._prepares.append((message.call_id, found))
         elif isinstance(message, Pause):
             core.pause(message.mode)
             self._pauses.append(message)
@@ -113,6 +129,14 @@ class CoreLoop:
             if core.is_paused and pause.clear_cache and pause.mode != "keep":
                 core.reset_prefix_cache()
             self._channel.send(CallResult(pause.call_id, core.is_paused))
+
+    def _answer_prepares(self) -> None:
+        done = [call for call in self._prepares if call[1].done()]
+        for call in done:
+            self._prepares.remove(call)
+            call_id, result = call[0], outcome(call[1])
+            refusal = result if isinstance(result, Refusal) else None
+            self._channel.send(Prepared(call_id, refusal))
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ For offline use without a child process, and for tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
@@ -13,6 +14,9 @@ from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.messages import StepOutputs
 from vllm_lite.executor.executor import Executor
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.structured_output.grammar_cache import outcome
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 
 class InprocClient:
@@ -30,6 +34,12 @@ class InprocClient:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.core.abort_requests(request_ids)
+
+    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
+        futures = [self.core.constraints.prepare(params) for params in constraints]
+        wait(futures)
+        results = [outcome(future) for future in futures]
+        return [result if isinstance(result, Refusal) else None for result in results]
 
     def get_output(self) -> StepOutputs:
         return self.core.step()

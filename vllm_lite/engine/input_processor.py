@@ -16,7 +16,9 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.log import init_logger
+from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.structured_output.canonical import canonical
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -102,8 +104,42 @@ class InputProcessor:
                 f"its vocabulary has ids 0 to {self._vocab_size - 1}",
                 "prompt",
             )
-        changed = self._fit(params, len(token_ids))
+        changed = self.process_constraint(self._fit(params, len(token_ids)))
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
+
+    def process_constraint(self, params: SamplingParams) -> SamplingParams:
+        """`params` with their constraint in canonical form; a copy if changed.
+
+        Raises RequestError for what shows without compiling it.
+        """
+        if params.thinking_token_budget is not None:
+            self._check_thinking_budget()
+        given = params.structured_outputs
+        if given is None:
+            return params
+        if self._tokenizer is None:
+            raise RequestError(
+                "structured_outputs need a tokenizer, which --skip-tokenizer-init left out",
+                "structured_outputs",
+            )
+        if not self._eos_token_ids:
+            raise RequestError(
+                "structured_outputs need a model with an end-of-sequence token: it ends the text",
+                "structured_outputs",
+            )
+        changed = copy.copy(params)
+        changed.structured_outputs = canonical(given, self.config.structured_outputs)
+        # Where the constraint is fulfilled nothing may follow but the end.
+        changed.ignore_eos = False
+        return changed
+
+    def _check_thinking_budget(self) -> None:
+        parser = self.config.structured_outputs.reasoning_parser
+        if not parser or reasoning_markers(parser) is None:
+            raise RequestError(
+                "thinking_token_budget needs a --reasoning-parser that marks where reasoning ends",
+                "thinking_token_budget",
+            )
 
     def _read_prompt(
         self, prompt: Prompt, params: SamplingParams

@@ -11,6 +11,8 @@ import msgspec
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 
 class AddRequests(msgspec.Struct, tag="add"):
@@ -60,12 +62,27 @@ class IsPaused(msgspec.Struct, tag="is_paused"):
     call_id: int
 
 
+class Prepare(msgspec.Struct, tag="prepare"):
+    """Compile a canonical constraint; the answer is a Prepared."""
+
+    call_id: int
+    params: StructuredOutputsParams
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Stop after the step in hand."""
 
 
 ToCore = (
-    AddRequests | AbortRequests | ResetPrefixCache | GetStats | Pause | Resume | IsPaused | Shutdown
+    AddRequests
+    | AbortRequests
+    | ResetPrefixCache
+    | GetStats
+    | Pause
+    | Resume
+    | IsPaused
+    | Prepare
+    | Shutdown
 )
 
 
@@ -96,6 +113,13 @@ class StepOutputs(msgspec.Struct, tag="outputs", omit_defaults=True):
     stats: SchedulerStats | None = None
 
 
+class Prepared(msgspec.Struct, tag="prepared", omit_defaults=True):
+    """The answer to a Prepare: nothing, or why the constraint is refused."""
+
+    call_id: int
+    refusal: Refusal | None = None
+
+
 class CallResult(msgspec.Struct, tag="result"):
     """The answer to a message with a call_id."""
 
@@ -103,4 +127,4 @@ class CallResult(msgspec.Struct, tag="result"):
     value: bool | SchedulerStats
 
 
-FromCore = CoreReady | CoreFailed | StepOutputs | CallResult
+FromCore = CoreReady | CoreFailed | StepOutputs | Prepared | CallResult

@@ -20,6 +20,7 @@ from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.output_processor import OutputProcessor
+from vllm_lite.engine.prepared import PreparedConstraints, constraint_of
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
@@ -59,6 +60,7 @@ class LLMEngine:
         self._core = core
         self._tokenizer = tokenizer
         self._inputs = InputProcessor(config, tokenizer)
+        self._prepared = PreparedConstraints()
         self._processor = OutputProcessor(config, tokenizer)
         self._metrics = engine_metrics(config, core.ready.num_blocks)
         self._outputs = _Outputs()
@@ -113,6 +115,15 @@ class LLMEngine:
         """Tokenise and check a request without adding it; raises RequestError."""
         return self._inputs.process(prompt, params, cache_salt)
 
+    def prepare(self, requests: Iterable[ProcessedInput]) -> None:
+        """Compile what the requests constrain their texts to, side by side; raises RequestError."""
+        constraints = [one for request in requests for one in constraint_of(request.params)]
+        unknown = self._prepared.unknown(constraints)
+        if unknown:
+            refusals = self._core.prepare(unknown.values())
+            for name, refusal in zip(unknown, refusals, strict=True):
+                self._prepared.learn(name, refusal)
+
     def add_request(
         self,
         request_id: str,
@@ -125,6 +136,7 @@ class LLMEngine:
         check_priority(priority)
         if not isinstance(prompt, ProcessedInput):
             prompt = self.process(prompt, params or SamplingParams())
+        self.prepare([prompt])
         arrival_time = time.monotonic()
         # The core never sees an id twice: outputs of an aborted request may still be on the way.
         core_id = f"{request_id}-{next(self._numbers)}"

@@ -1,0 +1,217 @@
+"""The constrained sequences of an engine core: those that wait for a grammar, and those that run.
+
+Stands beside the scheduler, which knows nothing of it: a sequence reaches the scheduler once its
+grammar is there. Without a constrained request it starts nothing and costs one look at a dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
+from vllm_lite.parsers.registry import prompt_ends_in_reasoning
+from vllm_lite.request import Request, RequestStatus
+from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
+from vllm_lite.structured_output.grammar import MatcherError, Refusal
+from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
+from vllm_lite.structured_output.reasoning import Reasoning
+from vllm_lite.structured_output.sequence import ConstrainedSequence
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
+
+# Tokens of a prompt in which its last mark of reasoning is looked for.
+_PROMPT_TAIL = 64
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A sequence that is not in the scheduler yet, and what it waits for."""
+
+    request: Request
+    # Where there is no grammar, the tokenizer's tokens alone.
+    future: Future[Result | TokenizerFacts]
+
+
+class Constraints:
+    """Grammars and thinking budgets of one engine core."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._parser = config.structured_outputs.reasoning_parser
+        self._waiting: dict[str, _Waiting] = {}
+        self._sequences: dict[str, ConstrainedSequence] = {}
+        # Sequences whose mask could not be made, until their step is over.
+        self._broken: dict[str, str] = {}
+        self._masks: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._has_pool = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their grammar."""
+        return len(self._waiting)
+
+    def prepare(self, params: StructuredOutputsParams) -> Future[Result]:
+        """Compile a canonical constraint, unless that was done."""
+        return self._cache.get(params)
+
+    def hold(self, request: Request) -> bool:
+        """Take a new sequence that is constrained, until take_ready(); False for any other."""
+        params = request.sampling_params
+        if params.structured_outputs is None and params.thinking_token_budget is None:
+            return False
+        if params.structured_outputs is not None:
+            future: Future[Any] = self._cache.get(params.structured_outputs)
+        else:
+            future = self._pool.read_facts()
+        self._waiting[request.request_id] = _Waiting(request, future)
+        return True
+
+    def take_ready(self, patience: float = 0.0) -> list[tuple[Request, str | None]]:
+        """Sequences that may go on, in order, each with the reason where it cannot run.
+
+        Where none is ready, waits for `patience` seconds.
+        """
+        if not self._waiting:
+            return []
+        futures = {held.future for held in self._waiting.values()}
+        if patience:
+            wait(futures, patience, FIRST_COMPLETED)
+        ready = [held for held in self._waiting.values() if held.future.done()]
+        for held in ready:
+            del self._waiting[held.request.request_id]
+        return [(held.request, self._begin(held)) for held in ready]
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Forget sequences that are gone; unknown ids are ignored."""
+        if self._waiting or self._sequences:
+            for request_id in request_ids:
+                self._waiting.pop(request_id, None)
+                self._sequences.pop(request_id, None)
+
+    def drop_waiting(self) -> list[str]:
+        """Forget every sequence that waits; their ids."""
+        ids = list(self._waiting)
+        self._waiting.clear()
+        return ids
+
+    def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
+        """What the sequences that sample in `step` may say; None where all may say anything."""
+        if not self._sequences:
+            return None
+        sampling = [
+            request_id
+            for request_id, count in step.num_scheduled_tokens.items()
+            if request_id in self._sequences
+            and requests[request_id].num_computed_tokens + count == requests[request_id].num_tokens
+        ]
+        masks = self._rows(len(sampling))
+        masked: list[str] = []
+        for request_id in sampling:
+            try:
+                if self._sequences[request_id].fill(masks, len(masked)):
+                    masked.append(request_id)
+            except MatcherError as error:
+                self._broken[request_id] = str(error)
+        return TokenMasks(masked, masks[: len(masked)]) if masked else None
+
+    def advance(
+        self, outputs: Iterable[EngineCoreOutput], requests: Mapping[str, Request]
+    ) -> list[tuple[str, RequestStatus]]:
+        """Let the sequences follow what was sampled; changes the outputs of those that end by it.
+
+        Returns who ends that the scheduler still counts as running.
+        """
+        ended: list[tuple[str, RequestStatus]] = []
+        if not self._sequences:
+            return ended
+        for output in outputs:
+            sequence = self._sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            is_running = output.finish_reason is None
+            status = self._follow(sequence, output, requests.get(output.request_id))
+            if not is_running or status is not None:
+                self._sequences.pop(output.request_id, None)
+            if status is not None:
+                output.finish_reason = status.finish_reason
+                if is_running:
+                    ended.append((output.request_id, status))
+        return ended
+
+    def shutdown(self) -> None:
+        """End the compile processes."""
+        if self._has_pool:
+            self._pool.close()
+
+    @cached_property
+    def _pool(self) -> CompilePool:
+        self._has_pool = True
+        return CompilePool(self._config)
+
+    @cached_property
+    def _cache(self) -> GrammarCache:
+        return GrammarCache(self._pool)
+
+    def _begin(self, held: _Waiting) -> str | None:
+        """Make the sequence of a request whose grammar is there; why it cannot run otherwise."""
+        found = outcome(held.future)
+        if isinstance(found, Refusal):
+            return found.message
+        matcher = None if isinstance(found, TokenizerFacts) else found.matcher()
+        facts = self._pool.facts
+        reasoning = self._reasoning(held.request, facts)
+        if matcher is not None or reasoning is not None:
+            self._sequences[held.request.request_id] = ConstrainedSequence(
+                facts.vocabulary, matcher, reasoning
+            )
+        return None
+
+    def _reasoning(self, request: Request, facts: TokenizerFacts) -> Reasoning | None:
+        params = request.sampling_params
+        constraint = params.structured_outputs
+        if facts.reasoning is None or (constraint and constraint.enable_in_reasoning):
+            return None
+        tail = request.prompt_token_ids[-_PROMPT_TAIL:]
+        tokens = facts.vocabulary.tokens
+        text = b"".join(tokens[token_id] for token_id in tail).decode("utf-8", "replace")
+        begins_inside = prompt_ends_in_reasoning(self._parser, text)
+        return Reasoning(facts.reasoning, begins_inside, params.thinking_token_budget)
+
+    def _follow(
+        self, sequence: ConstrainedSequence, output: EngineCoreOutput, request: Request | None
+    ) -> RequestStatus | None:
+        """How the sequence ends by its constraint, or None."""
+        broken = self._broken.pop(output.request_id, None)
+        if broken is None and output.finish_reason is None:
+            try:
+                for token_id in output.new_token_ids:
+                    sequence.accept(token_id)
+                if request is None or not output.new_token_ids:
+                    return None
+                # Its grammar is complete, and min_tokens forbids the token that would say so.
+                is_early = request.num_output_tokens < request.sampling_params.min_tokens
+                if is_early and sequence.must_end(self._rows(1), 0):
+                    return RequestStatus.FINISHED_STOPPED
+                return None
+            except MatcherError as error:
+                broken = str(error)
+        if broken is None:
+            return None
+        output.new_token_ids = []
+        output.new_logprobs = None
+        output.stop_reason = broken
+        return RequestStatus.FINISHED_ERROR
+
+    def _rows(self, count: int) -> npt.NDArray[np.int32]:
+        """At least `count` mask rows, used again in every step."""
+        if len(self._masks) < count:
+            words = -(-self._config.facts.vocab_size // 32)
+            self._masks = np.zeros((2 * count, words), np.int32)
+        return self._masks
