@@ -73,6 +73,7 @@ class LLM:
         inputs = [
             self.llm_engine.process(prompt, own) for prompt, own in zip(listed, params, strict=True)
         ]
+        self.llm_engine.prepare(inputs)
         return self._run(inputs, priorities, use_tqdm)
 
     def chat(
