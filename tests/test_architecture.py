@@ -72,6 +72,8 @@ ALLOWED = {
     ("sampling_params", "repetition"): "what counts as a repeat is a sampling choice",
     ("request", "repetition"): "a request carries the count of its repeats",
     ("request", "sampling_params"): "a request carries its sampling choices",
+    ("structured_output", "tokenizer"): "a grammar is compiled for the tokenizer's tokens",
+    ("structured_output", "parsers"): "a grammar may begin where the reasoning ends",
     ("engine", "metrics"): "the front end feeds the metrics",
     ("request", "core.step"): "a request is made from the message that announces it",
     ("cli", "batch"): "a command runs its package",
