@@ -220,8 +220,9 @@ def test_server_reaches_the_engine_only_through_its_client(path: Path) -> None:
         if unit == "models":
             assert not name.startswith("vllm_lite.worker"), f"{ids(path)}:{line}"
         if unit == "server" and name.startswith("vllm_lite.engine"):
-            # launch.py is the one place that makes the engine; the rest see the protocol.
-            wall = path.name == "launch.py" or name.startswith("vllm_lite.engine.client")
+            # These make the processes of a server and their engine; the rest see the protocol.
+            starts = path.name in ("launch.py", "helpers.py", "helper_process.py")
+            wall = starts or name.startswith("vllm_lite.engine.client")
             assert wall, f"{ids(path)}:{line} imports {name}"
 
 

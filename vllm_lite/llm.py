@@ -13,11 +13,17 @@ from typing import Any, TypeVar, cast
 
 from tqdm import tqdm
 
+from vllm_lite.beam_search import BeamSearch
+from vllm_lite.beam_search_params import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+)
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.input_processor import ProcessedInput
 from vllm_lite.engine.sync_llm import LLMEngine
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.metrics.reader import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import RequestOutput
@@ -104,6 +110,48 @@ class LLM:
             ids = self.get_tokenizer().encode(text, add_special_tokens=False)
             prompts.append(PromptDict(prompt=text, prompt_token_ids=ids))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt; results in the order of the prompts.
+
+        Raises RequestError for a prompt, or a width, that cannot be searched.
+        """
+        engine = self.llm_engine
+        limits = engine.config.model
+        searches: list[BeamSearch] = []
+        for prompt in _as_prompts(prompts):
+            start = engine.process(prompt, SamplingParams(max_tokens=1))
+            eos, length = start.eos_token_ids, len(start.prompt_token_ids)
+            search = BeamSearch(params, eos, max_logprobs=limits.max_logprobs)
+            search.begin(start.prompt_token_ids, limits.max_model_len - length)
+            searches.append(search)
+        while pending := [(search, search.prompts()) for search in searches if search.prompts()]:
+            inputs = [
+                engine.process(ids, search.step_params())
+                for search, continued in pending
+                for ids in continued
+            ]
+            found = iter(self._run(inputs, [0] * len(inputs), use_tqdm=False))
+            for search, continued in pending:
+                choices = [next(found).outputs[0] for _ in continued]
+                if any(choice.finish_reason == "error" for choice in choices):
+                    raise EngineGenerateError(f"a beam search failed: {choices[0].stop_reason}")
+                search.feed([choice.logprobs[0] for choice in choices if choice.logprobs])
+        return [BeamSearchOutput(self._sequences(search)) for search in searches]
+
+    def _sequences(self, search: BeamSearch) -> list[BeamSearchSequence]:
+        has_text = not self.llm_engine.config.model.skip_tokenizer_init
+        found = []
+        for beam in search.best():
+            tokens = search.tokens(beam)
+            text = self.get_tokenizer().decode(tokens) if has_text else None
+            sequence = BeamSearchSequence(
+                tokens, list(beam.positions), beam.logprob, text, beam.finish_reason, None
+            )
+            found.append(sequence)
+        return found
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

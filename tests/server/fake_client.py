@@ -45,6 +45,7 @@ class ByteTokenizer:
         self.bos_token_id = None
         self.all_special_ids = frozenset({EOS, EOS + 1})
         self.vocab_size = VOCAB_SIZE
+        self.spelling = None
 
     @property
     def chat_template(self) -> str | None:
@@ -53,7 +54,7 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
+    def decode(self, ids: Sequence[int], *_: Any, **__: Any) -> str:
         return bytes(i for i in ids if i < EOS).decode(errors="replace")
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:

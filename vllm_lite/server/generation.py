@@ -133,7 +133,13 @@ class Generations:
             )
             for prompt, one_id in zip(prompts, ids, strict=True)
         ]
-        generation = Generation(self, ids, iterators)
+        return self.run(ids, iterators)
+
+    def run(
+        self, request_ids: list[str], iterators: list[AsyncIterator[RequestOutput]]
+    ) -> Generation:
+        """Count what runs in the engine under these ids; the caller has to close the result."""
+        generation = Generation(self, request_ids, iterators)
         self._running.add(generation)
         self._idle.clear()
         return generation

@@ -14,6 +14,7 @@ from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
+from vllm_lite.server.openai.beam_protocol import start_generation
 from vllm_lite.server.openai.chat_message import message_of
 from vllm_lite.server.openai.chat_protocol import (
     CHAT_HARMLESS,
@@ -39,20 +40,24 @@ class ChatService:
 
     async def create(self, request: Request) -> Response:
         """Create a chat completion, streamed or whole."""
+        return await self.answer(await read_json(request), request)
+
+    async def answer(self, raw: dict[str, Any], request: Request) -> Response:
+        """Create a chat completion from `request`'s body, already read."""
         context = self._context
-        raw = await read_json(request)
         refuse_unsupported(raw, CHAT_LATER)
         body = parse(ChatCompletionRequest, raw, CHAT_HARMLESS)
         context.check_model(body.model)
         request_id = context.request_id("chatcmpl-", request, body.request_id)
         prepared = await prepare_chat(context, body)
         context.log_request(request_id, prepared.prompt["prompt"], prepared.params)
-        generation = context.generations.start(
+        generation = start_generation(
+            context,
+            body,
+            request_id,
             [prepared.prompt],
             prepared.params,
-            request_id,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
+            [] if prepared.search is None else [prepared.search],
         )
         reply = ChatReply(context, body, prepared, request_id)
         if body.stream:
@@ -75,7 +80,7 @@ class ChatReply:
         self._body = body
         self._request_id = request_id
         self._readers = ChoiceReaders(
-            prepared.params.n,
+            prepared.num_choices,
             prepared.parser,
             context.count_tokens,
             include_reasoning=body.include_reasoning,
@@ -98,7 +103,7 @@ class ChatReply:
             return_token_ids=bool(body.return_token_ids) and not hides_tokens,
             return_prompt_ids=bool(body.return_token_ids),
             prompt_text=prepared.prompt["prompt"] if body.return_prompt_text else None,
-            has_timings=config.enable_per_request_metrics and prepared.params.n == 1,
+            has_timings=config.enable_per_request_metrics and prepared.num_choices == 1,
         )
 
     def stream(self) -> ChatStream:
@@ -120,10 +125,11 @@ class ChatReply:
         finally:
             await generation.close()
         return Response(
-            msgspec.json.encode(await self._payload(output)), media_type="application/json"
+            msgspec.json.encode(await self.payload(output)), media_type="application/json"
         )
 
-    async def _payload(self, output: RequestOutput) -> dict[str, Any]:
+    async def payload(self, output: RequestOutput) -> dict[str, Any]:
+        """The reply that the finished `output` makes, with every key."""
         usage, options = self._usage, self._options
         usage.add_prompt(output)
         choices = [self._choice(one) for one in sorted(output.outputs, key=lambda one: one.index)]

@@ -29,6 +29,8 @@ class CompletionRequest(SamplingFields):
     def check(self) -> None:
         """Raise RequestError for what the types alone do not refuse."""
         self.check_together()
+        if self.use_beam_search and self.stream:
+            raise RequestError("a beam search cannot be streamed here", "stream")
         if self.logprob_token_ids is not None and self.logprobs is None:
             raise RequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
         if self.best_of is not None and self.best_of != (self.n or 1):

@@ -17,6 +17,7 @@ from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
+from vllm_lite.server.openai.beam_protocol import beam_search_of, start_generation
 from vllm_lite.server.openai.chunks import ChunkWriter
 from vllm_lite.server.openai.completion_protocol import (
     COMPLETION_HARMLESS,
@@ -54,8 +55,11 @@ class CompletionService:
 
     async def create(self, request: Request) -> Response:
         """Create a completion, streamed or whole."""
+        return await self.answer(await read_json(request), request)
+
+    async def answer(self, raw: dict[str, Any], request: Request) -> Response:
+        """Create a completion from `request`'s body, already read."""
         context = self._context
-        raw = await read_json(request)
         refuse_unsupported(raw, COMPLETION_LATER)
         body = parse(CompletionRequest, raw, COMPLETION_HARMLESS)
         context.check_model(body.model)
@@ -67,9 +71,8 @@ class CompletionService:
         with blamed_on("structured_outputs" if body.structured_outputs else "response_format"):
             await context.client.prepare(params)
         context.log_request(request_id, texts[0], params)
-        generation = context.generations.start(
-            prompts, params, request_id, priority=body.priority, cache_salt=body.cache_salt
-        )
+        searches = [search for _ in prompts if (search := beam_search_of(context, body, params))]
+        generation = start_generation(context, body, request_id, prompts, params, searches)
         reply = _CompletionReply(context, body, params, request_id, texts)
         if body.stream:
             return EventStream(reply.stream().events(generation), generation, request_id)
@@ -135,13 +138,15 @@ class _CompletionReply:
         self._request_id = request_id
         self._usage = UsageCounter(config.enable_prompt_tokens_details)
         self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
+        num_choices = (body.n or 1) if body.use_beam_search else params.n
+        is_single = num_choices == len(texts) == 1
         self._options = CompletionOptions(
-            num_choices=params.n,
+            num_choices=num_choices,
             logprobs=body.logprob_token_ids or body.logprobs,
             return_token_ids=bool(body.return_token_ids),
             echoes=self._echoes(texts) if body.echo else None,
             is_prompt_only=body.is_prompt_only,
-            has_timings=(config.enable_per_request_metrics and params.n == 1 and len(texts) == 1),
+            has_timings=config.enable_per_request_metrics and is_single,
         )
 
     def _echoes(self, texts: list[str | None]) -> list[str]:

@@ -34,6 +34,11 @@ class MessageReader:
         """The reasoning so far, whether or not it is shown."""
         return "".join(self._reasoning)
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the answer proper is still to come."""
+        return self._parser is not None and not self._parser.reasoning_ended
+
     def feed(self, choice: CompletionOutput) -> Sequence[Event]:
         """The events of the next output; all that remain once it has a finish_reason."""
         if self._parser is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_lite.beam_search import BeamSearch
 from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers import registry
@@ -18,6 +19,7 @@ from vllm_lite.parsers.tool_constraint import tool_constraint
 from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server.context import ServingContext
+from vllm_lite.server.openai.beam_protocol import beam_search_of
 from vllm_lite.server.openai.chat_prompt import render_prompt
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.constraint_protocol import blamed_on
@@ -31,6 +33,9 @@ class PreparedChat:
 
     prompt: PromptDict
     params: SamplingParams
+    num_choices: int
+    # Where the choices are to be searched for, not drawn.
+    search: BeamSearch | None
     # How a MessageReader reads the answers; None where their text is content and nothing else.
     parser: OutputParserConfig | None
 
@@ -46,6 +51,7 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
     _check_auto(context, body, choice)
     parser = _parser_config(context, body, tools, choice)
     params = _sampling_params(context, body, _constraint(context, body, tools, choice))
+    search = beam_search_of(context, body, params)
     if parser is not None and registry.needs_special_tokens(
         parser.tool_parser, parser.reasoning_parser
     ):
@@ -60,7 +66,8 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
         parser = replace(parser, prompt_ends_in_reasoning=inside)
     with blamed_on(_source(body, choice)):
         await context.client.prepare(params)
-    return PreparedChat(prompt, params, parser)
+    num_choices = params.n if search is None else body.n or 1
+    return PreparedChat(prompt, params, num_choices, search, parser)
 
 
 def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, Any]:

@@ -186,6 +186,9 @@ class SamplingFields(BaseModel):
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value
+        if self.use_beam_search:
+            # Its choices are not drawn: they share one request for a token after another.
+            fields["n"] = 1
         fields["max_tokens"] = max_tokens
         # Chosen tokens take the place of the likeliest ones.
         fields["logprobs"] = None if self.logprob_token_ids is not None else logprobs
