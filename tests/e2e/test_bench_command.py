@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import tokenizers
+import transformers
 
 from tests.e2e.server_process import ServerProcess, free_port
+from vllm_lite.cli.bench import run
+from vllm_lite.errors import UsageError
 
 TINY_ENGINE = ["--model", "demo", "--max-model-len", "128", "--num-gpu-blocks-override", "64"]
 
@@ -47,6 +52,7 @@ def test_serve_reports_what_the_server_did(demo_server: ServerProcess, tmp_path:
         *("--output-len", "12", "--max-concurrency", "4", "--goodput", "e2el:1e6"),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result", "--save-detailed"),
         *("--result-dir", str(tmp_path), "--metadata", "where=here", "--request-rate", "50"),
+        *("--plot", "--plot-dataset-stats", "--probe-request-rate", "100"),
     )
     assert code == 0, err
     assert figure(out, "Successful requests:") == 8
@@ -54,9 +60,15 @@ def test_serve_reports_what_the_server_did(demo_server: ServerProcess, tmp_path:
     assert figure(out, "Total generated tokens:") == 8 * 12
     assert figure(out, "Request goodput (req/s):") == figure(out, "Request throughput (req/s):")
     # The prompts that the server saw are as long as the client says.
-    assert demo_server.metric("vllm:prompt_tokens_total") - before == 8 * 32
+    sent = demo_server.metric("vllm:prompt_tokens_total") - before
+    assert sent >= 8 * 32, "and the probes'"
     assert "running" in err and "tok/s" in err, "live figures"
-    (path,) = tmp_path.iterdir()
+    assert figure(out, "Probe requests completed:") >= 1
+    (path,) = tmp_path.glob("*.json")
+    pictures = [
+        path.with_suffix(f".{kind}.png") for kind in ("latency", "timeline", "dataset_stats")
+    ]
+    assert set(tmp_path.iterdir()) == {path, *pictures}
     assert path.name.startswith("openai-50.0qps-concurrency4-demo-")
     run = json.loads(path.read_text())
     assert (run["model_id"], run["tokenizer_id"], run["where"]) == ("demo", "demo", "here")
@@ -135,6 +147,7 @@ def test_latency_times_batches(tmp_path: Path) -> None:
     code, out, err = bench(
         *("latency", *TINY_ENGINE, "--input-len", "8", "--output-len", "4", "--batch-size", "2"),
         *("--num-iters-warmup", "1", "--num-iters", "3", "--output-json", str(path)),
+        *("--plot", str(tmp_path / "latency.png")),
     )
     assert code == 0, err
     lines = out.splitlines()
@@ -142,13 +155,16 @@ def test_latency_times_batches(tmp_path: Path) -> None:
     assert list(result) == ["model_id", "avg_latency", "latencies", "percentiles"]
     assert len(result["latencies"]) == 3
     assert lines[0] == f"Avg latency: {result['avg_latency']} seconds"
+    assert lines.pop() == f"Wrote {tmp_path / 'latency.png'}"
     shown = {line.partition("%")[0]: line for line in lines[1:]}
     assert list(shown) == list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     assert shown["50"] == f"50% percentile latency: {result['percentiles']['50']} seconds"
     assert "Bench iterations" in err
 
 
-@pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
+@pytest.mark.parametrize(
+    "engine", [[], ["--async-engine", "--prequeue-requests"]], ids=["LLM", "AsyncLLM"]
+)
 def test_throughput_counts_tokens(engine: list[str], tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
     code, out, err = bench(
@@ -181,3 +197,85 @@ def test_lengths_beyond_the_model_are_one_line() -> None:
         "vllm-lite bench: error: a prompt and its output have 248 tokens, --max-model-len is 128; "
         "lower --input-len or --output-len"
     )
+
+
+def test_ctrl_c_ends_a_load_quietly(demo_server: ServerProcess) -> None:
+    before = demo_server.metric("vllm:generation_tokens_total")
+    process = start(
+        *("serve", "--port", str(demo_server.port), "--num-prompts", "400", "--input-len", "8"),
+        *("--output-len", "200", "--max-concurrency", "4"),
+    )
+    deadline = time.monotonic() + 60
+    while demo_server.metric("vllm:generation_tokens_total") == before:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    while demo_server.metric("vllm:num_requests_running"):
+        assert time.monotonic() < deadline, "its requests end with it"
+        time.sleep(0.02)
+
+
+def test_startup_times_fresh_processes(tmp_path: Path) -> None:
+    path = tmp_path / "startup.json"
+    code, out, err = bench(
+        *("startup", *TINY_ENGINE, "--num-iters-cold", "1", "--num-iters-warmup", "0"),
+        *("--num-iters-warm", "1", "--output-json", str(path)),
+    )
+    assert code == 0, err
+    result = json.loads(path.read_text())
+    kinds = ("cold_startup", "cold_compilation", "warm_startup", "warm_compilation")
+    assert list(result) == [
+        key
+        for kind in kinds
+        for key in (f"avg_{kind}_time", f"{kind}_times", f"{kind}_percentiles")
+    ]
+    assert result["avg_cold_startup_time"] == result["cold_startup_times"][0] > 0
+    assert f"Avg startup time: {result['avg_warm_startup_time']:.2f} seconds" in out
+    assert out.index("COLD STARTUP:") < out.index("WARM STARTUP:")
+    code, out, err = bench("startup", "--model", "./none", "--num-iters-cold", "1")
+    assert (code, out) == (1, "") and err.count("\n") == 1
+
+
+def tiny_model(folder: Path) -> Path:
+    """A random model with a tokenizer of single bytes, as transformers saves them."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=260, special_tokens=["</s>"], initial_alphabet=alphabet
+    )
+    backend.train_from_iterator([], trainer)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>"
+    ).save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_transformers_does_the_same_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["throughput", "--input-len", "9", "--output-len", "5", "--num-prompts", "3"]
+    words += ["--n", "2", "--backend", "hf", "--hf-max-batch-size", "2", "--num-warmups", "1"]
+    model = ["--model", str(tiny_model(tmp_path)), "--dtype", "float32"]
+    # In this process, which has loaded transformers anyway.
+    assert run([*words, *model]) == 0
+    rates, prompt, output = capsys.readouterr().out.splitlines()
+    assert rates.startswith("Throughput: ")
+    assert prompt == f"Total num prompt tokens:  {3 * 9}"
+    assert output == f"Total num output tokens:  {3 * 5 * 2}"
+    with pytest.raises(UsageError, match="--backend hf needs a directory"):
+        run([*words, *TINY_ENGINE])

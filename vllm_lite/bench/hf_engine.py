@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from vllm_lite.bench.options import ThroughputOptions
 from vllm_lite.bench.throughput import Job, Work, warmups
+from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
 
 
 def run_transformers(options: ThroughputOptions, config: VllmConfig, jobs: Sequence[Job]) -> Work:
     """Generate for every job; raises UsageError where transformers cannot load the model."""
+    trust = config.model.trust_remote_code
+    source = Path(resolve_model_source(config.model.model, trust_remote_code=trust))
+    if not source.is_dir():
+        raise UsageError(
+            "--backend hf needs a directory in Hugging Face's layout or a hub id, "
+            f"not {source.name}"
+        )
     from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds
 
-    source, trust = config.model.model, config.model.trust_remote_code
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
         model = AutoModelForCausalLM.from_pretrained(
@@ -30,10 +38,7 @@ def run_transformers(options: ThroughputOptions, config: VllmConfig, jobs: Seque
         ).to(config.device)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise UsageError(
-            f"--backend hf cannot load {source}: {reason}; it takes a directory in Hugging Face's "
-            "layout or a hub id"
-        ) from None
+        raise UsageError(f"--backend hf cannot load {source}: {reason}") from None
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from vllm_lite.bench.options import StartupOptions
 from vllm_lite.bench.report import percentiles_json, write_json
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -29,7 +30,9 @@ _COMPILATION = "compilation"
 
 def run_startup(options: StartupOptions, engine_args: EngineArgs) -> int:
     """Time the starts and print the figures; raises UsageError."""
-    source = Path(engine_args.create_engine_config("llm").model.model)
+    model = engine_args.create_engine_config("llm").model
+    trust = model.trust_remote_code
+    source = Path(resolve_model_source(model.model, trust_remote_code=trust))
     given = {"model": engine_args.model, **engine_args.given}
     cold = []
     for _ in tqdm(range(options.num_iters_cold), desc="Cold startup iterations"):
