@@ -73,6 +73,7 @@ ALLOWED = {
     ("request", "repetition"): "a request carries the count of its repeats",
     ("request", "sampling_params"): "a request carries its sampling choices",
     ("structured_output", "tokenizer"): "a grammar is compiled for the tokenizer's tokens",
+    ("parsers", "tokenizer"): "a tokenizer may describe its model's format",
     ("structured_output", "parsers"): "a grammar may begin where the reasoning ends",
     ("engine", "metrics"): "the front end feeds the metrics",
     ("request", "core.step"): "a request is made from the message that announces it",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
+from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import prompt_ends_in_reasoning
 from vllm_lite.request import Request, RequestStatus
 from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
@@ -45,6 +46,7 @@ class Constraints:
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
         self._parser = config.structured_outputs.reasoning_parser
+        bind_parsers(config)
         self._waiting: dict[str, _Waiting] = {}
         self._sequences: dict[str, ConstrainedSequence] = {}
         # Sequences whose mask could not be made, until their step is over.

@@ -21,6 +21,8 @@ from vllm_lite.parsers.tool_reader import ToolFormat
 FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
 # HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.
 _HY_TOKEN = re.compile(r"<(?:think|tool_calls|tool_call|arg_key|arg_value)(:[^\s<>]+)>")
+_HY_PARSERS = ("hy_v3", "hy_v4")
+_loaded: set[Path] = set()  # plugins
 _TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, with space after
 
 
@@ -44,6 +46,11 @@ def has_reasoning_parser(name: str) -> bool:
     return name in REASONING_FORMATS or name == FROM_TOKENIZER
 
 
+def needs_tokenizer(name: str | None) -> bool:
+    """Whether `name` is a parser that only the served model's tokenizer completes."""
+    return name in (FROM_TOKENIZER, *_HY_PARSERS)
+
+
 def bind_tokenizer(
     tool_parser: str | None,
     reasoning_parser: str | None,
@@ -61,9 +68,9 @@ def bind_tokenizer(
     if reasoning_parser == FROM_TOKENIZER:
         REASONING_FORMATS[FROM_TOKENIZER] = template_reasoning(response_template)
     suffix = next((found.group(1) for t in tokens if (found := _HY_TOKEN.fullmatch(t))), None)
-    if suffix and tool_parser in ("hy_v3", "hy_v4"):
+    if suffix and tool_parser in _HY_PARSERS:
         TOOL_FORMATS[tool_parser] = hunyuan(suffix)
-    if suffix and reasoning_parser in ("hy_v3", "hy_v4"):
+    if suffix and reasoning_parser in _HY_PARSERS:
         REASONING_FORMATS[reasoning_parser] = hunyuan_reasoning(suffix)
     if tool_parser is not None:
         tool_format(tool_parser)
@@ -107,9 +114,11 @@ def register_reasoning_parser(name: str, reasoning_format: ReasoningFormat) -> N
 def load_plugin(path: str) -> None:
     """Run the Python file at `path`, which the operator named, so that it registers parsers.
 
-    Raises UsageError where it is not there or fails.
+    Once is enough: a second call does nothing. Raises UsageError where it is not there or fails.
     """
-    file = Path(path)
+    file = Path(path).resolve()
+    if file in _loaded:
+        return
     if not file.is_file():
         raise UsageError(f"parser plugin {path} is not a file; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(f"vllm_lite_plugin_{file.stem}", file)
@@ -124,6 +133,7 @@ def load_plugin(path: str) -> None:
     except Exception as error:
         kind = type(error).__name__
         raise UsageError(f"parser plugin {path} failed with {kind}: {error}") from error
+    _loaded.add(file)
 
 
 def needs_special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> bool:

@@ -30,7 +30,8 @@ _NICENESS = 5
 
 def read_tokenizer(config: VllmConfig) -> Hello:
     """Every token's bytes, as wide as the model's logits, and what ends and marks its text."""
-    from vllm_lite.parsers.registry import load_plugin, reasoning_markers
+    from vllm_lite.parsers.binding import bind_parsers
+    from vllm_lite.parsers.registry import reasoning_markers
     from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config)
@@ -44,8 +45,7 @@ def read_tokenizer(config: VllmConfig) -> Hello:
         eos_ids=sorted(i for i in eos if i < size),
     )
     options = config.structured_outputs
-    if options.reasoning_parser_plugin:
-        load_plugin(options.reasoning_parser_plugin)
+    bind_parsers(config)
     found = reasoning_markers(options.reasoning_parser) if options.reasoning_parser else None
     if found is not None:
         hello.markers = found.start.encode(), found.end.encode()

@@ -132,22 +132,26 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def load_tokenizer(config: VllmConfig) -> Tokenizer:
-    """The tokenizer of the model, or the one that --tokenizer names; raises CheckpointError."""
+def tokenizer_path(config: VllmConfig) -> Path:
+    """Where the files of the model's tokenizer are, or of the one that --tokenizer names."""
     model = config.model
     if model.tokenizer in (model.model, config.facts.path):
-        path = Path(config.facts.path)
-    else:
-        source = resolve_model_source(
-            model.tokenizer,
-            revision=model.tokenizer_revision,
-            download_dir=config.load.download_dir,
-            hf_token=model.hf_token,
-            weights=False,
-        )
-        path = Path(source)
+        return Path(config.facts.path)
+    source = resolve_model_source(
+        model.tokenizer,
+        revision=model.tokenizer_revision,
+        download_dir=config.load.download_dir,
+        hf_token=model.hf_token,
+        weights=False,
+    )
+    return Path(source)
+
+
+def load_tokenizer(config: VllmConfig) -> Tokenizer:
+    """The tokenizer of the model, or the one that --tokenizer names; raises CheckpointError."""
+    path = tokenizer_path(config)
     try:
-        return Tokenizer(_read_parts(path, model.trust_remote_code))
+        return Tokenizer(_read_parts(path, config.model.trust_remote_code))
     except CheckpointError as error:
         if str(path) in str(error):
             raise

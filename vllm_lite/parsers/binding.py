@@ -1,0 +1,59 @@
+"""The parsers of one process made ready: plugins loaded, names checked, `hf` read.
+
+Each process that looks a parser up calls this first. Reads nothing of a model but the facts in
+its tokenizer's configuration, and those only for the parsers that need them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_lite.parsers import registry
+
+if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
+
+
+def bind_parsers(
+    config: VllmConfig, tool_parser: str | None = None, tool_parser_plugin: str | None = None
+) -> None:
+    """Make the configured reasoning parser and `tool_parser` ready.
+
+    Raises UsageError for a plugin that fails, a name that is not known, and for `hf` where the
+    tokenizer describes no format that can be read.
+    """
+    options = config.structured_outputs
+    for plugin in (tool_parser_plugin, options.reasoning_parser_plugin):
+        if plugin:
+            registry.load_plugin(plugin)
+    reasoning_parser = options.reasoning_parser or None
+    facts: dict[str, Any] = {}
+    if registry.needs_tokenizer(tool_parser) or registry.needs_tokenizer(reasoning_parser):
+        from vllm_lite.tokenizer.tokenizer import tokenizer_path
+
+        facts = _tokenizer_facts(tokenizer_path(config))
+    registry.bind_tokenizer(tool_parser, reasoning_parser, **facts)
+
+
+def _tokenizer_facts(path: Path) -> dict[str, Any]:
+    """The added tokens and the response template of a tokenizer's directory."""
+    config = _read_object(path / "tokenizer_config.json")
+    added = config.get("added_tokens_decoder")
+    entries = list(added.values()) if isinstance(added, dict) else []
+    listed = _read_object(path / "tokenizer.json").get("added_tokens")
+    entries += listed if isinstance(listed, list) else []
+    tokens = [entry.get("content") for entry in entries if isinstance(entry, dict)]
+    return {
+        "tokens": [token for token in tokens if isinstance(token, str)],
+        "response_template": config.get("response_template"),
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # whether they can be read at all is for the tokenizer to say
+    return found if isinstance(found, dict) else {}
