@@ -24,12 +24,14 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
 from vllm_lite.server import origin
+from vllm_lite.server.anthropic.messages_protocol import CountTokensRequest, MessagesRequest
+from vllm_lite.server.anthropic.messages_service import MessagesService, error_response
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.custom_middleware import add_middleware, load_middleware
 from vllm_lite.server.dev_service import DevService
 from vllm_lite.server.disconnect import ClientLeftError
-from vllm_lite.server.errors import failure_of, router_failure
+from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
@@ -38,6 +40,8 @@ from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_service import CompletionService
 from vllm_lite.server.openai.models_service import ModelsService
+from vllm_lite.server.openai.responses_protocol import ResponsesRequest
+from vllm_lite.server.openai.responses_service import ResponsesService
 from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
 from vllm_lite.server.openai.tokenize_service import TokenizeService
 
@@ -56,6 +60,8 @@ class Route:
     endpoint: Endpoint
     body: type[BaseModel] | None = None
     is_open: bool = False
+    # How the route tells of a failure.
+    refuse: Callable[[Failure], Response] = Failure.response
 
 
 def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
@@ -93,6 +99,7 @@ def _routes(context: ServingContext) -> list[Route]:
     models = ModelsService(context)
     tokens = TokenizeService(context)
     chat, completion = ChatService(context), CompletionService(context)
+    responses, messages = ResponsesService(context), MessagesService(context)
     return [
         Route("GET", "/health", health.health, is_open=True),
         Route("GET", "/ping", health.health, is_open=True),
@@ -104,6 +111,18 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("GET", "/v1/models/{model:path}", models.retrieve),
         Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest),
         Route("POST", "/v1/completions", completion.create, CompletionRequest),
+        Route("POST", "/v1/responses", responses.create, ResponsesRequest),
+        Route("GET", "/v1/responses/{response_id}", responses.retrieve),
+        Route("DELETE", "/v1/responses/{response_id}", responses.delete),
+        Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+        Route("POST", "/v1/messages", messages.create, MessagesRequest, refuse=error_response),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            CountTokensRequest,
+            refuse=error_response,
+        ),
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
     ]
@@ -157,7 +176,7 @@ def _served(route: Route, keys: ApiKeys) -> Endpoint:
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return failure_of(error, _error_id(request)).response()
+            return route.refuse(failure_of(error, _error_id(request)))
 
     endpoint.__name__ = route.path.strip("/").replace("/", "_")
     return endpoint

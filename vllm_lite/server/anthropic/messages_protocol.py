@@ -1,0 +1,201 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens, checked.
+
+Knows no engine. What both APIs have in common is said in chat's words and checked there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.anthropic.messages_input import chat_messages
+from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.chat_protocol import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+
+# Accepted from any client and without effect here.
+MESSAGES_HARMLESS = frozenset(
+    {"service_tier", "inference_geo", "speed", "betas", "anthropic_version", "diagnostics"}
+)
+MESSAGES_LATER = {
+    "container": "a container for code",
+    "mcp_servers": "MCP servers",
+    "context_management": "compaction of a conversation",
+}
+# Chat's names of fields -> this request's.
+CHAT_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "cache_salt",
+    "chat_template_kwargs",
+    "priority",
+)
+MIN_THINKING_BUDGET = 1024
+
+Blocks = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+
+
+class Message(BaseModel):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class Tool(BaseModel):
+    """A function that the client runs."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+    # Tools with another type run at Anthropic.
+    type: str | None = None
+
+
+class ToolChoice(BaseModel):
+    """Whether and which tool to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether, and how much, to think first."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=MIN_THINKING_BUDGET)] | None = None
+    display: Annotated[str, Field(max_length=64)] | None = None
+
+
+class OutputFormat(BaseModel):
+    """The schema of the text."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(BaseModel):
+    """What the text must be, and how much to think about it."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(BaseModel):
+    """POST /v1/messages/count_tokens: what decides the prompt."""
+
+    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Blocks | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat_body(self) -> dict[str, Any]:
+        """The chat request that asks for the same; raises RequestError."""
+        body: dict[str, Any] = {
+            name: getattr(self, name) for name in _SAME if getattr(self, name, None) is not None
+        }
+        body["messages"] = chat_messages(
+            self.system, [(message.role, message.content) for message in self.messages]
+        )
+        body |= self._tool_fields()
+        body |= self._thinking_fields(body.get("chat_template_kwargs") or {})
+        if self.output_config is not None and self.output_config.format is not None:
+            schema = {"name": "output", "schema": self.output_config.format.json_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+    def _tool_fields(self) -> dict[str, Any]:
+        tools, choice = self.tools or [], self.tool_choice
+        for index, tool in enumerate(tools):
+            if tool.type not in (None, "custom"):
+                raise UnsupportedError(
+                    f"tools.{index}.type {tool.type!r:.40} is not supported; tools are run by "
+                    "the client and have the type custom",
+                    f"tools.{index}.type",
+                )
+        fields: dict[str, Any] = {"tools": [_function(tool) for tool in tools]} if tools else {}
+        if choice is None:
+            return fields
+        if choice.type == "tool" and not choice.name:
+            raise RequestError("tool_choice of type tool needs a name", "tool_choice.name")
+        if choice.disable_parallel_tool_use is not None:
+            fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        named = {"type": "function", "function": {"name": choice.name}}
+        asked = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice.type]
+        if tools or choice.type in ("any", "tool"):
+            fields["tool_choice"] = asked
+        return fields
+
+    def _thinking_fields(self, template_kwargs: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self.output_config is not None and self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+        if self.thinking is None or self.thinking.type == "adaptive":
+            return fields
+        if self.thinking.type == "disabled":
+            return {"reasoning_effort": "none"}
+        if self.thinking.budget_tokens is None:
+            raise RequestError(
+                "thinking of type enabled needs budget_tokens", "thinking.budget_tokens"
+            )
+        fields["thinking_token_budget"] = self.thinking.budget_tokens
+        fields["chat_template_kwargs"] = {"enable_thinking": True, **template_kwargs}
+        return fields
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    def chat_body(self) -> dict[str, Any]:
+        """The chat request that asks for the same; raises RequestError."""
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            raise RequestError(
+                "thinking.budget_tokens must be less than max_tokens", "thinking.budget_tokens"
+            )
+        body = super().chat_body()
+        body["max_completion_tokens"] = self.max_tokens
+        body["stream"] = bool(self.stream)
+        if self.stop_sequences:
+            body["stop"] = self.stop_sequences
+        return body
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": tool.name,
+        "parameters": {"type": "object", **tool.input_schema},
+    }
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}

@@ -1,0 +1,201 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the same engine.
+
+Knows chat only as PreparedChat. Invariant: the blocks of a streamed message and of a whole one
+are made of the same events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite.errors import UnavailableError
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.parsers.registry import reasoning_markers
+from vllm_lite.server.anthropic.messages_output import MessageContent, Payload
+from vllm_lite.server.anthropic.messages_protocol import (
+    CHAT_NAMES,
+    MESSAGES_HARMLESS,
+    MESSAGES_LATER,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.disconnect import run_while_connected
+from vllm_lite.server.errors import Failure, failure_of
+from vllm_lite.server.openai.chat_request import chat_request, renamed
+from vllm_lite.server.openai.message_reader import MessageReader
+from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
+from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
+from vllm_lite.server.origin import note_user
+from vllm_lite.server.sse import EventStream
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_body(failure: Failure) -> bytes:
+    """The server's error in Anthropic's envelope: the same object, one key more around it."""
+    return b'{"type":"error",' + failure.body()[1:]
+
+
+def error_response(failure: Failure) -> Response:
+    """The server's error as Anthropic's clients expect it."""
+    body = error_body(failure)
+    return Response(body, failure.status, failure.headers, media_type="application/json")
+
+
+class MessagesService:
+    """Anthropic's messages over one engine."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+        name = context.parsers.reasoning
+        self._can_limit_thinking = name is not None and reasoning_markers(name) is not None
+
+    async def create(self, request: Request) -> Response:
+        """Create a message, streamed or whole."""
+        context = self._context
+        raw = await read_json(request)
+        refuse_unsupported(raw, MESSAGES_LATER)
+        body = parse(MessagesRequest, raw, MESSAGES_HARMLESS)
+        context.check_model(body.model)
+        message_id = context.request_id("msg_", request, None)
+        note_user((body.metadata or {}).get("user_id"))
+        with renamed(CHAT_NAMES):
+            prepared = await self._prepare(body)
+            context.log_request(message_id, prepared.prompt["prompt"], prepared.params)
+            generation = context.generations.start(
+                [prepared.prompt],
+                prepared.params,
+                message_id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+            )
+        reply = _MessageReply(context, prepared, message_id)
+        if body.stream:
+            return EventStream(reply.events(generation), generation, message_id, ending=b"")
+        try:
+            payload = await run_while_connected(request.receive, reply.whole(generation))
+        finally:
+            await generation.close()
+        return _json(payload)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of the prompt that a message would be created from."""
+        context = self._context
+        raw = await read_json(request)
+        refuse_unsupported(raw, MESSAGES_LATER)
+        # A client may send what it would send to /v1/messages; only the prompt matters.
+        body = parse(CountTokensRequest, raw, MESSAGES_HARMLESS | set(MessagesRequest.model_fields))
+        context.check_model(body.model)
+        with renamed(CHAT_NAMES):
+            prepared = await self._prepare(body)
+        count = len(prepared.prompt["prompt_token_ids"])
+        return _json(
+            {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+        )
+
+    async def _prepare(self, body: CountTokensRequest) -> PreparedChat:
+        fields = body.chat_body()
+        if not self._can_limit_thinking:
+            # A model that does not think, as far as the server knows, keeps within any budget.
+            fields.pop("thinking_token_budget", None)
+        return await prepare_chat(self._context, chat_request(fields))
+
+
+class _MessageReply:
+    """One message on its way to the client."""
+
+    def __init__(self, context: ServingContext, prepared: PreparedChat, message_id: str) -> None:
+        self._context = context
+        self._message_id = message_id
+        self._reader = MessageReader(prepared.parser)
+        self._content = MessageContent()
+        self._prompt: RequestOutput | None = None
+        self._num_output_tokens = 0
+        self._stop_reason: str | int | None = None
+
+    async def whole(self, outputs: AsyncIterable[tuple[int, RequestOutput]]) -> Payload:
+        """The message as one object; raises what the engine raises."""
+        async for _, output in outputs:
+            self._take(output)
+        self._content.finish()
+        stop = self._stop()
+        return {**self._message(), "content": self._content.blocks, **stop}
+
+    async def events(
+        self, outputs: AsyncIterable[tuple[int, RequestOutput]]
+    ) -> AsyncIterator[bytes]:
+        """Every event, framed; a failure is the last of them."""
+        try:
+            async for _, output in outputs:
+                is_first = self._prompt is None
+                news = self._take(output)
+                if is_first:
+                    news.insert(0, {"type": "message_start", "message": self._message()})
+                if news:
+                    yield b"".join([_framed(event) for event in news])
+            stop = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+            last = [*self._content.finish(), stop, {"type": "message_stop"}]
+            yield b"".join([_framed(event) for event in last])
+        except Exception as error:
+            yield b"event: error\ndata: %b\n\n" % error_body(failure_of(error, self._message_id))
+
+    def _take(self, output: RequestOutput) -> list[Payload]:
+        (choice,) = output.outputs
+        self._prompt = self._prompt or output
+        self._num_output_tokens += len(choice.token_ids)
+        self._stop_reason = choice.stop_reason
+        events = self._reader.feed(choice)
+        if choice.finish_reason is not None:
+            self._context.log_output(self._message_id, choice.text, choice.finish_reason)
+        return [payload for event in events for payload in self._content.feed(event)]
+
+    def _stop(self) -> Payload:
+        """Why the message ends, in Anthropic's words; raises UnavailableError for no good end."""
+        reason, stop = self._reader.finish_reason, self._stop_reason
+        if reason in (None, "abort"):
+            raise UnavailableError("The server ended the message before it was finished")
+        if reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if self._content.has_calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if reason == "stop" and isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
+    def _message(self) -> Payload:
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._context.model_name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """What comes from the cache is no input token by Anthropic's count."""
+        prompt = self._prompt
+        num_input = len(prompt.prompt_token_ids) if prompt is not None else 0
+        usage = {"input_tokens": num_input, "output_tokens": self._num_output_tokens}
+        if prompt is not None and self._context.server_config.enable_prompt_tokens_details:
+            num_cached = prompt.num_cached_tokens or 0
+            usage["input_tokens"] -= num_cached
+            usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": num_cached}
+        return usage
+
+
+def _framed(event: Payload) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+
+
+def _json(payload: Payload) -> Response:
+    return Response(_encode(payload), media_type="application/json")

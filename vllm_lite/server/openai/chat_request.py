@@ -1,0 +1,33 @@
+"""A body of another API as the chat request it stands for; its errors name that API's fields.
+
+Knows neither API's meaning, only names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.body import parse
+from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS, ChatCompletionRequest
+
+
+def chat_request(fields: dict[str, Any]) -> ChatCompletionRequest:
+    """The chat request with these fields; raises RequestError."""
+    return parse(ChatCompletionRequest, fields, CHAT_HARMLESS)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Let a refusal that names one of chat's fields name what stands for it: names[field]."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            field, dot, rest = error.param.partition(".")
+            if field in names:
+                error.message = error.message.replace(field, names[field])
+                error.param = names[field] + dot + rest
+        raise

@@ -1,0 +1,166 @@
+"""Input items to chat messages: what a conversation of /v1/responses means to a chat template.
+
+Knows no engine. Invariant: what one assistant turn said in several items (reasoning, text,
+calls) becomes one message.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.errors import UnsupportedError
+
+Item = dict[str, Any]
+
+MAX_ITEMS = 16384
+MAX_TEXT_PARTS = 16384
+MAX_ROLE = 64
+_REASONING = "reasoning_content"
+_KINDS = ("message", "reasoning", "function_call", "function_call_output")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_UNFINISHED = ("in_progress", "incomplete")
+
+
+def input_items(given: str | list[Item]) -> list[Item]:
+    """The items of a request's `input`, each with a type and an id; raises RequestError."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
+    if not given:
+        raise RequestError("input must not be empty", "input")
+    return [_identified(f"input.{index}", item) for index, item in enumerate(given)]
+
+
+def continues_last(items: list[Item]) -> bool:
+    """Whether the last item is an assistant's text that broke off: the reply goes on with it."""
+    last = items[-1]
+    return (
+        last["type"] == "message"
+        and last.get("role") == "assistant"
+        and last.get("status") in _UNFINISHED
+    )
+
+
+def chat_messages(items: list[Item], num_earlier: int = 0) -> list[dict[str, Any]]:
+    """The messages that `items` make; raises RequestError that names the item.
+
+    The first `num_earlier` items are not of this request, whose own count from 0.
+    """
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(items, -num_earlier):
+        path = f"input.{index}"
+        match item["type"]:
+            case "message":
+                _add_message(messages, path, item)
+            case "reasoning":
+                text = _reasoning(path, item)
+                # Encrypted by someone else, or empty: nothing that a model could read.
+                if text:
+                    _assistant(messages, _REASONING)[_REASONING] = text
+            case "function_call":
+                calls = _assistant(messages, None).setdefault("tool_calls", [])
+                calls.append(_call(path, item))
+            case "function_call_output":
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": _text_field(path, item, "call_id"),
+                        "content": "".join(_texts(f"{path}.output", item.get("output"))),
+                    }
+                )
+    return messages
+
+
+def _identified(path: str, item: Item) -> Item:
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise UnsupportedError(
+            f"{path}.type {kind!r:.40} is not supported; items are: {known}", f"{path}.type"
+        )
+    given = item.get("id")
+    if given is not None and not isinstance(given, str):
+        raise RequestError(f"{path}.id must be a string", f"{path}.id")
+    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco")
+    return {**item, "type": kind, "id": given or f"{prefix}_{uuid.uuid4().hex}"}
+
+
+def _add_message(messages: list[dict[str, Any]], path: str, item: Item) -> None:
+    role, content = item.get("role"), item.get("content")
+    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
+        raise RequestError(
+            f"{path}.role must be a string of 1 to {MAX_ROLE} characters", f"{path}.role"
+        )
+    if role == "assistant":
+        _assistant(messages, "content")["content"] = "".join(_texts(f"{path}.content", content))
+    elif isinstance(content, str):
+        messages.append({"role": role, "content": content})
+    else:
+        parts = [{"type": "text", "text": text} for text in _texts(f"{path}.content", content)]
+        messages.append({"role": role, "content": parts})
+
+
+def _assistant(messages: list[dict[str, Any]], field: str | None) -> dict[str, Any]:
+    """The assistant's turn that is still open: where `field` is yet to be said."""
+    last = messages[-1] if messages else None
+    is_open = last is not None and last["role"] == "assistant"
+    if last is not None and is_open and (field is None or not _is_said(last, field)):
+        return last
+    messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _is_said(message: dict[str, Any], field: str) -> bool:
+    """Whether `field` would come too late: the parts of a turn have an order."""
+    order = (_REASONING, "content", "tool_calls")
+    return any(name in message for name in order[order.index(field) :])
+
+
+def _reasoning(path: str, item: Item) -> str:
+    content = item.get("content")
+    if not content:
+        return "".join(_texts(f"{path}.summary", item.get("summary") or ""))
+    return "".join(_texts(f"{path}.content", content))
+
+
+def _call(path: str, item: Item) -> dict[str, Any]:
+    return {
+        "id": _text_field(path, item, "call_id"),
+        "type": "function",
+        "function": {
+            "name": _text_field(path, item, "name"),
+            "arguments": _text_field(path, item, "arguments"),
+        },
+    }
+
+
+def _text_field(path: str, item: Item, name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{path}.{name} must be a string", f"{path}.{name}")
+    return value
+
+
+def _texts(path: str, content: object) -> list[str]:
+    """The texts of `content`, which is one or a list of parts."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list) or len(content) > MAX_TEXT_PARTS:
+        raise RequestError(
+            f"{path} must be a string or a list of at most {MAX_TEXT_PARTS} parts", path
+        )
+    return [_part_text(f"{path}.{index}", part) for index, part in enumerate(content)]
+
+
+def _part_text(path: str, part: object) -> str:
+    if not isinstance(part, dict):
+        raise RequestError(f"{path} must be an object with a type", path)
+    kind = part.get("type", "text")
+    if kind == "refusal":
+        return _text_field(path, part, "refusal")
+    if kind not in _TEXT_PARTS:
+        raise UnsupportedError(
+            f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
+        )
+    return _text_field(path, part, "text")

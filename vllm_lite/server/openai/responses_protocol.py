@@ -1,0 +1,291 @@
+"""The body of POST /v1/responses, checked, and what it asks of a chat model.
+
+Knows no engine. A field of the same name as chat's means the same and is checked there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_lite.errors import RequestError
+from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.chat_protocol import MAX_TOOLS
+from vllm_lite.server.openai.responses_input import MAX_ITEMS
+
+MAX_METADATA = 16
+MAX_ID = 256
+LOGPROBS = "message.output_text.logprobs"
+
+# Accepted from any client and without effect here.
+RESPONSES_HARMLESS = frozenset(
+    {
+        "client_metadata",
+        "max_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "session_id",
+        "stream_options",
+    }
+)
+RESPONSES_LATER = {
+    "prompt": "stored prompt templates",
+    "conversation": "stored conversations (use previous_response_id)",
+    "context_management": "compaction of a conversation",
+    "moderation": "moderation",
+}
+# Fields that chat has under the same name.
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "parallel_tool_calls",
+    "include_reasoning",
+    "structured_outputs",
+    "thinking_token_budget",
+    "repetition_detection",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "priority",
+    "cache_salt",
+    "request_id",
+)
+# Chat's names of fields -> this request's.
+CHAT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "truncate_prompt_tokens": "truncation",
+    "logprobs": "top_logprobs",
+}
+
+
+class Reasoning(BaseModel):
+    """How much to think, and what of it to show."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
+    generate_summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+class TextConfig(BaseModel):
+    """What the text must be."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """POST /v1/responses."""
+
+    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    previous_input_messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] | None = (
+        None
+    )
+    background: bool | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    include: (
+        list[
+            Literal[
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+                "file_search_call.results",
+                "message.input_image.image_url",
+                "message.output_text.logprobs",
+                "reasoning.encrypted_content",
+                "web_search_call.action.sources",
+                "web_search_call.results",
+            ]
+        ]
+        | None
+    ) = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    top_logprobs: int | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    enable_response_messages: bool = False
+
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    include_reasoning: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the message is to show log-probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """What the text must be; plain text where nothing else is said."""
+        given = self.text.format if self.text is not None else None
+        return given or {"type": "text"}
+
+    def check(self) -> None:
+        """Raise RequestError for fields that do not go together."""
+        if self.background and self.store is False:
+            raise RequestError("background needs store to be true", "background")
+        if self.background and self.enable_response_messages:
+            raise RequestError(
+                "enable_response_messages cannot be combined with background",
+                "enable_response_messages",
+            )
+        if self.previous_input_messages and self.previous_response_id:
+            raise RequestError(
+                "previous_input_messages and previous_response_id exclude each other",
+                "previous_input_messages",
+            )
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", "top_logprobs")
+        if self.structured_outputs is not None and self.format.get("type") != "text":
+            raise RequestError(
+                "structured_outputs and text.format exclude each other", "structured_outputs"
+            )
+
+    def chat_fields(self) -> dict[str, Any]:
+        """The fields of the chat request that this one stands for, but for its messages.
+
+        Raises RequestError for tools and formats that a chat request has no words for.
+        """
+        fields = {name: getattr(self, name) for name in _SAME if getattr(self, name) is not None}
+        # Deltas too where a cancelled response is to keep what it had, and where each token's
+        # log-probability has to find its text.
+        fields["stream"] = bool(self.stream or self.background or self.wants_logprobs)
+        if self.max_output_tokens is not None:
+            fields["max_completion_tokens"] = self.max_output_tokens
+        if self.wants_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.truncation == "auto":
+            fields["truncate_prompt_tokens"] = -1
+        if self.format.get("type") != "text":
+            fields["response_format"] = _response_format(self.format)
+        fields |= _tool_fields(self.tools or [], self.tool_choice)
+        return fields
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any]:
+    """Chat's response_format; the schema lies one level deeper there."""
+    if given.get("type") != "json_schema":
+        return given
+    inner = {key: value for key, value in given.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": inner}
+
+
+def _tool_fields(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None
+) -> dict[str, Any]:
+    """Chat's tools and tool_choice."""
+    functions = [_function(f"tools.{index}", tool) for index, tool in enumerate(tools)]
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            return _allowed(functions, choice)
+        if kind != "function" or not isinstance(choice.get("name"), str):
+            raise UnsupportedError(
+                "tool_choice must be none, auto, required, allowed_tools or a function by name",
+                "tool_choice",
+            )
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    fields: dict[str, Any] = {"tools": functions} if functions else {}
+    if choice is not None and (functions or choice not in ("auto", "none")):
+        fields["tool_choice"] = choice
+    return fields
+
+
+def _function(path: str, tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise UnsupportedError(
+            f"{path}.type {tool.get('type')!r:.40} is not supported; tools are functions",
+            f"{path}.type",
+        )
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"{path}.name must be a string", f"{path}.name")
+    if not isinstance(tool.get("parameters") or {}, dict):
+        raise RequestError(f"{path}.parameters must be a JSON schema", f"{path}.parameters")
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key != "type"},
+    }
+
+
+def _allowed(functions: list[dict[str, Any]], choice: dict[str, Any]) -> dict[str, Any]:
+    """The tools that `choice` names, under its mode."""
+    listed = choice.get("tools")
+    mode = choice.get("mode", "auto")
+    if not isinstance(listed, list) or mode not in ("auto", "required"):
+        raise RequestError(
+            "tool_choice allowed_tools needs a list of tools and a mode, auto or required",
+            "tool_choice",
+        )
+    names = {tool.get("name") for tool in listed if isinstance(tool, dict)}
+    chosen = [tool for tool in functions if tool["function"]["name"] in names]
+    if len(chosen) != len(names):
+        raise RequestError("tool_choice allows a tool that is not in tools", "tool_choice")
+    return {"tools": chosen, "tool_choice": mode}

@@ -1,0 +1,196 @@
+"""One response on its way: what the engine gives becomes items, events and, last, a status.
+
+Knows no HTTP. Invariant: a run ends with one of the last statuses whatever happens to it, and
+its payload then holds everything that its events told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any
+
+from vllm_lite.errors import UnavailableError
+from vllm_lite.outputs import RequestMetrics, RequestOutput
+from vllm_lite.parsers.events import ContentDelta, ReasoningDelta
+from vllm_lite.server.errors import Failure, failure_of
+from vllm_lite.server.openai.logprobs import TokenView, chat_logprobs
+from vllm_lite.server.openai.message_reader import ChoiceReaders
+from vllm_lite.server.openai.responses_events import EventLog
+from vllm_lite.server.openai.responses_output import Payload, ResponseOutput
+from vllm_lite.server.openai.responses_protocol import ResponsesRequest
+from vllm_lite.server.openai.timings import request_timings
+
+Outputs = AsyncIterable[tuple[int, RequestOutput]]
+
+
+class ResponseRun:
+    """Turns the outputs of one generation into a response."""
+
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        payload: Payload,
+        readers: ChoiceReaders,
+        view: TokenView,
+        log: EventLog,
+    ) -> None:
+        """`payload` is the response as it begins; the run keeps it up to date."""
+        self.payload = payload
+        self._body = body
+        self._readers = readers
+        self._view = view
+        self._log = log
+        self._output = ResponseOutput()
+        # Of tokens whose text has not come yet.
+        self._logprobs: list[Payload] = []
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._prompt: RequestOutput | None = None
+        self._metrics: RequestMetrics | None = None
+        self._num_reasoning_tokens = 0
+        self._finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, unparsed."""
+        return "".join(self._text)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the engine ended it."""
+        return self._finish_reason
+
+    async def whole(self, outputs: Outputs) -> Payload:
+        """The finished response; raises what the engine raises."""
+        async for _, output in outputs:
+            self._take(output)
+        if self._finish_reason == "abort":
+            raise UnavailableError("The server ended the response before it was finished")
+        self._num_reasoning_tokens = await self._readers.count_reasoning()
+        self._end(self._last_status())
+        return self.payload
+
+    async def events(self, outputs: Outputs) -> AsyncIterator[bytes]:
+        """Every event, framed; a failure is the last of them."""
+        yield self._status_event("response.created")
+        try:
+            if self.payload["status"] == "queued":
+                yield self._status_event("response.queued")
+            else:
+                yield self._status_event("response.in_progress")
+            async for _, output in outputs:
+                if self.payload["status"] == "queued":
+                    self.payload["status"] = "in_progress"
+                    yield self._status_event("response.in_progress")
+                news = [self._log.add(event) for event in self._take(output)]
+                if news:
+                    yield b"".join(news)
+            self._num_reasoning_tokens = await self._readers.count_reasoning()
+            news = [self._log.add(event) for event in self._end(self._last_status())]
+            yield b"".join(news)
+        except Exception as error:
+            yield self._fail(failure_of(error, self.payload["id"]))
+
+    async def in_background(self, outputs: Outputs) -> None:
+        """Run to the end, with nobody to tell but the log; cancel the task to cancel the run."""
+        try:
+            async for _ in self.events(outputs):
+                pass
+        except asyncio.CancelledError:
+            for event in self._end("cancelled"):
+                self._log.add(event)
+        finally:
+            self._log.close()
+
+    def _take(self, output: RequestOutput) -> list[Payload]:
+        """Take in an output; the events that it makes."""
+        (choice,) = output.outputs
+        if self._prompt is None:
+            self._prompt = output
+        self._text.append(choice.text)
+        self._token_ids += choice.token_ids
+        self._finish_reason, self._metrics = choice.finish_reason, output.metrics
+        if self._body.wants_logprobs and choice.logprobs:
+            count = self._body.top_logprobs or 0
+            shown = chat_logprobs(self._view, choice.token_ids, choice.logprobs, count)
+            self._logprobs += shown["content"]
+        news: list[Payload] = []
+        reader = self._readers[0]
+        was_reasoning = reader.is_reasoning
+        for event in reader.feed(choice):
+            # What is no content has no place for log-probabilities.
+            logprobs, self._logprobs = self._logprobs, []
+            if isinstance(event, ReasoningDelta) and self._body.include_reasoning is False:
+                continue
+            news += self._output.feed(event, logprobs if isinstance(event, ContentDelta) else ())
+        if was_reasoning:
+            self._logprobs = []
+        if choice.finish_reason is not None:
+            self._output.add_logprobs(self._logprobs)
+        return news
+
+    def _last_status(self) -> str:
+        if self._finish_reason == "length":
+            return "incomplete"
+        return "failed" if self._finish_reason in (None, "abort") else "completed"
+
+    def _end(self, status: str) -> list[Payload]:
+        """Close what is open and settle the payload; the events that tell so."""
+        news = self._output.close(is_complete=status == "completed")
+        payload = self.payload
+        payload["status"] = status
+        payload["output"] = self._output.items
+        payload["usage"] = self._usage()
+        if "metrics" in payload:
+            timings = request_timings(self._metrics, len(self._token_ids))
+            payload["metrics"] = {**timings, "speculative_decoding": None}
+        if status == "incomplete":
+            payload["incomplete_details"] = {"reason": "max_output_tokens"}
+        elif status == "completed":
+            payload["completed_at"] = int(time.time())
+        elif status == "failed" and payload["error"] is None:
+            message = "The server ended the response before it was finished"
+            payload["error"] = {"code": "server_error", "message": message}
+        if self._body.enable_response_messages and self._prompt is not None:
+            prompt = self._prompt
+            payload["input_messages"] = [_raw(prompt.prompt or "", prompt.prompt_token_ids)]
+            payload["output_messages"] = [_raw(self.text, self._token_ids)]
+        # There is no event of its own for what was cancelled.
+        kind = "incomplete" if status == "cancelled" else status
+        return [*news, {"type": f"response.{kind}", "response": payload}]
+
+    def _fail(self, failure: Failure) -> bytes:
+        self.payload["error"] = {"code": "server_error", "message": failure.message}
+        return b"".join([self._log.add(event) for event in self._end("failed")])
+
+    def _status_event(self, kind: str) -> bytes:
+        return self._log.add({"type": kind, "response": self.payload})
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self._prompt is None:
+            return None
+        num_input, num_output = len(self._prompt.prompt_token_ids), len(self._token_ids)
+        num_cached = self._prompt.num_cached_tokens or 0
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {
+                "cached_tokens": num_cached,
+                "cache_write_tokens": 0,
+                "input_tokens_per_turn": [num_input],
+                "cached_tokens_per_turn": [num_cached],
+            },
+            "output_tokens": num_output,
+            "output_tokens_details": {
+                "reasoning_tokens": self._num_reasoning_tokens,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [num_output],
+                "tool_output_tokens_per_turn": [0],
+            },
+            "total_tokens": num_input + num_output,
+        }
+
+
+def _raw(text: str, token_ids: list[int]) -> Payload:
+    return {"message": text, "tokens": token_ids, "type": "raw_message_tokens"}

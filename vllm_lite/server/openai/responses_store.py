@@ -1,0 +1,112 @@
+"""Responses that can be asked for again, in memory, within bounds.
+
+Knows no engine. Invariants: what is finished never takes more than MAX_RESPONSES entries or
+MAX_BYTES, nor lives longer than MAX_AGE; an entry is seen only by the key that made it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vllm_lite.errors import NotFoundError, RequestError
+from vllm_lite.server.openai.responses_events import EventLog
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 256 << 20
+# Seconds.
+MAX_AGE = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """One response and what a next one needs to go on from it."""
+
+    id: str
+    # The tenant of its API key; empty where the server asks for none.
+    owner: str
+    # As GET shows it; replaced as its status changes.
+    payload: dict[str, Any]
+    # The items of the whole conversation before this response, then those of its own input.
+    input_items: list[dict[str, Any]]
+    num_earlier_items: int = 0
+    # Kept only for a background response that streams.
+    events: EventLog | None = None
+    # Ends a background response; None for others.
+    cancel: Callable[[], Awaitable[None]] | None = None
+    is_finished: bool = False
+    finished_at: float = field(default=0.0)
+    size: int = 0
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """Everything said so far, this response included."""
+        return [*self.input_items, *self.payload["output"]]
+
+
+class ResponseStore:
+    """Entries by id, the one least lately used first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: dict[str, StoredResponse] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: StoredResponse) -> None:
+        """Take in a response that begins; raises RequestError where its id is in use."""
+        self._expire()
+        if entry.id in self._entries:
+            raise RequestError(
+                f"A response with the id {entry.id!r} is stored already", "request_id"
+            )
+        self._entries[entry.id] = entry
+
+    def finish(self, entry: StoredResponse) -> None:
+        """Count an entry that will not change any more; the oldest make room for it."""
+        if self._entries.get(entry.id) is not entry:
+            return
+        events = entry.events.size if entry.events is not None else 0
+        entry.size = len(msgspec.json.encode([entry.payload, entry.input_items])) + events
+        entry.is_finished, entry.finished_at = True, self._clock()
+        self._size += entry.size
+        self._touch(entry)
+        self._make_room()
+
+    def get(self, response_id: str, owner: str) -> StoredResponse:
+        """The entry; raises NotFoundError, for another's too."""
+        self._expire()
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            raise NotFoundError(f"There is no response with the id {response_id!r:.200}", "id")
+        self._touch(entry)
+        return entry
+
+    def remove(self, entry: StoredResponse) -> None:
+        """Forget an entry, if it is there."""
+        if self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]
+            self._size -= entry.size
+
+    def _touch(self, entry: StoredResponse) -> None:
+        self._entries[entry.id] = self._entries.pop(entry.id)
+
+    def _make_room(self) -> None:
+        finished = [entry for entry in self._entries.values() if entry.is_finished]
+        excess = len(finished) - MAX_RESPONSES
+        for index, entry in enumerate(finished):
+            if index >= excess and self._size <= MAX_BYTES:
+                break
+            self.remove(entry)
+
+    def _expire(self) -> None:
+        oldest = self._clock() - MAX_AGE
+        for entry in list(self._entries.values()):
+            if entry.is_finished and entry.finished_at < oldest:
+                self.remove(entry)
