@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from vllm_lite.beam_search_params import BeamSearchParams
 from vllm_lite.bench.options import LatencyOptions
 from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.report import percentiles_json, write_json
@@ -61,14 +62,16 @@ def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
 def _time_batches(llm: LLM, options: LatencyOptions) -> list[float]:
     """Seconds of each batch."""
     config = llm.llm_engine.config
+    length = options.output_len
     params = SamplingParams(
         n=options.n,
         temperature=1.0,
         top_p=1.0,
         ignore_eos=True,
-        max_tokens=options.output_len,
+        max_tokens=length,
         detokenize=not options.disable_detokenize,
     )
+    beams = BeamSearchParams(beam_width=options.n, max_tokens=length, ignore_eos=True)
     shape = (options.batch_size, options.input_len)
     rng = np.random.default_rng(config.model.seed)
     ids = rng.integers(0, min(_MAX_ID, config.facts.vocab_size), size=shape)
@@ -76,7 +79,10 @@ def _time_batches(llm: LLM, options: LatencyOptions) -> list[float]:
 
     def batch() -> float:
         began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
+        if options.use_beam_search:
+            llm.beam_search(prompts, beams)
+        else:
+            llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
 
     for _ in tqdm(range(options.num_iters_warmup), desc="Warmup iterations", leave=False):

@@ -41,7 +41,7 @@ class Block:
     """A part of the table with a title of its own, and the same as keys of the JSON."""
 
     title: str
-    rows: tuple[tuple[str, float], ...]
+    rows: tuple[tuple[str, float | None], ...]
     json: Mapping[str, Any]
 
     @property
@@ -89,7 +89,9 @@ def table(
     return "\n".join(lines)
 
 
-def _row(label: str, value: float) -> str:
+def _row(label: str, value: float | None) -> str:
+    if value is None:
+        return label  # it stands over the rows that follow
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label:<40} {shown:<10}"
 
@@ -177,6 +179,7 @@ def drafts_block(drafts: DraftCounts | None) -> Block | None:
             ("Drafts:", drafts.drafts),
             ("Draft tokens:", drafts.draft_tokens),
             ("Accepted tokens:", drafts.accepted_tokens),
+            *((("Per-position acceptance (%):", None),) if by_place else ()),
             *((f"  Position {place}:", share * 100) for place, share in enumerate(by_place)),
         ),
         {

@@ -57,6 +57,7 @@ async def test_drafts_are_counted_over_all_engines() -> None:
         "Drafts:": 5,
         "Draft tokens:": 20,
         "Accepted tokens:": 10,
+        "Per-position acceptance (%):": None,
         "  Position 0:": 120.0,
         "  Position 1:": 80.0,
     }

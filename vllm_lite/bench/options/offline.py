@@ -29,12 +29,7 @@ class LatencyOptions:
     output_len: int = option(128, "Output tokens of a request.", ge=1)
     batch_size: int = option(8, "Prompts generated together.", ge=1)
     n: int = option(1, "Sequences generated for each prompt.", ge=1)
-    use_beam_search: bool = option(
-        False,
-        "Search with n beams instead of sampling.",
-        level="absent",
-        remedy="measure it with bench serve --use-beam-search",
-    )
+    use_beam_search: bool = option(False, "Search with n beams instead of sampling.")
     num_iters_warmup: int = option(10, "Batches to run first that do not count.", ge=0)
     num_iters: int = option(30, "Batches to time.", ge=1)
     profile: bool = option(False, "Profile one batch.", level="absent", remedy=_NO_PROFILER)
