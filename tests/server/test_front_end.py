@@ -54,7 +54,8 @@ async def test_a_head_larger_than_allowed_is_refused_before_it_ends(whole: bool)
 async def test_what_is_no_http_gets_the_usual_error() -> None:
     async with running(FakeEngineClient()) as server:
         answer = await server.send(b"\x00\x01nonsense\r\n\r\n")
-    response = httpx.Response(400, content=answer.partition(b"\r\n\r\n")[2])
+    asked = httpx.Request("GET", "http://server/")
+    response = httpx.Response(400, content=answer.partition(b"\r\n\r\n")[2], request=asked)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert error_of(response)["type"] == "BadRequestError"
 

@@ -163,12 +163,12 @@ class ServerConfig(ReplyConfig):
     )
     api_server_count: int = option(
         1,
-        "Processes that answer HTTP.",
+        "Processes that answer HTTP, for one engine; a stored response is known to the one "
+        "that made it.",
         aliases=("-asc",),
         group="options",
         ge=1,
-        level="absent",
-        remedy="leave it at 1",
+        le=64,
     )
     engine_use_ray: bool | None = option(
         None,
@@ -188,6 +188,11 @@ class ServerConfig(ReplyConfig):
             raise UsageError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise UsageError("--enable-log-outputs needs --enable-log-requests")
+        if self.api_server_count > 1 and self.disable_frontend_multiprocessing:
+            raise UsageError(
+                "--api-server-count above 1 needs an engine in a process of its own; drop "
+                "--disable-frontend-multiprocessing"
+            )
         if any(not key for key in self.api_key):
             raise UsageError("--api-key must not be empty")
         if self.ssl_keyfile and not self.ssl_certfile:

@@ -44,6 +44,7 @@ from vllm_lite.server.openai.responses_protocol import ResponsesRequest
 from vllm_lite.server.openai.responses_service import ResponsesService
 from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
 from vllm_lite.server.openai.tokenize_service import TokenizeService
+from vllm_lite.server.peers import NoPeers, Peers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -64,14 +65,21 @@ class Route:
     refuse: Callable[[Failure], Response] = Failure.response
 
 
-def build_app(client: EngineClient, server_config: ServerConfig) -> FastAPI:
+def build_app(
+    client: EngineClient,
+    server_config: ServerConfig,
+    *,
+    peers: Peers | NoPeers | None = None,
+) -> FastAPI:
     """The application that serves `client`; raises UsageError for an unusable option.
 
-    `app.state.context` is its ServingContext, for whoever drains it.
+    `app.state.context` is its ServingContext, for whoever drains it. `peers` are the other
+    processes of the same server.
     """
     # FastAPI's own routes to its documents would know no keys.
     app = FastAPI(title="vllm-lite", version=__version__, openapi_url=None, redirect_slashes=False)
     context = ServingContext(client, server_config)
+    context.peers = peers or NoPeers()
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _routes(context)

@@ -19,10 +19,12 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UsageError
 from vllm_lite.log import init_logger
+from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.parser_choice import choose_parsers
+from vllm_lite.server.peers import NoPeers, Peers, Snapshot
 from vllm_lite.tokenizer.chat_template import load_chat_template
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class ServingContext:
         self.client = client
         self.server_config = server_config
         self.generations = Generations(client)
+        # build_app gives others where the server has more than one process.
+        self.peers: Peers | NoPeers = NoPeers()
         model = client.config.model
         self.model_names = list(model.served_model_name) or [model.model]
         self.parsers = choose_parsers(client.config, server_config)
@@ -61,6 +65,16 @@ class ServingContext:
         self.fingerprint = _fingerprint(client)
         self.started = int(time.time())
         self._tokenizer = _tokenizer_of(client)
+
+    def start(self) -> None:
+        """Answer other processes from now on; the event loop runs."""
+        self.peers.start(self.snapshot)
+
+    def snapshot(self) -> Snapshot:
+        """What this process tells of itself."""
+        registries = [self.client.registry, self.metrics.registry]
+        index = self.peers.index
+        return Snapshot(index, len(self.generations), to_wire(families(registries)))
 
     @property
     def model_name(self) -> str:

@@ -10,9 +10,10 @@ from starlette.responses import Response
 from vllm_lite import __version__
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
-from vllm_lite.metrics.exposition import families, render
+from vllm_lite.metrics.exposition import families, merge, render
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure
+from vllm_lite.server.peers import NoPeers
 
 logger = init_logger(__name__)
 
@@ -41,13 +42,22 @@ class HealthService:
 
     async def load(self, request: Request) -> Response:
         """Report how many requests run; 0 without --enable-server-load-tracking."""
-        is_tracked = self._context.server_config.enable_server_load_tracking
-        return _json({"server_load": len(self._context.generations) if is_tracked else 0})
+        if not self._context.server_config.enable_server_load_tracking:
+            return _json({"server_load": 0})
+        others = await self._context.peers.ask()
+        running = len(self._context.generations) + sum(one.num_running for one in others)
+        return _json({"server_load": running})
 
     async def metrics(self, request: Request) -> Response:
         """Report the metrics of engine and server in Prometheus' text format."""
-        registries = [self._context.client.registry, self._context.metrics.registry]
-        text = render(families(registries))
+        context = self._context
+        if isinstance(context.peers, NoPeers):
+            collected = families([context.client.registry, context.metrics.registry])
+        else:
+            snapshots = [context.snapshot(), *await context.peers.ask()]
+            snapshots.sort(key=lambda one: one.index)
+            collected = merge([one.families for one in snapshots])
+        text = render(collected)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -17,11 +17,15 @@ from vllm_lite import __version__
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.log import configure_logging_from, init_logger, set_process_name, timeline
+from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
+from vllm_lite.server.helpers import Helpers, NoHelpers
 from vllm_lite.server.listen import Listener
 from vllm_lite.server.parser_choice import choose_parsers
+from vllm_lite.server.peers import NoPeers, Peers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -75,7 +79,9 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
         config,
         in_process=server_config.disable_frontend_multiprocessing,
         log_config_file=server_config.log_config_file,
+        num_front_ends=server_config.api_server_count,
     )
+    board, peers, helpers = _start_helpers(config, server_config, core, listener)
     # Imported here, while the core loads.
     import uvloop
 
@@ -84,20 +90,37 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     from vllm_lite.server.app import build_app
 
     timeline.mark("HTTP imports")
-    client = AsyncLLM(config, core)
+    client = AsyncLLM(config, core, board=board)
     timeline.mark("waiting for the engine")
-    app = build_app(client, server_config)
+    app = build_app(client, server_config, peers=peers)
     timeline.mark("app")
     log_ready(client.ready)
     _log_listening(app, listener)
     # What lives now lives to the end; collections need not look at it.
     gc.freeze()
-    uvloop.run(_serve(client, app, server_config, listener))
+    uvloop.run(serve(client, app, server_config, listener, helpers))
 
 
-async def _serve(
-    client: AsyncLLM, app: FastAPI, server_config: ServerConfig, listener: Listener
+def _start_helpers(
+    config: VllmConfig, server_config: ServerConfig, core: StartedCore, listener: Listener
+) -> tuple[Board | NoBoard, Peers | NoPeers, Helpers | NoHelpers]:
+    """The other processes of --api-server-count, and the ways to hear of what they do."""
+    count = server_config.api_server_count
+    if count == 1:
+        return NoBoard(), NoPeers(), NoHelpers()
+    board = Board.create(count)
+    helpers = Helpers(config, server_config, core, listener, board)
+    return board, Peers(0, helpers.peer_fds), helpers
+
+
+async def serve(
+    client: AsyncLLM,
+    app: FastAPI,
+    server_config: ServerConfig,
+    listener: Listener,
+    helpers: Helpers | NoHelpers | None = None,
 ) -> None:
+    """Serve until a signal, or a death in the engine or among the helpers; raises the latter."""
     from vllm_lite.server.http_server import http_server
     from vllm_lite.server.lifecycle import Lifecycle
     from vllm_lite.server.tls import CertificateWatch
@@ -108,7 +131,9 @@ async def _serve(
         client,
         app.state.context.generations,
         server_config.shutdown_timeout,
+        helpers or NoHelpers(),
     )
+    app.state.context.start()
     watch = None
     if server_config.enable_ssl_refresh and listener.tls is not None:
         watch = asyncio.create_task(CertificateWatch(listener.tls, server_config).run())

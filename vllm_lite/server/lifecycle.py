@@ -15,11 +15,14 @@ from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.generation import Generations
+from vllm_lite.server.helpers import Helpers, NoHelpers
 from vllm_lite.server.http_server import FLUSH_TIMEOUT, HttpServer
 from vllm_lite.server.listen import Listener
 
 logger = init_logger(__name__)
 
+# Seconds that other processes of the server may take to end after their last reply.
+HELPER_PATIENCE = 10.0
 # Seconds between two looks at the engine.
 WATCH_INTERVAL = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -35,12 +38,14 @@ class Lifecycle:
         client: EngineClient,
         generations: Generations,
         shutdown_timeout: float,
+        helpers: Helpers | NoHelpers | None = None,
     ) -> None:
         self._server = server
         self._listener = listener
         self._client = client
         self._generations = generations
         self._shutdown_timeout = shutdown_timeout
+        self._helpers = helpers or NoHelpers()
         self._signal: asyncio.Event = asyncio.Event()
 
     async def run(self) -> None:
@@ -51,19 +56,35 @@ class Lifecycle:
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener.socket]))
         watching = asyncio.create_task(self._wait_engine_dead())
         signalled = asyncio.create_task(self._signal.wait())
+        bereaved = asyncio.create_task(self._helpers.wait_death())
+        starting = asyncio.create_task(self._helpers.wait_ready())
+        tasks = (serving, watching, signalled, bereaved)
         try:
-            await asyncio.wait((serving, watching, signalled), return_when=asyncio.FIRST_COMPLETED)
-            if signalled.done() and not watching.done():
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            is_ended = signalled.done() or bereaved.done()
+            if is_ended and not (watching.done() or self._client.errored):
+                # Of whatever ends the server, requests that run are to see as little as can be.
+                self._helpers.terminate()
                 await self._drain()
             self._server.should_exit = True
             await _served(serving)
-            if self._client.errored and not self._signal.is_set():
-                raise self._client.dead_error
+            await self._helpers.wait_ended(self._shutdown_timeout + HELPER_PATIENCE)
+            self._raise_cause(bereaved)
         finally:
-            for task in (watching, signalled, serving):
+            for task in (*tasks, starting):
                 task.cancel()
-            await asyncio.gather(watching, signalled, serving, return_exceptions=True)
+            await asyncio.gather(*tasks, starting, return_exceptions=True)
+            await self._helpers.wait_ended(0)
             await self._client.shutdown(0)
+
+    def _raise_cause(self, bereaved: asyncio.Task[str]) -> None:
+        """Raise what ended the server, where that was no signal."""
+        if self._signal.is_set():
+            return
+        if self._client.errored:
+            raise self._client.dead_error
+        if bereaved.done():
+            raise EngineDeadError(f"An API server process died: {bereaved.result()}")
 
     async def _drain(self) -> None:
         num_running = len(self._generations)

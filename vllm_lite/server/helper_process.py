@@ -1,0 +1,75 @@
+"""One more process of a server: `python -m vllm_lite.server.helper_process`, its parent's pid.
+
+Started by `helpers.Helpers` with a HelperJob as msgpack on standard input. Serves as the first
+process does, on a socket and an engine core that it inherits, and dies with that process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm_lite.engine.child import die_with_parent
+from vllm_lite.errors import EngineDeadError, VLLMLiteError
+from vllm_lite.log import init_logger, set_process_name
+
+if TYPE_CHECKING:
+    from vllm_lite.server.helpers import HelperJob
+
+logger = init_logger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until told to stop; the exit code. The parent says what went wrong, once."""
+    die_with_parent(int(arguments[0]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Imported here, once the death signal is set.
+    from vllm_lite.server.helpers import HelperJob
+
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HelperJob)
+    set_process_name(f"APIServer_{job.index}")
+    try:
+        _serve(job)
+    except EngineDeadError:
+        return 1
+    except VLLMLiteError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _serve(job: HelperJob) -> None:
+    import uvloop
+
+    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.core_joined import JoinedCore
+    from vllm_lite.engine.front_ends import FrontEndSeat
+    from vllm_lite.metrics.board import Board
+    from vllm_lite.server.app import build_app
+    from vllm_lite.server.launch import serve
+    from vllm_lite.server.listen import Listener
+    from vllm_lite.server.peers import Peers
+
+    core = JoinedCore(
+        Path(job.directory),
+        job.heartbeat_fd,
+        job.core_exit_fd,
+        FrontEndSeat(job.index, job.count),
+    )
+    board = Board(job.board_fd, job.index, job.count)
+    client = AsyncLLM(job.config, core, board=board)
+    app = build_app(client, job.server_config, peers=Peers(job.index, job.peer_fds))
+    gc.freeze()
+    os.write(job.ready_fd, b"r")
+    listener = Listener.inherited(job.server_config, job.listener_fd, job.url)
+    uvloop.run(serve(client, app, job.server_config, listener))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""Further processes that serve the same engine: started with the first, and ended with it.
+
+Knows of a helper what it needs to run and how it ends; what it does is helper_process's.
+Invariant: no helper outlives this process, and none dies unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from itertools import combinations
+
+import msgspec
+
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.child import ChildProcess, child_environment
+from vllm_lite.engine.core_handle import StartedCore
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.log import init_logger
+from vllm_lite.metrics.board import Board
+from vllm_lite.server.listen import Listener
+
+logger = init_logger(__name__)
+
+
+class HelperJob(msgspec.Struct):
+    """Everything a helper is told; numbers that end in fd are descriptors it inherits."""
+
+    index: int
+    count: int
+    config: VllmConfig
+    server_config: ServerConfig
+    url: str
+    # Of the engine core's channel.
+    directory: str
+    heartbeat_fd: int
+    core_exit_fd: int
+    board_fd: int
+    listener_fd: int
+    ready_fd: int
+    peer_fds: list[int]
+
+
+class NoHelpers:
+    """Of a server that is one process."""
+
+    async def wait_death(self) -> str:
+        """Nobody can die; waits for ever."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def wait_ready(self) -> None:
+        """There is nobody to wait for."""
+
+    def terminate(self) -> None:
+        """There is nobody."""
+
+    async def wait_ended(self, timeout: float) -> None:
+        """There is nobody."""
+
+
+@dataclass(slots=True)
+class _Helper:
+    child: ChildProcess
+    exit_fd: int
+    ready_fd: int
+
+
+class Helpers:
+    """The helpers of one server."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        server_config: ServerConfig,
+        core: StartedCore,
+        listener: Listener,
+        board: Board,
+    ) -> None:
+        """Start them; they wait for the core by themselves."""
+        self._core = core
+        count = core.seat.count
+        pairs = _socket_pairs(count)
+        self.peer_fds = pairs[0]
+        self._helpers: list[_Helper] = []
+        for index in range(1, count):
+            exit_fd, exit_writer = os.pipe()
+            ready_fd, ready_writer = os.pipe()
+            job = HelperJob(
+                index=index,
+                count=count,
+                config=config,
+                server_config=server_config,
+                url=listener.url,
+                directory=str(core.directory),
+                heartbeat_fd=core.heartbeat.fd,
+                core_exit_fd=core.exit_fd,
+                board_fd=board.fd,
+                listener_fd=listener.sockets[index].fileno(),
+                ready_fd=ready_writer,
+                peer_fds=pairs[index],
+            )
+            child = _start(job, server_config.log_config_file, exit_writer)
+            self._helpers.append(_Helper(child, exit_fd, ready_fd))
+            os.close(ready_writer)
+        # What the helpers have inherited is theirs alone.
+        for descriptors in pairs[1:]:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for one in listener.sockets[1:]:
+            one.close()
+
+    async def wait_ready(self) -> None:
+        """Until every helper serves, or one has died, which `wait_death` tells."""
+        await asyncio.gather(*(_readable(helper.ready_fd) for helper in self._helpers))
+        self._core.remove_directory()
+
+    async def wait_death(self) -> str:
+        """How a helper ended; waits until one does."""
+        waits = [asyncio.create_task(_readable(helper.exit_fd)) for helper in self._helpers]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        causes = [h.child.exit_cause() for h in self._helpers if h.child.ended.is_set()]
+        return causes[0] if causes else "it does not answer"
+
+    def terminate(self) -> None:
+        """Have them drain and end."""
+        for helper in self._helpers:
+            helper.child.terminate()
+
+    async def wait_ended(self, timeout: float) -> None:
+        """Until all have ended; what has not within `timeout` seconds is killed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*(_readable(helper.exit_fd) for helper in self._helpers)), timeout
+            )
+        self.kill()
+
+    def kill(self) -> None:
+        """End them now."""
+        for helper in self._helpers:
+            helper.child.kill()
+
+
+def _start(job: HelperJob, log_config_file: str | None, exit_writer: int) -> ChildProcess:
+    descriptors = (
+        job.heartbeat_fd,
+        job.core_exit_fd,
+        job.board_fd,
+        job.listener_fd,
+        job.ready_fd,
+        *job.peer_fds,
+    )
+    child = ChildProcess(
+        "vllm_lite.server.helper_process",
+        [str(os.getpid())],
+        pass_fds=descriptors,
+        environment=child_environment(log_config_file),
+        exit_writer=exit_writer,
+    )
+    if child.process is None:
+        raise EngineDeadError(f"An API server process could not be started: {child.error}")
+    child.give(msgspec.msgpack.encode(job))
+    return child
+
+
+def _socket_pairs(count: int) -> list[list[int]]:
+    """For each of `count` processes its ends of the pairs with all others."""
+    ends: list[list[int]] = [[] for _ in range(count)]
+    for one, other in combinations(range(count), 2):
+        for index, end in zip((one, other), socket.socketpair(), strict=True):
+            ends[index].append(end.detach())
+    return ends
+
+
+def _resolve(found: asyncio.Future[None]) -> None:
+    if not found.done():
+        found.set_result(None)
+
+
+async def _readable(descriptor: int) -> None:
+    """Until there is something to read, or an end."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[None] = loop.create_future()
+    copy = os.dup(descriptor)
+    loop.add_reader(copy, _resolve, found)
+    try:
+        await found
+    finally:
+        loop.remove_reader(copy)
+        os.close(copy)
