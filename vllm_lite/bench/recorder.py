@@ -47,6 +47,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    message: _Delta | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -69,12 +70,11 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """One event of the responses API, or the whole answer of an embeddings API."""
+    """One event of the responses API."""
 
     type: str = ""
     delta: Any = None
     response: _Response | None = None
-    usage: _Usage | None = None
     error: Any = None
 
 
@@ -201,7 +201,7 @@ class ResponsesRecorder(StreamRecorder):
 
 
 class WholeRecorder:
-    """Records an answer that comes in one piece, such as embeddings."""
+    """Records an answer that comes in one piece: embeddings, or a completion without a stream."""
 
     __slots__ = ("_last", "_pieces")
 
@@ -220,19 +220,21 @@ class WholeRecorder:
         self._pieces.append(piece)
 
     def finish(self, result: RequestResult) -> None:
-        """Write the time of the last piece and the prompt's tokens into `result`."""
+        """Write the time of the last piece, the text and the counts into `result`."""
         if not self._pieces:
             result.error = result.error or "the answer is empty"
             return
         result.ttft = result.latency = self._last - result.start_time
-        result.output_tokens = 0
         try:
-            usage = _EVENTS.decode(b"".join(self._pieces)).usage
+            answer = _CHUNKS.decode(b"".join(self._pieces))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             result.error = result.error or f"the answer is not as OpenAI's: {error}"
             return
-        if usage is not None and usage.prompt_tokens is not None:
-            result.prompt_tokens = usage.prompt_tokens
+        for choice in answer.choices[:1]:
+            result.text = (choice.message.content if choice.message else choice.text) or ""
+        usage = answer.usage or _Usage()
+        result.output_tokens = usage.completion_tokens or 0
+        result.prompt_tokens = _first_known(usage.prompt_tokens, result.prompt_tokens) or 0
 
 
 def _first_known(*counts: int | None) -> int | None:

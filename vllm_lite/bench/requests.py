@@ -27,7 +27,7 @@ class PreparedRequest:
 
 def recorder_of(target: TargetOptions) -> Callable[[], Recorder]:
     """What records an answer of the target's API."""
-    if target.api.is_pooling:
+    if not target.streams:
         return WholeRecorder
     return ResponsesRecorder if target.backend == "openai-responses" else StreamRecorder
 
@@ -48,12 +48,12 @@ def prepare(
     """The request for `sample`, in the shape of the target's API."""
     make = _BODIES[target.backend]
     body = {"model": model, **make(sample.prompt, sample.output_tokens, target)}
-    if not target.api.is_pooling:
+    if target.streams:
         body["stream"] = True
-        if target.ignore_eos:
-            body["ignore_eos"] = True
-        if target.use_beam_search:
-            body["use_beam_search"] = True
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+    if target.use_beam_search:
+        body["use_beam_search"] = True
     body |= {**sampling.body, **target.extra_body}
     return PreparedRequest(msgspec.json.encode(body), sample.prompt_tokens, _count(sample.prompt))
 
@@ -67,7 +67,7 @@ def _completion(prompt: Prompt, length: int, target: TargetOptions) -> Body:
     body: Body = {"prompt": prompt, "max_tokens": length}
     if target.logprobs is not None:
         body["logprobs"] = target.logprobs
-    return body | {"stream_options": {"include_usage": True}}
+    return body | _usage(target)
 
 
 def _chat(prompt: Prompt, length: int, target: TargetOptions) -> Body:
@@ -75,7 +75,11 @@ def _chat(prompt: Prompt, length: int, target: TargetOptions) -> Body:
     body: Body = {"messages": messages, "max_completion_tokens": length}
     if target.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": target.logprobs}
-    return body | {"stream_options": {"include_usage": True}}
+    return body | _usage(target)
+
+
+def _usage(target: TargetOptions) -> Body:
+    return {"stream_options": {"include_usage": True}} if target.streams else {}
 
 
 def _response(prompt: Prompt, length: int, target: TargetOptions) -> Body:

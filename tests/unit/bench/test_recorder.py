@@ -120,7 +120,7 @@ def test_a_response_needs_its_last_event() -> None:
     assert record_response([event(type="error", message="too long")]).error == "too long"
 
 
-def test_embeddings_are_timed_as_a_whole() -> None:
+def test_what_is_not_streamed_is_timed_as_a_whole() -> None:
     body = json.dumps({"data": [{"embedding": [0.1] * 9}], "usage": {"prompt_tokens": 7}}).encode()
     recorder, result = WholeRecorder(), RequestResult(prompt_tokens=3)
     for piece in (body[:5], body[5:]):
@@ -128,6 +128,11 @@ def test_embeddings_are_timed_as_a_whole() -> None:
     recorder.finish(result)
     assert (result.prompt_tokens, result.output_tokens, result.error) == (7, 0, "")
     assert result.ttft == result.latency > 0 and not result.itls
+    chat = {"choices": [{"message": {"content": "Hi"}}], "usage": {"completion_tokens": 4}}
+    recorder, result = WholeRecorder(), RequestResult(prompt_tokens=3)
+    recorder.on_body(json.dumps(chat).encode())
+    recorder.finish(result)
+    assert (result.text, result.output_tokens, result.prompt_tokens) == ("Hi", 4, 3)
     nothing = RequestResult(prompt_tokens=3)
     WholeRecorder().finish(nothing)
     assert nothing.error == "the answer is empty"

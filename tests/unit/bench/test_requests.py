@@ -45,16 +45,29 @@ def test_a_chat_is_one_turn_of_the_user() -> None:
 
 
 def test_a_response_is_not_kept() -> None:
-    target = TargetOptions(backend="openai-responses", use_beam_search=True)
+    target = TargetOptions(backend="openai-responses")
     assert body(target, temperature=0) == {
         "model": "m",
         "input": "Hello",
         "max_output_tokens": 9,
         "store": False,
         "stream": True,
-        "use_beam_search": True,
         "temperature": 0,
     }
+
+
+def test_beams_come_in_one_piece() -> None:
+    target = TargetOptions(use_beam_search=True, extra_body={"n": 2})
+    assert body(target) == {
+        "model": "m",
+        "prompt": "Hello",
+        "max_tokens": 9,
+        "use_beam_search": True,
+        "n": 2,
+    }
+    assert recorder_of(target) is WholeRecorder
+    with pytest.raises(UsageError, match="not for responses"):
+        TargetOptions(backend="openai-responses", use_beam_search=True)
 
 
 def test_embeddings_ask_for_no_tokens() -> None:

@@ -75,6 +75,19 @@ class ThroughputOptions:
     prequeue_requests: bool = option(
         False, "With --async-engine: let the engine begin once it has all requests."
     )
+    enable_log_requests: bool = option(
+        False,
+        "Log each request's parameters.",
+        level="absent",
+        remedy="leave it out: all requests of a benchmark are alike",
+    )
+    log_config_file: str | None = option(
+        None,
+        "JSON logging configuration.",
+        group="Frontend",
+        level="absent",
+        remedy="set VLLM_LOGGING_CONFIG_PATH",
+    )
     lora_path: str | None = option(
         None,
         "Adapter to apply.",

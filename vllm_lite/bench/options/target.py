@@ -120,7 +120,9 @@ class TargetOptions:
     extra_body: dict[str, Any] = option({}, "JSON whose keys are added to every request.")
     logprobs: int | None = option(None, "Log-probabilities to ask for, per token.", ge=0)
     use_beam_search: bool = option(
-        False, "Ask for beam search, of servers that know vLLM's use_beam_search."
+        False,
+        "Ask for beam search, of servers that know vLLM's use_beam_search. It cannot be streamed: "
+        "the first token is the last.",
     )
     ignore_eos: bool = option(
         False,
@@ -138,6 +140,8 @@ class TargetOptions:
                 f"use one such as {self.api.path}"
             )
         pairs("--header", self.header)
+        if self.use_beam_search and self.backend == "openai-responses":
+            raise UsageError("--use-beam-search is for completions and chats, not for responses")
         if self.api.is_pooling:
             for name in ("logprobs", "use_beam_search", "ignore_eos"):
                 if getattr(self, name) not in (None, False):
@@ -148,6 +152,11 @@ class TargetOptions:
     def api(self) -> Backend:
         """What --backend speaks."""
         return BACKENDS[self.backend]
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers come token by token."""
+        return not (self.api.is_pooling or self.use_beam_search)
 
     @property
     def path(self) -> str:
