@@ -9,8 +9,6 @@ from typing import ClassVar, Literal
 
 from vllm_lite.config.option import JsonOption, config, option
 
-_NO_GRAMMARS = "leave it out: output cannot be constrained yet"
-
 
 @config
 class StructuredOutputsConfig:
@@ -23,33 +21,25 @@ class StructuredOutputsConfig:
 
     backend: Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"] = option(
         "auto",
-        "What compiles grammars.",
-        level="absent",
-        remedy=_NO_GRAMMARS,
+        "What compiles grammars; auto: xgrammar, and guidance for what that cannot enforce.",
+        works=("auto", "xgrammar", "guidance"),
+        remedy="use auto: it enforces all that the others do",
     )
     disable_fallback: bool = option(
         False,
-        "Refuse what the chosen backend cannot do.",
-        level="absent",
-        remedy=_NO_GRAMMARS,
+        "Let auto be xgrammar alone: refuse what it cannot enforce.",
     )
     disable_any_whitespace: bool = option(
         False,
         "Allow no free whitespace in JSON.",
-        level="absent",
-        remedy=_NO_GRAMMARS,
     )
     disable_additional_properties: bool = option(
         False,
         "Allow no keys in JSON that its schema does not name.",
-        level="absent",
-        remedy=_NO_GRAMMARS,
     )
     enable_in_reasoning: bool = option(
         False,
         "Constrain the reasoning too.",
-        level="absent",
-        remedy=_NO_GRAMMARS,
     )
     reasoning_parser: str = option(
         "",
