@@ -78,6 +78,8 @@ def launch_everything(model: tuple[str, int, int, int, int, int]) -> None:
     ops.fused_add_rms_norm(x, tensor(rows, hidden), weight, 1e-5)
     ops.silu_and_mul(tensor(rows, 2 * intermediate))
     index = tensor(rows, dtype=torch.int64)
+    bits = tensor(rows, 4096, dtype=torch.int32)
+    ops.apply_token_mask(tensor(rows, 131072, dtype=torch.float32), index, bits)
     query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
     ops.rotary_embedding(index, query, key, tensor(4096, size, dtype=torch.float32))
     ops.reshape_and_cache(key, key, cache, cache, index)

@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
 from vllm_lite.kernels import reference
+from vllm_lite.kernels.dispatch import Ops
 from vllm_lite.kernels.triton import attention, ops
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,23 @@ def test_cache_writes(block_size: int, cache_dtype: torch.dtype) -> None:
         implementation.reshape_and_cache(key, value, caches[0], caches[1], slots)
         results.append(caches)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("size", [31, 32, 1500])
+def test_token_masks(size: int) -> None:
+    logits, rows = torch.randn(5, size), torch.tensor([3, 0])
+    bits = torch.randint(-(2**31), 2**31 - 1, (2, -(-size // 32) + 1), dtype=torch.int32)
+    results = []
+    for implementation in (ops, reference):
+        masked = logits.clone()
+        implementation.apply_token_mask(masked, rows, bits)
+        results.append(masked)
+    assert torch.equal(*results) and torch.isinf(results[0]).any()
+
+
+def test_no_operation_is_missing() -> None:
+    names = {name for name in vars(Ops) if not name.startswith("_")}
+    assert names == set(ops.__all__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -14,10 +14,12 @@ from vllm_lite.kernels.reference import (
 from vllm_lite.kernels.triton.activation import silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
+from vllm_lite.kernels.triton.mask import apply_token_mask
 from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.triton.rotary import rotary_embedding
 
 __all__ = [
+    "apply_token_mask",
     "apply_token_mask",
     "dequantize_gguf",
     "fused_add_rms_norm",
