@@ -5,12 +5,7 @@ Weights are read and dequantised on the host, by the CPU's kernels.
 
 from __future__ import annotations
 
-from vllm_lite.kernels.reference import (
-    apply_token_mask,
-    dequantize_gguf,
-    linear,
-    pack_linear,
-)
+from vllm_lite.kernels.reference import dequantize_gguf, linear, pack_linear
 from vllm_lite.kernels.triton.activation import silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
@@ -19,7 +14,6 @@ from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.triton.rotary import rotary_embedding
 
 __all__ = [
-    "apply_token_mask",
     "apply_token_mask",
     "dequantize_gguf",
     "fused_add_rms_norm",
