@@ -256,6 +256,21 @@ def test_a_person_talks_stops_goes_on_and_leaves(engine: FakeEngineClient) -> No
     )
 
 
+def test_two_interrupts_in_a_row_leave(engine: FakeEngineClient) -> None:
+    engine.gate = HoldAfter(3)
+    with served(app_of(engine)) as url, PseudoTerminal("chat", "--url", url) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("hi\r")
+        terminal.wait_for("Hel")
+        terminal.type(CTRL_C)
+        # Before there is a prompt again.
+        terminal.wait_for("(stopped; Ctrl-C again leaves)")
+        terminal.type(CTRL_C)
+        assert terminal.wait_end() in (0, 130)
+        assert "Traceback" not in terminal.shown
+        wait_until(lambda: not engine.running)
+
+
 def test_a_refused_message_costs_only_itself(engine: FakeEngineClient) -> None:
     with served(app_of(engine)) as url, PseudoTerminal("chat", "--url", url) as terminal:
         terminal.wait_for("> ")

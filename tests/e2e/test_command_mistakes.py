@@ -1,0 +1,62 @@
+"""Each command's commonest mistakes as processes: an exit code, one line, no traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOWHERE = "http://127.0.0.1:1/v1"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "cause"),
+    [
+        ("chat --modle-name x", 2, "--model-name"),
+        ("complete --max-tokens many", 2, "--max-tokens"),
+        ("run-batch -i in.jsonl", 2, "-o/--output-file"),
+        ("collect-env --all", 2, "--all"),
+        (f"chat --url {NOWHERE} -q hi", 1, "start one with `vllm-lite serve demo --port 1`"),
+        (f"complete --url {NOWHERE} -q hi", 1, "no server answers at"),
+        (f"complete --url {NOWHERE}", 1, "no server answers at"),
+        ("run-batch -i none.jsonl -o out.jsonl", 1, "--input-file none.jsonl does not exist"),
+        ("run-batch -i in.jsonl -o none/out.jsonl", 1, "there is no directory none"),
+        ("run-batch -i in.jsonl -o in.jsonl", 1, "is the input"),
+        ("run-batch -i http://127.0.0.1:1/x -o out.jsonl", 1, "has the private address 127.0.0.1"),
+        ("chat --config none.yaml", 2, "none.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_lite", *line.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (code, "")
+    assert cause in last and last.startswith(f"vllm-lite {line.split()[0]}: error: ")
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_batch_that_is_interrupted_while_the_model_loads_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a"}}\n')
+    words = ["--model", "demo", "-i", str(source), "-o", str(tmp_path / "out.jsonl")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_lite", "run-batch", *words], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "model demo" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
