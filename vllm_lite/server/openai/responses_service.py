@@ -83,7 +83,7 @@ class ResponsesService:
             self._store.remove(entry)
             raise
         if body.background:
-            return self._answer_background(body, entry, run, generation)
+            return await self._answer_background(entry, run, generation)
         return await self._answer_now(request, body, entry, run, generation)
 
     async def retrieve(self, request: Request) -> Response:
@@ -194,12 +194,8 @@ class ResponsesService:
             entry.events or EventLog(keep=False),
         )
 
-    def _answer_background(
-        self,
-        body: ResponsesRequest,
-        entry: StoredResponse,
-        run: ResponseRun,
-        generation: Generation,
+    async def _answer_background(
+        self, entry: StoredResponse, run: ResponseRun, generation: Generation
     ) -> Response:
         task = asyncio.create_task(self._in_background(entry, run, generation))
         self._tasks.add(task)
@@ -210,9 +206,13 @@ class ResponsesService:
             await asyncio.gather(task, return_exceptions=True)
 
         entry.cancel = cancel
-        if entry.events is not None and body.stream:
-            return EventStream(entry.events.read(), None, entry.id, ending=b"")
-        return _json(entry.payload)
+        if entry.events is not None:
+            answer: Response = EventStream(entry.events.read(), None, entry.id, ending=b"")
+        else:
+            answer = _json(entry.payload)
+        # A task that is cancelled before it began would never clear away.
+        await asyncio.sleep(0)
+        return answer
 
     async def _in_background(
         self, entry: StoredResponse, run: ResponseRun, generation: Generation
