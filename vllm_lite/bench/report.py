@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -247,6 +248,17 @@ def result_path(options: ServeOptions, model_id: str, now: datetime) -> Path:
         model = model_id.rstrip("/").rpartition("/")[2]
         name = f"{label}-{rate}{concurrency}-{model}-{_stamp(now)}.json"
     return Path(options.result_dir or "").expanduser() / name
+
+
+def check_result_folder(options: ServeOptions) -> None:
+    """Raise UsageError where results could not be written; makes their directory."""
+    folder = result_path(options, "", datetime.now()).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write results to {folder}: {error.strerror}") from None
 
 
 def write_json(file_name: str | Path, content: object, *, append: bool = False) -> None:

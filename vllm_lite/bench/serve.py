@@ -26,6 +26,7 @@ from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.prompts import PromptMaker, UncountedPrompts, open_tokenizer
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.report import (
+    check_result_folder,
     drafts_block,
     probe_block,
     result_path,
@@ -61,8 +62,10 @@ def run_serve(options: ServeOptions) -> int:
 
 
 async def _serve(options: ServeOptions) -> int:
-    # Before the load: what cannot be drawn should not take so long to say so.
+    # Before the load: what cannot be drawn or written should not take so long to say so.
     plotter = Plotter() if _wants_plots(options) else None
+    if plotter is not None or options.save_result or options.append_result:
+        check_result_folder(options)
     server = TargetServer(options.target)
     try:
         model = await server.find_model(options.ready_check_timeout_sec)
@@ -159,7 +162,7 @@ def _samples(
         raise UsageError("the tokenizer has no chat template; add --skip-chat-template")
     maker = PromptMaker(tokenizer)
     write = None if options.is_plain else as_chat
-    source = Source(dataset, maker, options.seed, write)
+    source = Source(dataset, maker, options.seed, write, not options.disable_tqdm)
     return name, maker, load_samples(options.dataset_name, source)
 
 

@@ -158,7 +158,7 @@ def _jobs(options: ThroughputOptions, tokenizer: Tokenizer, seed: int) -> list[J
         dataset = replace(dataset, random_prefix_len=options.prefix_len)
     is_chat = options.backend == "vllm-chat"
     write = None if dataset.skip_chat_template or is_chat else _as_chat(tokenizer)
-    source = Source(dataset, PromptMaker(tokenizer), seed, write)
+    source = Source(dataset, PromptMaker(tokenizer), seed, write, shows_progress=True)
     samples = load_samples(options.dataset_kind, source)
     if is_chat:
         as_chat = _as_chat(tokenizer)

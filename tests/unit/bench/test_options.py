@@ -58,6 +58,22 @@ def test_words_reach_their_sections() -> None:
         ("--dataset-name sharegpt", "needs --dataset-path"),
         ("--dataset-name prefix_repetition --input-len 9", "--input-len is for"),
         ("--random-range-ratio 1", "less than 1"),
+        ("--dataset-path talks.json", "reads no file"),
+        ("--random-batch-size 2", "needs a --backend for embeddings"),
+        ("--backend openai-embeddings --temperature 0", "samples nothing"),
+        (
+            "--backend openai-chat --dataset-name timed_trace --dataset-path t",
+            "only --backend openai",
+        ),
+        ("--self-timed", "is for --dataset-name timed_trace"),
+        ("--skip-tokenizer-init", "random needs a tokenizer"),
+        (
+            "--skip-tokenizer-init --dataset-name custom --dataset-path c",
+            "needs --skip-chat-template",
+        ),
+        ('--chat-template-kwargs {"a":1}', "a chat server takes them in --extra-body"),
+        ("--percentile-metrics client_queue_time", "needs --max-concurrency"),
+        ("--timeline-itl-thresholds 25", "takes two numbers"),
         ("--random-range-ratio x", "neither a number nor JSON"),
     ],
 )

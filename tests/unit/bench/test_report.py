@@ -13,7 +13,7 @@ from vllm_lite.bench.arrivals import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, Spread
 from vllm_lite.bench.options import ServeOptions
 from vllm_lite.bench.recorder import RequestResult
-from vllm_lite.bench.report import result_path, run_json, table, write_json
+from vllm_lite.bench.report import check_result_folder, result_path, run_json, table, write_json
 from vllm_lite.cli.bench import parse_serve
 from vllm_lite.errors import UsageError
 
@@ -150,3 +150,7 @@ def test_appending_adds_a_line(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"run": 2}
     with pytest.raises(UsageError, match="cannot write"):
         write_json(path / "below", {})
+    with pytest.raises(UsageError, match="cannot write results to"):
+        check_result_folder(options(f"--result-dir {path}"))
+    check_result_folder(options(f"--result-dir {tmp_path / 'new'}"))
+    assert list((tmp_path / "new").iterdir()) == []

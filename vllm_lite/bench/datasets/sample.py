@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from vllm_lite.bench.options import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.errors import UsageError
 
+# Seconds after which people want to know what goes on.
+_PATIENCE = 1.0
 # A text, its token ids, or several texts in one request.
 Prompt = str | list[int] | list[str]
 
@@ -32,17 +36,31 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What datasets are made with; `as_chat` writes a prompt as a conversation's first turn."""
+    """What datasets are made with; `as_chat` writes a prompt as a conversation's first turn.
+
+    With `shows_progress`, a bar tells of prompts that take long to make.
+    """
 
     options: DatasetOptions
     maker: PromptMaker
     seed: int
     as_chat: Callable[[str], str] | None = None
+    shows_progress: bool = False
 
     @property
     def path(self) -> Path:
         """The dataset's file."""
         return Path(self.options.dataset_path or "").expanduser()
+
+    def numbers(self) -> Iterable[int]:
+        """0, 1, ... for each prompt that was asked for."""
+        return tqdm(
+            range(self.options.num_prompts),
+            desc="Making prompts",
+            leave=False,
+            delay=_PATIENCE,
+            disable=not self.shows_progress,
+        )
 
     def text_sample(self, prompt: str, output_tokens: int) -> Sample:
         """A sample of a text, as a chat where that is asked for."""

@@ -23,7 +23,7 @@ def random_samples(source: Source) -> list[Sample]:
     starts = rng.integers(0, len(maker.ids), size=count)
     _, prefix = maker.fit(maker.draw(options.random_prefix_len, rng), rng)
     texts, lengths = [], []
-    for index in range(count):
+    for index in source.numbers():
         ids = [*prefix, *maker.run(int(starts[index]) + index, inputs[index])]
         text, real = maker.fit(ids, rng)
         texts.append(text)
@@ -52,7 +52,7 @@ def prefix_repetition_samples(source: Source) -> list[Sample]:
     ]
     output = options.output_len or options.prefix_repetition_output_len
     samples = []
-    for index in range(count):
+    for index in source.numbers():
         suffix = maker.draw(options.prefix_repetition_suffix_len, rng)
         text, real = maker.fit([*prefixes[index * num_prefixes // count], *suffix], rng)
         samples.append(Sample(text, len(real) + maker.num_added, output))

@@ -155,6 +155,11 @@ class ServeOptions:
             )
         if name != "timed_trace" and self.self_timed is not None:
             raise UsageError("--self-timed is for --dataset-name timed_trace")
+        if self.chat_template_kwargs and self.is_plain:
+            raise UsageError(
+                "--chat-template-kwargs is for prompts that are put into a template here; a chat "
+                "server takes them in --extra-body"
+            )
         if target.skip_tokenizer_init:
             if name not in TEMPLATED or name == "sonnet":
                 raise UsageError(
