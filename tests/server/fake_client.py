@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
 from vllm_lite.engine.input_processor import InputProcessor
@@ -67,7 +68,7 @@ class ByteTokenizer:
         return self.token_bytes(token_id).decode(errors="replace")
 
 
-def fake_config(**model: Any) -> VllmConfig:
+def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
     """A config as the server reads it."""
     model.setdefault("max_model_len", 128)
     model.setdefault("served_model_name", ["tiny", "alias"])
@@ -86,7 +87,11 @@ def fake_config(**model: Any) -> VllmConfig:
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
     )
-    return VllmConfig(facts=facts, model=ModelConfig(model="tiny", **model))
+    return VllmConfig(
+        facts=facts,
+        model=ModelConfig(model="tiny", **model),
+        structured_outputs=StructuredOutputsConfig(reasoning_parser=reasoning_parser),
+    )
 
 
 class FakeEngineClient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import openai
 import pytest
@@ -10,8 +12,8 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of
 
 
-def openai_client(client: FakeEngineClient | None = None) -> openai.AsyncOpenAI:
-    transport = httpx.ASGITransport(app_of(client or FakeEngineClient("Hello", "Bye")))
+def openai_client(client: FakeEngineClient | None = None, **options: Any) -> openai.AsyncOpenAI:
+    transport = httpx.ASGITransport(app_of(client or FakeEngineClient("Hello", "Bye"), **options))
     return openai.AsyncOpenAI(
         api_key="none",
         base_url="http://server/v1",

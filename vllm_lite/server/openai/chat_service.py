@@ -116,7 +116,9 @@ class ChatReply:
             continuous_usage=usage.always,
             fingerprint=self._context.fingerprint,
         )
-        return ChatStream(writer, self._usage, self._view, self._options, self._readers)
+        return ChatStream(
+            writer, self._usage, self._view, self._options, self._readers, self._count_calls
+        )
 
     async def whole(self, request: Request, generation: Generation) -> Response:
         """The reply as one JSON object, once every choice is finished."""
@@ -133,6 +135,7 @@ class ChatReply:
         usage, options = self._usage, self._options
         usage.add_prompt(output)
         choices = [self._choice(one) for one in sorted(output.outputs, key=lambda one: one.index)]
+        self._count_calls()
         usage.num_reasoning_tokens = await self._readers.count_reasoning()
         timings = None
         if options.has_timings:
@@ -151,6 +154,12 @@ class ChatReply:
             "ec_transfer_params": None,
             "metrics": timings,
         }
+
+    def _count_calls(self) -> None:
+        for found in self._readers.outcomes():
+            self._context.metrics.count_tool_parsing(
+                "chat_completions", is_streaming=bool(self._body.stream), found=found
+            )
 
     def _identity(self, kind: str) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ are the message that the unstreamed reply would have.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from vllm_lite.outputs import CompletionOutput, RequestOutput
@@ -45,12 +45,15 @@ class ChatStream:
         view: TokenView,
         options: ChatChoiceOptions,
         readers: ChoiceReaders,
+        on_end: Callable[[], None],
     ) -> None:
+        """`on_end` is told once every choice has ended."""
         self._writer = writer
         self._usage = usage
         self._view = view
         self._options = options
         self._readers = readers
+        self._on_end = on_end
 
     async def events(
         self, outputs: AsyncIterable[tuple[int, RequestOutput]]
@@ -70,6 +73,7 @@ class ChatStream:
                 events = b"".join([delta(choice) for choice in choices])
             if events:
                 yield events
+        self._on_end()
         self._usage.num_reasoning_tokens = await self._readers.count_reasoning()
         timings = None
         if self._options.has_timings and last is not None:

@@ -76,6 +76,7 @@ class ChoiceReaders:
         self.num_choices = num_choices
         self.has_parser = config is not None
         self.has_reasoning = config is not None and config.reasoning_parser is not None
+        self._has_tools = config is not None and bool(config.tools)
         self._count_tokens = count_tokens
         self._readers = [
             MessageReader(config, include_reasoning=include_reasoning) for _ in range(num_choices)
@@ -83,6 +84,10 @@ class ChoiceReaders:
 
     def __getitem__(self, index: int) -> MessageReader:
         return self._readers[index]
+
+    def outcomes(self) -> list[bool]:
+        """Of each text in which calls were looked for: whether there was one."""
+        return [reader.has_called for reader in self._readers] if self._has_tools else []
 
     async def count_reasoning(self) -> int:
         """Tokens of the reasoning of all choices, shown or not."""
