@@ -59,7 +59,8 @@ unit: $(VENV)/.dev ## pytest, all but what needs a GPU
 bench: $(VENV)/.installed ## offline throughput on the demo model
 	$(BIN)/python benchmarks/offline_throughput.py
 
-docs: $(VENV)/.installed ## write docs/cli.md from the options
+# Options are read from the sources, so nothing is installed or built for it.
+docs: ## write docs/cli.md from the options
 	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 
 format: $(VENV)/.dev ## apply ruff's and clang-format's style

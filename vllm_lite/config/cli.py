@@ -58,9 +58,9 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False)
         self.description = description
         self._classes = classes
-        self._entries = [entry for cls in classes for entry in option_table(cls).values()]
-        self._spellings = spellings_of(self._entries)
-        for entry in self._entries:
+        self.entries = [entry for cls in classes for entry in option_table(cls).values()]
+        self._spellings = spellings_of(self.entries)
+        for entry in self.entries:
             _add_option(self, entry)
 
     def parse(self, argv: Sequence[str]) -> Parsed:
@@ -133,11 +133,11 @@ class OptionParser(argparse.ArgumentParser):
 
     def help(self, topic: str = "") -> str:
         """The help text on a topic; "" is the usage line with a summary, or with all of a few."""
-        about = groups_of(self._entries, self._classes)
-        if not topic and not self._entries:
+        about = groups_of(self.entries, self._classes)
+        if not topic and not self.entries:
             return f"usage: {self.usage}\n\n{self.description}\n"
-        is_short = len(self._entries) <= _FEW_OPTIONS
-        text = help_text("all" if is_short and not topic else topic, self._entries, about)
+        is_short = len(self.entries) <= _FEW_OPTIONS
+        text = help_text("all" if is_short and not topic else topic, self.entries, about)
         if topic:
             return text
         config = "  --config FILE  YAML file of options; those of the command line win\n"

@@ -20,11 +20,26 @@ _NO_PROFILER = "run the benchmark under a profiler such as py-spy or perf"
 
 
 @config
+class LogOptions:
+    """How a benchmark and its engine log."""
+
+    GROUP: ClassVar[str] = "Frontend"
+
+    log_config_file: str | None = option(
+        None,
+        "JSON logging configuration.",
+        level="absent",
+        remedy="set VLLM_LOGGING_CONFIG_PATH",
+    )
+
+
+@config
 class LatencyOptions:
     """What one batch is, and how often it is timed."""
 
     GROUP: ClassVar[str] = "options"
 
+    log: LogOptions = field(default_factory=LogOptions)
     input_len: int = option(32, "Prompt tokens of a request.", ge=1)
     output_len: int = option(128, "Output tokens of a request.", ge=1)
     batch_size: int = option(8, "Prompts generated together.", ge=1)
@@ -46,6 +61,7 @@ class ThroughputOptions:
 
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     absent: AbsentDatasetOptions = field(default_factory=AbsentDatasetOptions)
+    log: LogOptions = field(default_factory=LogOptions)
     backend: str = option(
         "vllm",
         "What generates: this engine (vllm), with prompts as chats (vllm-chat), or transformers "
@@ -80,13 +96,6 @@ class ThroughputOptions:
         "Log each request's parameters.",
         level="absent",
         remedy="leave it out: all requests of a benchmark are alike",
-    )
-    log_config_file: str | None = option(
-        None,
-        "JSON logging configuration.",
-        group="Frontend",
-        level="absent",
-        remedy="set VLLM_LOGGING_CONFIG_PATH",
     )
     lora_path: str | None = option(
         None,
@@ -136,6 +145,7 @@ class StartupOptions:
 
     GROUP: ClassVar[str] = "options"
 
+    log: LogOptions = field(default_factory=LogOptions)
     num_iters_cold: int = option(3, "Cold starts to time.", ge=1)
     num_iters_warmup: int = option(1, "Starts before the warm ones that do not count.", ge=0)
     num_iters_warm: int = option(3, "Warm starts to time.", ge=1)

@@ -1,0 +1,159 @@
+"""Which test sees the effect of which flag: `file::test` for every flag that has one."""
+
+from __future__ import annotations
+
+_HERE = "tests/test_flag_effects.py::"
+_WALK = "tests/test_flags.py::"
+_CLI = "tests/unit/config/test_cli.py::"
+_RESOLVE = "tests/unit/config/test_resolve.py::"
+_REPLIES = "tests/server/test_replies.py::"
+_FRONT = "tests/server/test_front_end.py::"
+_AUTH = "tests/server/test_auth.py::"
+_HEALTH = "tests/server/test_health.py::"
+_TLS = "tests/server/test_tls.py::"
+_LIFE = "tests/server/test_lifecycle.py::"
+_SCHEDULER = "tests/unit/core/test_scheduler.py::"
+_PLAN = "tests/unit/core/test_kv_plan.py::"
+_CHAT = "tests/unit/cli/test_chat.py::"
+_BATCH = "tests/unit/cli/test_run_batch.py::"
+
+_LOGGED = _HERE + "test_requests_and_texts_are_logged_as_far_as_asked"
+_CORS = _HERE + "test_browsers_may_send_what_is_allowed"
+_FETCHED = _HERE + "test_models_are_fetched_as_said"
+_PLUGIN = _HERE + "test_a_plugin_brings_parsers"
+_REASONING = _HERE + "test_reasoning_is_told_from_the_answer_by_the_parser_named"
+_CALLS = _HERE + "test_calls_are_read_by_the_parser_where_the_model_may_choose"
+_CLIENT_CERTIFICATES = _HERE + "test_client_certificates_are_asked_for_as_said"
+_OWN_TEMPLATE = _REPLIES + "test_the_server_can_have_a_template_and_a_role_of_its_own"
+_SAMPLING_DEFAULTS = _RESOLVE + "test_sampling_defaults_follow_the_generation_config"
+_USERS_NUMBERS = _PLAN + "test_the_users_numbers_go_before_the_machines"
+_PARTIAL_PREFILLS = (
+    _SCHEDULER + "test_partial_prefills_are_counted_and_short_prompts_pass_long_ones"
+)
+_CERTIFICATE = _TLS + "test_a_certificate_and_its_key_are_taken"
+_SOME_WORK = _WALK + "test_a_partial_option_takes_what_works_and_refuses_the_rest"
+_BATCH_OPTIONS = _BATCH + "test_options_reach_their_configs"
+
+EFFECTS = {
+    "--help": _CLI + "test_summary",
+    "--version": "tests/unit/cli/test_main.py::test_version_is_the_project_s",
+    "--config": _CLI + "test_every_kind_of_value",
+    # options
+    "--disable-log-stats": "tests/unit/metrics/test_prometheus.py::test_statistics_can_be_off",
+    "--enable-log-requests": _LOGGED,
+    "--api-server-count": "tests/e2e/test_api_server_count.py::"
+    "test_all_answer_alike_and_metrics_count_all",
+    # Frontend
+    "--host": _LIFE + "test_an_unknown_host_is_one_line_that_names_it",
+    "--port": _LIFE + "test_a_port_in_use_is_one_line_that_names_it",
+    "--uds": _LIFE + "test_a_unix_socket_goes_with_its_server",
+    "--uvicorn-log-level": _HERE + "test_the_http_servers_log_has_a_level_of_its_own",
+    "--disable-uvicorn-access-log": _FRONT + "test_no_access_lines_where_they_are_off",
+    "--allow-credentials": _CORS,
+    "--allowed-origins": _HEALTH + "test_preflights_follow_the_allowed_origins",
+    "--allowed-methods": _CORS,
+    "--allowed-headers": _CORS,
+    "--api-key": _AUTH + "test_any_of_the_keys_opens",
+    "--chat-template": _OWN_TEMPLATE,
+    "--chat-template-content-format": _HERE
+    + "test_content_reaches_the_template_in_the_form_asked_for",
+    "--trust-request-chat-template": _REPLIES + "test_a_trusted_request_brings_its_own_template",
+    "--response-role": _OWN_TEMPLATE,
+    "--ssl-keyfile": _CERTIFICATE,
+    "--ssl-certfile": _CERTIFICATE,
+    "--ssl-ca-certs": _CLIENT_CERTIFICATES,
+    "--ssl-cert-reqs": _CLIENT_CERTIFICATES,
+    "--enable-ssl-refresh": _TLS + "test_renewed_files_are_used_once_they_fit",
+    "--root-path": _AUTH + "test_a_root_path_is_guarded_with_and_without_its_prefix",
+    "--middleware": _FRONT + "test_middleware_wraps_every_route_in_the_order_given",
+    "--return-tokens-as-token-ids": _REPLIES + "test_tokens_can_be_shown_as_ids",
+    "--disable-frontend-multiprocessing": _HERE
+    + "test_the_engine_runs_in_the_servers_process_where_asked",
+    "--enable-request-id-headers": _REPLIES
+    + "test_request_id_headers_come_with_every_response_where_enabled",
+    "--enable-auto-tool-choice": _CALLS,
+    "--tool-call-parser": _CALLS,
+    "--tool-parser-plugin": _PLUGIN,
+    "--exclude-tools-when-tool-choice-none": _HERE
+    + "test_tools_that_may_not_be_called_are_left_out_where_asked",
+    "--log-config-file": _HERE + "test_a_logging_configuration_counts_from_the_start",
+    "--max-log-len": _LOGGED,
+    "--disable-fastapi-docs": _FRONT + "test_documents_are_served_unless_they_are_off",
+    "--enable-prompt-tokens-details": _REPLIES + "test_cached_tokens_are_reported_where_enabled",
+    "--enable-server-load-tracking": _HEALTH + "test_load_counts_running_requests_where_tracked",
+    "--enable-force-include-usage": "tests/server/test_streams.py::"
+    "test_the_server_can_force_usage_into_every_stream",
+    "--enable-log-outputs": _LOGGED,
+    "--h11-max-incomplete-event-size": _FRONT
+    + "test_a_head_larger_than_allowed_is_refused_before_it_ends",
+    "--h11-max-header-count": _FRONT + "test_a_request_with_more_headers_than_allowed_is_refused",
+    # ModelConfig
+    "--model": _FETCHED,
+    "--tokenizer": "tests/unit/tokenizer/test_hf_tokenizer.py::"
+    "test_the_tokenizer_option_overrules_the_model",
+    "--tokenizer-mode": _SOME_WORK,
+    "--trust-remote-code": _HERE + "test_code_of_a_tokenizer_runs_only_where_trusted",
+    "--dtype": _RESOLVE + "test_dtype",
+    "--seed": "tests/unit/sample/test_sampler.py::"
+    "test_requests_without_a_seed_differ_but_the_engines_seed_repeats_them",
+    "--hf-config-path": _HERE + "test_a_configuration_may_lie_elsewhere",
+    "--revision": _FETCHED,
+    "--tokenizer-revision": _FETCHED,
+    "--max-model-len": _HERE + "test_a_context_is_as_long_as_said",
+    "--enforce-eager": _HERE + "test_steps_run_layer_by_layer_where_asked",
+    "--max-logprobs": _HERE + "test_logprobs_are_limited_as_said",
+    "--logprobs-mode": "tests/unit/sample/test_logprobs.py::"
+    "test_processed_modes_report_what_the_draw_saw",
+    "--disable-sliding-window": "tests/models/test_families.py::"
+    "test_a_sliding_window_can_be_switched_off",
+    "--skip-tokenizer-init": _HERE + "test_without_a_tokenizer_ids_are_all_there_is",
+    "--served-model-name": _HERE + "test_names_of_the_model_are_those_that_are_served",
+    "--hf-token": _FETCHED,
+    "--hf-overrides": "tests/unit/config/test_checkpoint.py::"
+    "test_an_old_override_beats_the_new_spelling",
+    "--generation-config": _SAMPLING_DEFAULTS,
+    "--override-generation-config": _SAMPLING_DEFAULTS,
+    # LoadConfig
+    "--load-format": "tests/models/test_loading.py::test_dummy_weights_depend_on_the_seed_alone",
+    "--download-dir": _FETCHED,
+    "--ignore-patterns": _FETCHED,
+    "--use-tqdm-on-load": _HERE + "test_the_bar_of_a_load_can_be_off",
+    # AttentionConfig, StructuredOutputsConfig
+    "--attention-backend": _SOME_WORK,
+    "--reasoning-parser": _REASONING,
+    "--reasoning-parser-plugin": _REASONING,
+    "--structured-outputs-config": _WALK
+    + "test_keys_of_json_options_are_checked_by_their_own_rules",
+    # CacheConfig
+    "--block-size": "tests/e2e/test_tokens.py::test_block_size_never_changes_tokens",
+    "--gpu-memory-utilization": "tests/unit/executor/test_uniproc.py::"
+    "test_memory_is_what_the_user_says_or_a_share_of_what_is_free",
+    "--kv-cache-memory-bytes": _USERS_NUMBERS,
+    "--num-gpu-blocks-override": _USERS_NUMBERS,
+    "--enable-prefix-caching": "tests/e2e/test_tokens.py::"
+    "test_no_option_of_scheduling_or_caching_changes_tokens",
+    # SchedulerConfig
+    "--max-num-batched-tokens": _RESOLVE + "test_step_sizes_follow_what_is_set",
+    "--max-num-seqs": _RESOLVE + "test_step_sizes_follow_what_is_set",
+    "--max-num-partial-prefills": _PARTIAL_PREFILLS,
+    "--max-long-partial-prefills": _PARTIAL_PREFILLS,
+    "--long-prefill-token-threshold": _SCHEDULER + "test_long_prompts_are_cut_at_the_threshold",
+    "--scheduling-policy": _SCHEDULER + "test_priority_admits_and_preempts_by_priority",
+    "--enable-chunked-prefill": _SCHEDULER
+    + "test_without_chunking_a_prompt_waits_until_it_fits_whole",
+    "--stream-interval": "tests/unit/engine/test_outputs.py::"
+    "test_stream_interval_gathers_tokens_but_not_the_first",
+    # chat and complete
+    "chat --url": _CHAT + "test_an_address_without_an_api_is_named",
+    "chat --api-key": _CHAT + "test_a_key_is_needed_where_the_server_asks_for_one",
+    "chat --model-name": _CHAT + "test_an_unknown_model_lists_those_that_are_served",
+    "chat --system-prompt": _CHAT + "test_lines_of_a_pipe_are_turns_of_one_conversation",
+    "chat --quick": _CHAT + "test_a_quick_question_prints_the_model_and_the_reply",
+    # run-batch
+    "run-batch --port": _BATCH_OPTIONS,
+    "run-batch --url": _BATCH_OPTIONS,
+    "run-batch --enable-metrics": _BATCH + "test_metrics_are_served_while_the_batch_runs",
+    "run-batch --output-tmp-dir": _BATCH + "test_both_ways_with_patience",
+    "run-batch --input-file": _BATCH + "test_options_reach_their_configs",
+    "run-batch --output-file": _BATCH + "test_options_reach_their_configs",
+}
