@@ -13,7 +13,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -35,15 +34,19 @@ from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
+from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_service import CompletionService
+from vllm_lite.server.openai.invocations_service import InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.responses_protocol import ResponsesRequest
 from vllm_lite.server.openai.responses_service import ResponsesService
 from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
 from vllm_lite.server.openai.tokenize_service import TokenizeService
+from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
+from vllm_lite.server.openapi import openapi_document
 from vllm_lite.server.peers import NoPeers, Peers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -97,7 +100,7 @@ def build_app(
         )
     app.add_exception_handler(HTTPException, _on_router_error(keys))
     app.add_exception_handler(Exception, _on_middleware_error)
-    _describe_bodies(app, table)
+    _describe(app, table)
     _add_middleware(app, context)
     return app
 
@@ -107,8 +110,9 @@ def _routes(context: ServingContext) -> list[Route]:
     models = ModelsService(context)
     tokens = TokenizeService(context)
     chat, completion = ChatService(context), CompletionService(context)
+    batch = ChatBatchService(context)
     responses, messages = ResponsesService(context), MessagesService(context)
-    return [
+    table = [
         Route("GET", "/health", health.health, is_open=True),
         Route("GET", "/ping", health.health, is_open=True),
         Route("POST", "/ping", health.health, is_open=True),
@@ -118,6 +122,7 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
         Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest),
+        Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
         Route("POST", "/v1/completions", completion.create, CompletionRequest),
         Route("POST", "/v1/responses", responses.create, ResponsesRequest),
         Route("GET", "/v1/responses/{response_id}", responses.retrieve),
@@ -133,7 +138,11 @@ def _routes(context: ServingContext) -> list[Route]:
         ),
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
+        Route("POST", "/invocations", InvocationsService(chat, completion).create),
     ]
+    if context.server_config.enable_tokenizer_info_endpoint:
+        table.append(Route("GET", "/tokenizer_info", TokenizerInfoService(context).describe))
+    return table
 
 
 def _dev_routes(context: ServingContext) -> list[Route]:
@@ -212,20 +221,13 @@ def _error_id(request: Request) -> str:
     return (request.headers.get("x-request-id") or uuid.uuid4().hex)[:256]
 
 
-def _describe_bodies(app: FastAPI, table: list[Route]) -> None:
+def _describe(app: FastAPI, table: list[Route]) -> None:
     """Have the OpenAPI document name the bodies, which endpoints read by themselves."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            for route in table:
-                if route.body is not None:
-                    schema = route.body.model_json_schema()
-                    document["paths"][route.path]["post"]["requestBody"] = {
-                        "content": {"application/json": {"schema": schema}},
-                        "required": True,
-                    }
-            app.openapi_schema = document
+            bodies = [(r.method, r.path, r.body) for r in table if r.body is not None]
+            app.openapi_schema = openapi_document(app, bodies)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,121 @@
+"""Requests made from the server's own OpenAPI document: none may hang, crash it, or get a 5xx.
+
+Half of the bodies are what the document allows or just does not; the other half are good ones in
+which a few fields were replaced by such, so that they come past the first check.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from starlette.testclient import TestClient
+
+from tests.server.fake_client import FakeEngineClient
+from tests.server.harness import HI, app_of
+
+SEED = 20261121
+# Requests in all, and the seconds that one may take on a machine that has other work.
+MIN_CASES = 2000
+MAX_SECONDS = 20.0
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 4},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 4},
+    "/v1/messages": {"model": "tiny", "messages": HI, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": HI},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+MOST_FIELDS = 4
+
+app = app_of(FakeEngineClient())
+schema = schemathesis.openapi.from_dict(app.openapi())
+OPERATIONS = [result.ok() for result in schema.get_all_operations()]
+# Bodies have more to go wrong in than paths.
+EXAMPLES = {True: 130, False: 25}
+
+
+class Sender:
+    """Sends requests and judges answers."""
+
+    def __init__(self) -> None:
+        self.client = TestClient(app, raise_server_exceptions=False)
+        self.count = 0
+
+    def send(self, method: str, path: str, body: Any) -> None:
+        """One request; raises where the answer shows a fault of the server."""
+        begun = time.monotonic()
+        self.count += 1
+        if isinstance(body, dict | list | str | int | float | bool) or body is None:
+            answer = self.client.request(method, path, json=body)
+        else:
+            answer = self.client.request(method, path)
+        seconds = time.monotonic() - begun
+        assert seconds < MAX_SECONDS, f"{seconds:.0f} s for {body!r:.2000}"
+        shown = f"{answer.status_code} {answer.text[:500]} for {method} {path} {body!r:.2000}"
+        assert answer.status_code < 500, shown
+        # A stream has its status before its fault.
+        assert "InternalServerError" not in answer.text, shown
+        if answer.status_code >= 400:
+            error = json.loads(answer.text)["error"]
+            assert isinstance(error["message"], str) and error["message"], shown
+
+
+@pytest.fixture(scope="module")
+def sender() -> Iterator[Sender]:
+    before = logging.root.manager.disable
+    # Warnings of fields that nobody knows would fill the report.
+    logging.disable(logging.WARNING)
+    yield Sender()
+    logging.disable(before)
+
+
+def mixed(good: dict[str, Any], made: Any, choice: int) -> dict[str, Any]:
+    """`good` with up to four fields of `made`, which `choice` picks."""
+    if not isinstance(made, dict):
+        return good
+    fields = sorted(made, key=str)
+    picked = [fields[(choice >> (8 * i)) % len(fields)] for i in range(MOST_FIELDS)] if made else []
+    # A model that does not exist would be all that is told.
+    return good | {name: made[name] for name in picked[: 1 + choice % 4] if name != "model"}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
+def test_no_request_is_the_servers_fault(operation: Any, sender: Sender) -> None:
+    good = GOOD.get(operation.path)
+    cases = st.one_of(
+        operation.as_strategy(),
+        operation.as_strategy(generation_mode=GenerationMode.NEGATIVE),
+    )
+
+    @hypothesis.seed(SEED)
+    @hypothesis.given(case=cases, choice=st.integers(0, 2**32 - 1))
+    @settings(
+        max_examples=EXAMPLES[good is not None],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    def send(case: Any, choice: int) -> None:
+        path = case.formatted_path
+        sender.send(case.method, path, case.body)
+        if good is not None:
+            sender.send(case.method, path, mixed(good, case.body, choice))
+
+    send()
+
+
+def test_there_were_enough(sender: Sender) -> None:
+    assert {path for path in GOOD if path not in {one.path for one in OPERATIONS}} == set()
+    assert sender.count >= MIN_CASES
