@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -80,10 +81,18 @@ async def test_load_counts_running_requests_where_tracked(tracked: bool, load: i
 
 async def test_the_openapi_document_describes_every_body() -> None:
     async with http() as session:
-        paths = (await session.get("/openapi.json")).json()["paths"]
+        answer = await session.get("/openapi.json")
+        document = answer.json()
+        schemas = document["components"]["schemas"]
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-            content = paths[path]["post"]["requestBody"]["content"]
-            assert content["application/json"]["schema"]["properties"]
+            content = document["paths"][path]["post"]["requestBody"]["content"]
+            reference = content["application/json"]["schema"]["$ref"]
+            assert schemas[reference.rpartition("/")[2]]["properties"]
+        for reference in re.findall(r'"\$ref":"([^"]*)"', answer.text):
+            assert reference.startswith("#/components/schemas/")
+            assert reference.rpartition("/")[2] in schemas
+        (parameter,) = document["paths"]["/v1/models/{model}"]["get"]["parameters"]
+        assert (parameter["name"], parameter["in"]) == ("model", "path")
     async with http(disable_fastapi_docs=True) as session:
         assert (await session.get("/openapi.json")).status_code == 404
 
