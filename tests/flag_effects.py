@@ -80,6 +80,8 @@ EFFECTS = {
     "--max-log-len": _LOGGED,
     "--disable-fastapi-docs": _FRONT + "test_documents_are_served_unless_they_are_off",
     "--enable-prompt-tokens-details": _REPLIES + "test_cached_tokens_are_reported_where_enabled",
+    "--enable-tokenizer-info-endpoint": "tests/server/test_batch_and_invocations.py::"
+    "test_the_tokenizer_is_described_where_that_is_asked_for",
     "--enable-server-load-tracking": _HEALTH + "test_load_counts_running_requests_where_tracked",
     "--enable-force-include-usage": "tests/server/test_streams.py::"
     "test_the_server_can_force_usage_into_every_stream",

@@ -58,6 +58,9 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int], *_: Any, **__: Any) -> str:
         return bytes(i for i in ids if i < EOS).decode(errors="replace")
 
+    def describe(self) -> dict[str, Any]:
+        return {"chat_template": self.chat_template, **self.special_tokens}
+
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         return [f"<{i}>" for i in ids]
 

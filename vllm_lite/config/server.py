@@ -147,9 +147,7 @@ class ServerConfig(ReplyConfig):
     enable_server_load_tracking: bool = option(False, "Report running requests at /load.")
     enable_tokenizer_info_endpoint: bool = option(
         False,
-        "Publish the tokenizer's configuration.",
-        level="absent",
-        remedy="leave it out: /tokenize and /detokenize are served",
+        "Describe the tokenizer and its chat template at /tokenizer_info.",
     )
     sse_keep_alive_interval: int = option(
         0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0

@@ -34,15 +34,18 @@ from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
+from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_service import CompletionService
+from vllm_lite.server.openai.invocations_service import InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.responses_protocol import ResponsesRequest
 from vllm_lite.server.openai.responses_service import ResponsesService
 from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
 from vllm_lite.server.openai.tokenize_service import TokenizeService
+from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
 from vllm_lite.server.openapi import openapi_document
 from vllm_lite.server.peers import NoPeers, Peers
 
@@ -107,8 +110,9 @@ def _routes(context: ServingContext) -> list[Route]:
     models = ModelsService(context)
     tokens = TokenizeService(context)
     chat, completion = ChatService(context), CompletionService(context)
+    batch = ChatBatchService(context)
     responses, messages = ResponsesService(context), MessagesService(context)
-    return [
+    table = [
         Route("GET", "/health", health.health, is_open=True),
         Route("GET", "/ping", health.health, is_open=True),
         Route("POST", "/ping", health.health, is_open=True),
@@ -118,6 +122,7 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
         Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest),
+        Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
         Route("POST", "/v1/completions", completion.create, CompletionRequest),
         Route("POST", "/v1/responses", responses.create, ResponsesRequest),
         Route("GET", "/v1/responses/{response_id}", responses.retrieve),
@@ -133,7 +138,11 @@ def _routes(context: ServingContext) -> list[Route]:
         ),
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
+        Route("POST", "/invocations", InvocationsService(chat, completion).create),
     ]
+    if context.server_config.enable_tokenizer_info_endpoint:
+        table.append(Route("GET", "/tokenizer_info", TokenizerInfoService(context).describe))
+    return table
 
 
 def _dev_routes(context: ServingContext) -> list[Route]:

@@ -48,7 +48,7 @@ def tokenizer_from_directory(path: Path, *, trust_remote_code: bool = False) -> 
     _add_missing(backend, config, special_tokens)
     # What is put around a text is tokenizer.json's own affair: like transformers 5, this passes
     # over the flags add_bos_token and add_eos_token beside it.
-    return TokenizerParts(backend, special_tokens, templates)
+    return TokenizerParts(backend, special_tokens, templates, config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -37,8 +37,12 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """`special_tokens` maps names such as "bos_token" to text; templates are by their names."""
+    """`special_tokens` maps names such as "bos_token" to text; templates are by their names.
+
+    `settings` is what tokenizer_config.json says, where there is one.
+    """
 
     backend: Backend
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)

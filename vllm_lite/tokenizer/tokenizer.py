@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import resolve_model_source
@@ -22,6 +22,10 @@ from vllm_lite.tokenizer.spelling import spelling_of
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
+# What the tokenizers package's own files stand for in transformers.
+_CLASS = "PreTrainedTokenizerFast"
+_PATHS = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path", "auto_map")
+
 
 class Tokenizer:
     """Encodes and decodes. Safe to use from several threads."""
@@ -31,6 +35,7 @@ class Tokenizer:
         # "bos_token" and the like to their text, as chat templates use them.
         self.special_tokens = dict(parts.special_tokens)
         self.chat_templates = dict(parts.chat_templates)
+        self._settings = dict(parts.settings)
         # None: a token's text depends on its neighbours (see detokenizer.py).
         self.spelling = spelling_of(parts.backend)
         added = parts.backend.get_added_tokens_decoder()
@@ -55,6 +60,26 @@ class Tokenizer:
     def max_token_id(self) -> int:
         """The largest id; more than vocab_size - 1 where ids are skipped."""
         return max(self.get_vocab().values(), default=-1)
+
+    def describe(self) -> dict[str, Any]:
+        """What a tokenizer_config.json of this tokenizer would say, without paths."""
+        added = self.backend.get_added_tokens_decoder()
+        described = {name: self._settings[name] for name in self._settings if name not in _PATHS}
+        described |= self.special_tokens
+        described["tokenizer_class"] = self._settings.get("tokenizer_class", _CLASS)
+        described["chat_template"] = self.chat_template
+        described["added_tokens_decoder"] = {
+            str(token_id): {
+                "content": token.content,
+                "lstrip": token.lstrip,
+                "normalized": token.normalized,
+                "rstrip": token.rstrip,
+                "single_word": token.single_word,
+                "special": token.special,
+            }
+            for token_id, token in sorted(added.items())
+        }
+        return described
 
     def get_vocab(self) -> dict[str, int]:
         """Every token as it is spelled in the vocabulary, with its id."""

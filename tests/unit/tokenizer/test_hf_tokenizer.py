@@ -131,3 +131,14 @@ def test_a_tokenizer_written_in_python_serves_as_well(tmp_path: Path) -> None:
         detokenizer.update([token_id], False)
         shown.append(detokenizer.get_next_output_text(False, True))
     assert shown == ["n", "", "é"]
+
+
+def test_a_tokenizer_describes_itself_without_paths(tmp_path: Path) -> None:
+    config = {"eos_token": {"content": "</s>"}, "name_or_path": "/home/me", "model_max_length": 9}
+    described = Tokenizer(tokenizer_from_directory(write(tmp_path, config))).describe()
+    assert "name_or_path" not in described
+    assert (described["eos_token"], described["model_max_length"]) == ("</s>", 9)
+    assert described["tokenizer_class"] == "PreTrainedTokenizerFast"
+    (entry,) = described["added_tokens_decoder"].values()
+    assert (entry["content"], entry["special"]) == ("</s>", True)
+    json.dumps(described)
