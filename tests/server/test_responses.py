@@ -309,9 +309,12 @@ async def test_an_id_cannot_be_taken_twice() -> None:
         assert (again.status_code, error_of(again)["param"]) == (400, "request_id")
 
 
-async def test_without_a_store_nothing_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "0")
-    async with http() as session:
+@pytest.mark.parametrize(("enabled", "num_processes"), [("0", 1), ("1", 2)])
+async def test_without_a_store_nothing_needs_one(
+    enabled: str, num_processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", enabled)
+    async with http(api_server_count=num_processes) as session:
         reply = (await session.post(PATH, json={"input": "a", "store": True})).json()
         assert reply["store"] is False
         assert (await session.get(f"{PATH}/{reply['id']}")).status_code == 404

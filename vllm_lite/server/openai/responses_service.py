@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite import envs
+from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
@@ -44,8 +45,6 @@ from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.origin import current_origin
 from vllm_lite.server.sse import EventStream
 
-_STORE_IS_OFF = "this server stores no responses (VLLM_ENABLE_RESPONSES_API_STORE=0)"
-
 
 class ResponsesService:
     """Responses over one engine."""
@@ -53,7 +52,8 @@ class ResponsesService:
     def __init__(self, context: ServingContext) -> None:
         self._context = context
         self._store = ResponseStore()
-        self._is_storing = envs.VLLM_ENABLE_RESPONSES_API_STORE
+        # Why nothing is stored; empty where responses are.
+        self._no_store = _why_no_store(context.server_config)
         # Event loops forget tasks that nobody holds.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,8 +73,7 @@ class ResponsesService:
             )
         entry.payload = self._payload(body, response_id, prepared)
         run = self._run(body, entry, prepared)
-        is_stored = self._is_storing and body.store is not False
-        if is_stored:
+        if self._stores(body):
             self._store.add(entry)
         try:
             with renamed(CHAT_NAMES):
@@ -123,14 +122,17 @@ class ResponsesService:
     def _check(self, body: ResponsesRequest) -> None:
         self._context.check_model(body.model)
         body.check()
-        if not self._is_storing and body.background:
+        if self._no_store and body.background:
             raise RequestError(
-                f"background needs stored responses, but {_STORE_IS_OFF}", "background"
+                f"background needs stored responses, but {self._no_store}", "background"
             )
-        if not self._is_storing and body.previous_response_id:
+        if self._no_store and body.previous_response_id:
             raise NotFoundError(
-                f"There is no previous response: {_STORE_IS_OFF}", "previous_response_id"
+                f"There is no previous response: {self._no_store}", "previous_response_id"
             )
+
+    def _stores(self, body: ResponsesRequest) -> bool:
+        return not self._no_store and body.store is not False
 
     def _find(self, request: Request) -> StoredResponse:
         return self._store.get(request.path_params["response_id"], current_origin().tenant)
@@ -293,7 +295,7 @@ class ResponsesService:
             "reasoning": None if body.reasoning is None else body.reasoning.model_dump(),
             "service_tier": body.service_tier or "auto",
             "status": "queued" if body.background else "in_progress",
-            "store": self._is_storing and body.store is not False,
+            "store": self._stores(body),
             "text": {"format": body.format, "verbosity": body.text and body.text.verbosity},
             "top_logprobs": body.top_logprobs or 0,
             "truncation": body.truncation or "disabled",
@@ -307,6 +309,14 @@ class ResponsesService:
             "output_messages": None,
             **({"metrics": None} if with_metrics else {}),
         }
+
+
+def _why_no_store(config: ServerConfig) -> str:
+    if not envs.VLLM_ENABLE_RESPONSES_API_STORE:
+        return "this server stores none (VLLM_ENABLE_RESPONSES_API_STORE=0)"
+    if config.api_server_count > 1:
+        return "this server stores none: its processes (--api-server-count) share no memory"
+    return ""
 
 
 def _json(payload: Payload) -> Response:
