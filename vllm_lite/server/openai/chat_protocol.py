@@ -33,13 +33,21 @@ class TemplateFields(SamplingFields):
     """What decides how messages become a prompt."""
 
     messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+    """The conversation. Content is text, or a list of text parts."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that the model may call, each with a JSON schema."""
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    """Documents, for templates that show them."""
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
+    """Jinja, in place of the model's own; needs --trust-request-chat-template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template."""
     add_generation_prompt: bool = True
+    """Let the prompt end where the assistant's reply begins."""
     continue_final_message: bool = False
+    """Let it end inside the last message; needs add_generation_prompt false."""
     add_special_tokens: bool = False
+    """Let the tokenizer add what it puts at a text's beginning."""
 
     def check_template_fields(self, *, trust_template: bool) -> None:
         """Raise RequestError that names the message or field at fault."""
@@ -74,14 +82,23 @@ class ChatCompletionRequest(TemplateFields):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
+    """The same as max_tokens, and goes before it."""
     logprobs: bool | None = None
+    """Give the log-probability of each token."""
     top_logprobs: int | None = None
+    """So many candidates beside each token; -1: all."""
     tool_choice: str | dict[str, Any] | None = None
+    """none, auto, required, or a function by name; auto where there are tools."""
     parallel_tool_calls: bool | None = None
+    """False keeps the first call only."""
     include_reasoning: bool = True
+    """False leaves reasoning out, and the tokens and logprobs that would show it."""
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    """none to max, for templates that know it; sets enable_thinking too."""
     modalities: Annotated[list[str], Field(max_length=8)] | None = None
+    """Only text."""
     return_prompt_text: bool | None = None
+    """Give the text that the template made."""
 
     def check(self, *, trust_template: bool, max_logprobs: int) -> None:
         """Raise RequestError for what the types alone do not refuse."""

@@ -22,9 +22,13 @@ class CompletionRequest(SamplingFields):
 
     # str | list[str] | list[int] | list[list[int]]; read by `prompts`, whose errors are clearer.
     prompt: Any = None
+    """A text, token ids, or a list of either; up to 1024."""
     logprobs: int | None = None
+    """So many candidates beside each token, and its own log-probability."""
     best_of: int | None = None
+    """The same as n, or nothing."""
     add_special_tokens: bool = True
+    """Let the tokenizer add what it puts at a text's beginning."""
 
     def check(self) -> None:
         """Raise RequestError for what the types alone do not refuse."""

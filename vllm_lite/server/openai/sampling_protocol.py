@@ -96,63 +96,114 @@ _SAMPLING = (
 class StreamOptions(BaseModel):
     """What a stream carries beside text."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     include_usage: bool | None = None
+    """A last chunk with the usage."""
     continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk."""
 
 
 class RepetitionDetection(BaseModel):
     """When repeats end a text: so many equal stretches of a length within the two sizes."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     max_pattern_size: int = 0
+    """Most tokens of a stretch, up to 512; 0: off."""
     min_pattern_size: int = 0
+    """Fewest tokens of one."""
     min_count: int = 0
+    """How often a stretch must stand in a row, twice or more."""
 
 
 class SamplingFields(BaseModel):
     """Fields with the same name and meaning in chat and completions; None is the default."""
 
-    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
+    """One of the served names; without it, the model that is served."""
     n: int | None = None
+    """Choices to give; with beam search, its width."""
     temperature: float | None = None
+    """From 0, greedy, to 2; 0.01 is the least above 0."""
     top_p: float | None = None
+    """Draw from the likeliest tokens that have this share of the probability."""
     top_k: int | None = None
+    """Draw from so many of the likeliest tokens; 0 and -1: all."""
     min_p: float | None = None
+    """Draw from tokens at least this share as likely as the likeliest."""
     presence_penalty: float | None = None
+    """From -2 to 2: subtracted for every token that was generated before."""
     frequency_penalty: float | None = None
+    """From -2 to 2: subtracted for each time that it was."""
     repetition_penalty: float | None = None
+    """Above 1, tokens of the prompt and the text become less likely."""
     seed: int | None = None
+    """Makes the choices repeatable, whatever runs beside them; -1: none."""
     stop: str | list[str] | None = None
+    """A text, or up to four, that end a choice before them."""
     stop_token_ids: list[int] | None = None
+    """Tokens that end a choice."""
     logit_bias: dict[str, float] | None = None
+    """Token id to what is added to its logit, from -100 to 100."""
     allowed_token_ids: list[int] | None = None
+    """The only tokens that may be drawn."""
     bad_words: list[str] | None = None
+    """Words that may not be written."""
     max_tokens: int | None = None
+    """Most tokens to generate. Chat: the rest of the context; completions: 16."""
     min_tokens: int | None = None
+    """Tokens before which nothing but the length ends a choice."""
     ignore_eos: bool | None = None
+    """Go on after the model's end of text."""
     include_stop_str_in_output: bool | None = None
+    """Keep what ended a choice in its text."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text; true unless it is said."""
     spaces_between_special_tokens: bool | None = None
+    """For tokenizers that put spaces between tokens; true."""
     prompt_logprobs: int | None = None
+    """So many candidates beside each token of the prompt; -1: all; not streamed."""
     truncate_prompt_tokens: int | None = None
+    """Keep so many tokens of the prompt; -1: as many as fit."""
     truncation_side: Literal["left", "right"] | None = None
+    """Which side is cut off; left."""
     logprob_token_ids: list[int] | None = None
+    """Up to 128 tokens to report in place of the likeliest ones."""
     repetition_detection: RepetitionDetection | None = None
+    """When repeats end a text, with the finish_reason repetition."""
     thinking_token_budget: int | None = None
+    """Most tokens of reasoning before its end is forced; -1: no limit."""
     use_beam_search: bool | None = None
+    """Search for the n likeliest texts in place of drawing them."""
     length_penalty: float | None = None
+    """A search's: texts compare by log-probability / length ** this; 1."""
     stream: bool | None = None
+    """Send events as the text grows."""
     stream_options: StreamOptions | None = None
+    """What a stream carries beside text."""
     stream_interval: int | None = None
+    """Tokens between two chunks, if more than the server's own interval."""
     echo: bool | None = None
+    """Begin the text with the prompt (chat: the last message, where it is continued)."""
     priority: int = 0
+    """Smaller runs earlier, under --scheduling-policy priority."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    """Share cached prefixes only with requests of the same salt."""
     request_id: str | None = None
+    """Becomes part of the reply's id; the header X-Request-Id goes before it."""
     return_token_ids: bool | None = None
+    """Give the ids of prompt and text."""
     return_tokens_as_token_ids: bool | None = None
+    """Show tokens in logprobs as token_id:N."""
     response_format: dict[str, Any] | None = None
+    """text, json_object, json_schema or structural_tag."""
     structured_outputs: dict[str, Any] | None = None
+    """One of json, regex, choice, grammar, json_object and structural_tag."""
 
     def check_together(self) -> None:
         """Raise RequestError for values that do not go together or have no effect here."""

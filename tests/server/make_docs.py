@@ -1,0 +1,168 @@
+"""docs/server.md, made from the application: `python -m tests.server.make_docs > docs/server.md`.
+
+Routes and fields come from the OpenAPI document, so that the page cannot say what is not so.
+Knows no route; what stands around the tables is written here. Invariant: the same application
+gives the same page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+Properties = dict[str, dict[str, Any]]
+
+INTRO = """\
+# The server
+
+Made by `python -m tests.server.make_docs > docs/server.md`; the tables are those of the running
+application, whose OpenAPI document is at `/openapi.json`. Options are in [cli.md](cli.md), what
+differs from vLLM in [differences.md](differences.md).
+
+Any client of OpenAI's API works with `base_url` set to `http://HOST:PORT/v1`. Fields that OpenAI's
+API does not have go into `extra_body` there. Fields that nobody knows are ignored, and named in
+the log once. Numbers and flags are read leniently (`"5"` is 5); `null` is the same as nothing.
+
+With `--api-key` (or `VLLM_API_KEY`) every route but `/health`, `/ping`, `/version` and `/metrics`
+wants `Authorization: Bearer KEY` (or `x-api-key: KEY`).
+
+## Errors
+
+Every error of every route is one object, and `param` names the field at fault:
+
+```json
+{"error": {"message": "...", "type": "BadRequestError", "param": "temperature", "code": 400}}
+```
+
+`/v1/messages` says the same in the words of its own API. 400: the request; 401: the key; 404: the
+model, the route or the stored object; 413: the body is too large; 429: too much waits, with
+`Retry-After`; 500: the request failed, and the log has more under the id in the message; 503: the
+server is shutting down. What is wrong with a request that streams is told by the status too; only
+a failure in mid-stream is an event, before `data: [DONE]`.
+
+## Replies of chat and completions
+
+| `finish_reason` | `stop_reason` | when |
+| --- | --- | --- |
+| `stop` | null | the model ended its text |
+| `stop` | token id | one of `stop_token_ids` |
+| `stop` | text | one of `stop`; the text is cut before it, its tokens are counted |
+| `length` | null | `max_tokens`, or the end of the context |
+| `tool_calls` | null | the model called tools (a tool that the request names finishes `stop`) |
+| `repetition` | `repetition_detected` | `repetition_detection` |
+| `abort` | null | the server ended it |
+
+`usage` has `prompt_tokens`, `total_tokens`, `completion_tokens`; with
+`--enable-prompt-tokens-details` also `prompt_tokens_details.cached_tokens`; with a reasoning parser
+also `completion_tokens_details.reasoning_tokens`. With `--enable-per-request-metrics` a reply of
+one choice has `metrics`: `time_to_first_token_ms`, `generation_time_ms`, `queue_time_ms`,
+`mean_itl_ms`, `tokens_per_second`; in a stream they come with the usage.
+
+Reasoning (`--reasoning-parser`) is in `reasoning` and, the same, in `reasoning_content`. Tool calls
+need `--enable-auto-tool-choice --tool-call-parser NAME` where the model is to decide (`auto`);
+`required` and a named function work with any model, and their arguments always follow the
+function's schema.
+
+`/tokenize` takes a `prompt`, or `messages` with what else decides a chat's prompt: `tools`,
+`documents`, `chat_template`, `chat_template_kwargs`, `add_generation_prompt`,
+`continue_final_message`.
+
+The structured output of a request is one of `response_format` and `structured_outputs`; a schema,
+an expression or a grammar that cannot be used is a 400 that says why.
+"""
+
+
+def main() -> None:
+    """Print the page."""
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"
+    print(render(document()), end="")
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document with every route there is."""
+    from tests.server.harness import app_of
+
+    document: dict[str, Any] = app_of(enable_tokenizer_info_endpoint=True).openapi()
+    return document
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page."""
+    bodies: dict[str, Properties] = {}
+    required: dict[str, set[str]] = {}
+    lines = [INTRO, "## Routes\n", "| | | |", "| --- | --- | --- |"]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            summary = operation.get("summary", "").splitlines()[0].rstrip(".")
+            lines.append(f"| {method.upper()} | `{path}` | {summary} |")
+            content = operation.get("requestBody", {}).get("content", {})
+            schema = content.get("application/json", {}).get("schema")
+            if schema is not None:
+                model = resolved(schema, document)
+                bodies[path] = model.get("properties", {})
+                required[path] = set(model.get("required", ()))
+    chat, completion = bodies["/v1/chat/completions"], bodies["/v1/completions"]
+    shared = {name: value for name, value in chat.items() if completion.get(name) == value}
+    known = {"of chat and completions": shared}
+    lines += ["", *section("Fields of chat and completions", shared, document, set())]
+    for path, properties in bodies.items():
+        own, title = properties, f"Fields of `{path}`"
+        for family, base in known.items():
+            if base.keys() <= properties.keys():
+                own = {n: v for n, v in properties.items() if base.get(n) != v}
+                title = f"Fields of `{path}` beside those {family}"
+        known[f"of `{path}`"] = properties
+        # A field of chat's name means what it means there.
+        told = {name: described(value, chat.get(name, {})) for name, value in own.items()}
+        lines += section(title, told, document, required[path])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def described(field: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
+    """A field, with the words of one like it where it has none."""
+    return {"description": like.get("description", "")} | field
+
+
+def section(
+    title: str, properties: Properties, document: dict[str, Any], required: set[str]
+) -> list[str]:
+    """A heading and a table of fields."""
+    lines = [f"## {title}\n", "| field | type | default | |", "| --- | --- | --- | --- |"]
+    for name, value in properties.items():
+        default = json.dumps(value["default"]) if value.get("default") is not None else ""
+        shown = "required" if name in required else f"`{default}`" if default else ""
+        text = " ".join(value.get("description", "").split()).replace("|", "\\|")
+        lines.append(f"| `{name}` | {kind(value, document)} | {shown} | {text} |")
+    return [*lines, ""]
+
+
+def resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """What a reference stands for."""
+    if "$ref" not in schema:
+        return schema
+    found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].split("/")[-1]]
+    return found
+
+
+def kind(schema: dict[str, Any], document: dict[str, Any]) -> str:
+    """A field's type in a few words."""
+    if "anyOf" in schema:
+        kinds = [kind(one, document) for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in schema:
+        names = resolved(schema, document).get("properties", {})
+        return "object: " + ", ".join(f"`{name}`" for name in names)
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema.get("type") == "array":
+        inner = kind(schema.get("items", {}), document)
+        return f"list of {re.sub('^any$', 'anything', inner)}"
+    return str(schema.get("type", "any"))
+
+
+if __name__ == "__main__":
+    main()
