@@ -370,8 +370,10 @@ def real(row: Row) -> bool:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["tier"] < 4 and real(row)], ids=ids)
 def test_every_flag_that_is_said_to_work_has_a_test_that_sees_its_effect(row: Row) -> None:
-    file, _, test = EFFECTS[option_name(row)].partition("::")
-    assert test in names_in(file), f"{option_name(row)}: there is no {file}::{test}"
+    name = option_name(row)
+    assert name in EFFECTS, f"{name} is said to work: name its test in tests/flag_effects.py"
+    file, _, test = EFFECTS[name].partition("::")
+    assert test in names_in(file), f"{name}: there is no {file}::{test}"
 
 
 def option_name(row: Row) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,13 @@ from typing import Any
 from vllm_lite.config.option import Option
 from vllm_lite.config.values import json_value
 from vllm_lite.errors import UsageError
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
 
 _FLAG = re.compile(r"--[A-Za-z][^.=]*")
+# The parser's own, which are no options.
+_OWN = ("--config", "--help")
 
 
 def spellings_of(entries: Iterable[Option]) -> dict[str, Option]:
@@ -32,27 +38,34 @@ def spellings_of(entries: Iterable[Option]) -> dict[str, Option]:
 
 def find_option(name: str, spellings: Mapping[str, Option]) -> Option | None:
     """The option that `name` spells, or abbreviates without doubt; else None."""
-    return spellings.get(_full_name(name, spellings))
+    names = _matches(name, spellings)
+    return spellings.get(names[0]) if len(names) == 1 else None
 
 
 def without_abbreviations(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[str]:
-    """`argv` with names that are abbreviated without doubt written in full."""
+    """`argv` with abbreviated names written in full; raises UsageError where in doubt."""
     words = []
     for word in argv:
         match = _FLAG.match(word)
-        full = _full_name(match[0], spellings) if match else ""
-        words.append(full + word[len(match[0]) :] if match else word)
+        names = _matches(match[0], spellings) if match else []
+        if match is None or not names:
+            words.append(word)
+            continue
+        if len(names) > 1:
+            raise UsageError(f"ambiguous option: {match[0]} could match {', '.join(names)}")
+        words.append(names[0] + word[len(match[0]) :])
     return words
 
 
-def _full_name(name: str, spellings: Mapping[str, Option]) -> str:
+def _matches(name: str, spellings: Mapping[str, Option]) -> list[str]:
+    """The spellings that begin with `name`, or the one that it is."""
     if name in spellings or not name.startswith("--"):
-        return name
+        return [name]
     flags = [flag for flag in spellings if flag.startswith(name)]
     # What is deprecated must not come between a user and what he means.
     current = [flag for flag in flags if spellings[flag].level != "deprecated"]
-    chosen = current or flags
-    return chosen[0] if len(chosen) == 1 else name
+    own = [flag for flag in _OWN if flag.startswith(name)]
+    return (current or flags) + own
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:
@@ -147,13 +160,14 @@ def take_config_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
     words = iter(argv)
     for word in words:
         if word == "--config":
-            file = next(words, None)
-            if file is None:
-                raise UsageError("--config needs a YAML file")
+            file = next(words, "")
         elif word.startswith("--config="):
             file = word.partition("=")[2]
         else:
             rest.append(word)
+            continue
+        if not file:
+            raise UsageError("--config needs a YAML file")
     return rest, file
 
 
@@ -165,7 +179,9 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
     import yaml
 
     try:
-        content = yaml.safe_load(Path(file).read_text())
+        text = Path(file).read_text()
+        content = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UsageError(f"--config {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -175,6 +191,9 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
         return [], None
     if not isinstance(content, dict):
         raise UsageError(f"--config {file} must hold keys and values, one option a line")
+    keys = Counter(str(key.value) for key, _ in (root.value if root else ()))
+    for key in (key for key, count in keys.items() if count > 1):
+        logger.warning("Found duplicate key %s in %s; the last one counts", key, file)
     model = content.pop("model", None)
     flags = [word for key, value in content.items() for word in _words(str(key), value, spellings)]
     return flags, None if model is None else str(model)
@@ -190,6 +209,8 @@ def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:
         return [f"--no-{flag[2:]}"]
     if isinstance(value, list):
         entry = spellings.get(flag)
+        if not value and entry is not None and not entry.default:
+            return []
         if entry is None or not entry.rules.get("json"):
             return [flag, *(_text(item) for item in value)]
         return [flag, json.dumps(value)]

@@ -55,7 +55,7 @@ class OptionParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, usage: str, description: str, classes: Sequence[type]) -> None:
-        super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False)
+        super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False, allow_abbrev=False)
         self.description = description
         self._classes = classes
         self.entries = [entry for cls in classes for entry in option_table(cls).values()]
@@ -170,8 +170,6 @@ def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
             settings["action"] = "extend"
     if entry.rules.get("bare"):
         settings |= {"nargs": "?", "const": True}
-    if entry.choices:
-        settings["choices"] = [*entry.choices, *([None] if entry.kind.optional else [])]
     parser.add_argument(*names, type=_reader(entry), **settings)
 
 
@@ -193,10 +191,14 @@ def _reader(entry: Option) -> Callable[[str], Any]:
         if entry.kind.optional and text in ("", "None"):
             return None
         try:
-            return read(text)
+            value = read(text)
         except ValueError as error:
             own = f"invalid {read.__name__} value: {text!r}" if isinstance(read, type) else error
             raise argparse.ArgumentTypeError(str(own)) from None
+        if entry.choices and value not in entry.choices:
+            known = ", ".join(str(choice) for choice in entry.choices if choice is not None)
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {known})")
+        return value
 
     return convert
 

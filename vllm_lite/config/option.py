@@ -177,7 +177,7 @@ class Option:
             return True  # each key answers for itself
         if self.level != "absent":
             return works is None or value in works
-        if isinstance(value, dict) and self.default:
+        if isinstance(value, dict) and isinstance(self.default, dict) and self.default:
             return all(key in self.default and self.default[key] == value[key] for key in value)
         is_off = value is False and not self.default
         return is_off or value in (None, self.default, "", [], {}) or value in (works or ())

@@ -199,10 +199,27 @@ class TestConfigFile:
         }
         assert server(f"demo --config {file}").allowed_origins == ["http://x"]
 
+    def test_keys_may_be_dotted_and_values_may_begin_with_a_dash(self, tmp_path: Path) -> None:
+        text = 'hf_overrides.a_b: true\nhf-overrides.c: "5"\nchat-template: "-{{ x }}"\n'
+        file = self.write(tmp_path, text + "middleware: []\nmax-model-len: -1\n")
+        given = engine(f"demo --config {file}")
+        assert given["hf_overrides"] == {"a_b": True, "c": "5"}
+        assert given["max_model_len"] == -1
+        assert server(f"demo --config {file}").chat_template == "-{{ x }}"
+
+    def test_repeated_keys_warn_and_the_last_one_wins(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+        file = self.write(tmp_path, "seed: 1\nseed: 2\n")
+        assert engine(f"demo --config {file}")["seed"] == 2
+        assert "Found duplicate key seed" in caplog.text
+
     @pytest.mark.parametrize(
         ("text", "cause"),
         [
             ("nothing: 1", "unrecognized arguments: --nothing"),
+            ("config: other.yaml", "unrecognized arguments: --config=other.yaml"),
             ("a: [", "is not valid YAML"),
             ("- a", "must hold keys and values"),
         ],
@@ -218,6 +235,8 @@ class TestConfigFile:
         assert "No such file" in refusal("demo --config none.yaml", capsys)
         assert "ends in .yaml" in refusal("demo --config f.json", capsys)
         assert "needs a YAML file" in refusal("demo --config", capsys)
+        assert "needs a YAML file" in refusal("demo --config=", capsys)
+        assert "could match --config-format, --config" in refusal("demo --conf f.yaml", capsys)
 
 
 class TestHelp:
@@ -239,6 +258,11 @@ class TestHelp:
     def test_a_group_by_any_case(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = self.shown("--help=schedulerconfig", capsys)
         assert "--max-num-seqs" in text and "--port" not in text
+
+    def test_groups_and_pages(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.shown("--help=listgroup", capsys)
+        assert text.startswith("Option groups:") and "--help=" not in text
+        assert self.shown("--help=page", capsys) == self.shown("--help=all", capsys)
 
     def test_a_word(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = self.shown("--help=max_num", capsys)
