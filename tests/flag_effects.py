@@ -89,8 +89,6 @@ EFFECTS = {
     "--h11-max-incomplete-event-size": _FRONT
     + "test_a_head_larger_than_allowed_is_refused_before_it_ends",
     "--h11-max-header-count": _FRONT + "test_a_request_with_more_headers_than_allowed_is_refused",
-    "--enable-tokenizer-info-endpoint": "tests/server/test_batch_and_invocations.py::"
-    "test_the_tokenizer_is_described_where_that_is_asked_for",
     # ModelConfig
     "--model": _FETCHED,
     "--tokenizer": "tests/unit/tokenizer/test_hf_tokenizer.py::"
