@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -144,3 +146,79 @@ def test_the_watching_routes_answer(client: OpenAI, demo_server: ServerProcess) 
     assert [model.id for model in client.models.list()] == ["demo"]
     for path in ("/health", "/ping", "/version", "/metrics"):
         assert httpx.get(demo_server.url + path).status_code == 200
+
+
+CITIES = ["Rome", "Paris", "Oslo"]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": CITIES},
+                "days": {"type": "integer", "minimum": 1, "maximum": 5},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_forced_tool_call_follows_its_schema_and_can_be_answered(
+    client: OpenAI, choice: Any
+) -> None:
+    question = [{"role": "user", "content": "What is the weather in Rome?"}]
+    options = {"model": "demo", "tools": [WEATHER], "temperature": 0, "max_tokens": 200}
+    whole = client.chat.completions.create(
+        messages=question, tool_choice=choice, parallel_tool_calls=False, **options
+    )
+    (call,) = whole.choices[0].message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "get_weather" and arguments["city"] in CITIES
+    assert type(arguments["days"]) is int and 1 <= arguments["days"] <= 5
+    assert whole.choices[0].finish_reason == ("tool_calls" if choice == "required" else "stop")
+    streamed = ""
+    for chunk in client.chat.completions.create(
+        messages=question, tool_choice=choice, parallel_tool_calls=False, stream=True, **options
+    ):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            streamed += delta.function.arguments or ""
+    assert json.loads(streamed) == arguments
+    answered = [
+        *question,
+        whole.choices[0].message.model_dump(exclude_none=True, include={"role", "tool_calls"}),
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    reply = client.chat.completions.create(messages=answered, tool_choice="none", **options)
+    assert reply.choices[0].message.content
+
+
+def test_a_beam_search_finds_what_is_at_least_as_likely_as_greedy(client: OpenAI) -> None:
+    options = {"model": "demo", "messages": QUESTION, "max_tokens": 6, "logprobs": True}
+    greedy = client.chat.completions.create(**options, temperature=0)
+    found = client.chat.completions.create(
+        **options, n=3, extra_body={"use_beam_search": True, "length_penalty": 0}
+    )
+    scores = [sum(token.logprob for token in one.logprobs.content) for one in found.choices]
+    best = sum(token.logprob for token in greedy.choices[0].logprobs.content)
+    assert scores == sorted(scores, reverse=True) and scores[0] >= best - 1e-3
+    assert len({one.message.content for one in found.choices}) == 3
+
+
+def test_repeats_end_a_text_that_is_stuck(client: OpenAI) -> None:
+    reply = client.completions.create(
+        model="demo",
+        prompt="A",
+        max_tokens=100,
+        temperature=0,
+        logit_bias={"28": 100},
+        extra_body={"repetition_detection": {"max_pattern_size": 4, "min_count": 5}},
+    )
+    assert reply.choices[0].finish_reason == "repetition"
+    assert reply.choices[0].model_extra["stop_reason"] == "repetition_detected"
+    assert reply.usage.completion_tokens <= 8
