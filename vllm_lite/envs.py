@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     VLLM_LITE_CPU_ISA: str
     TRITON_INTERPRET: bool
     OPENAI_API_KEY: str | None
+    OTEL_SERVICE_NAME: str
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
     HF_HUB_OFFLINE: bool
     HF_TOKEN: str | None
 
@@ -155,6 +157,13 @@ VARIABLES: dict[str, Variable] = {
     "OPENAI_API_KEY": Variable(
         _optional_text("OPENAI_API_KEY"),
         "Key that `chat` and `complete` send when --api-key is absent.",
+    ),
+    "OTEL_SERVICE_NAME": Variable(
+        _text("OTEL_SERVICE_NAME", "vllm-lite"), "OpenTelemetry's own: the service of the spans."
+    ),
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": Variable(
+        _text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
+        "OpenTelemetry's own: how spans are sent, grpc or http/protobuf.",
     ),
     "HF_HUB_OFFLINE": Variable(
         _flag("HF_HUB_OFFLINE", False), "huggingface_hub's own: no network."

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vllm_lite.config.option import config, option
 
-_NO_SPANS = "leave it out and read /metrics: no traces are exported here"
+_NO_SPANS = "leave it out: --otlp-traces-endpoint sends spans of requests, not of the engine"
 _ONE_ENGINE = "leave it out: there is one engine, with one line"
 
 
@@ -35,9 +35,8 @@ class ObservabilityConfig:
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "Where OpenTelemetry traces are sent.",
-        level="absent",
-        remedy=_NO_SPANS,
+        "Where a span for each request is sent, over OpenTelemetry's protocol; needs the extra "
+        "vllm-lite[otlp].",
     )
     collect_detailed_traces: (
         list[

@@ -65,7 +65,8 @@ class AsyncLLM:
         try:
             if tokenizer is None and not config.model.skip_tokenizer_init:
                 tokenizer = load_tokenizer(config)
-            inputs = InputProcessor(config, tokenizer)
+            self._inputs = InputProcessor(config, tokenizer)
+            self._outputs = OutputProcessor(config, tokenizer)
         except BaseException:
             core.kill()
             core.close()
@@ -73,9 +74,7 @@ class AsyncLLM:
         self._core = AsyncMPClient(core)
         self.config = config
         self._tokenizer = tokenizer
-        self._inputs = inputs
         self._prepared = PreparedConstraints()
-        self._outputs = OutputProcessor(config, tokenizer)
         board = board or NoBoard()
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
             config, self._core.ready.num_blocks, board, is_first=core.seat.index == 0
@@ -231,6 +230,7 @@ class AsyncLLM:
         for task in self._tasks:
             task.cancel()
         await self._core.shutdown()
+        await asyncio.to_thread(self._outputs.tracer.close)
 
     async def _stream(
         self,
@@ -240,9 +240,9 @@ class AsyncLLM:
         arrival_time: float,
         place: Place,
     ) -> AsyncIterator[RequestOutput]:
-        place.leave()
         self._start_tasks()
         await self._prepare(processed.params)
+        place.leave()
         # Callers may repeat an id; the core must never see the same twice.
         core_id = self._core.sequence_id(request_id)
         sequences = fan_out(core_id, processed, arrival_time, priority)

@@ -18,6 +18,7 @@ from vllm_lite.engine.input_processor import ProcessedInput
 from vllm_lite.engine.request_state import ChoiceState, RequestState, Sink
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.request_stats import StepStats
+from vllm_lite.metrics.tracing import make_tracer
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class OutputProcessor:
         self._choices: dict[str, ChoiceState] = {}
         # Internal ids by the caller's, which need not be unique.
         self._requests: dict[str, list[RequestState]] = {}
+        self.tracer = make_tracer(config)
         # Prompt tokens of sequences that have given nothing yet.
         self.num_waiting_tokens = 0
 
@@ -191,3 +193,5 @@ class OutputProcessor:
         if not same_id:
             del self._requests[request.request_id]
         step.stats.finished_groups.append(request.summary())
+        if self.tracer.is_on:
+            self.tracer.record(request.traced())

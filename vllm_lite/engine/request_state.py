@@ -6,6 +6,7 @@ Invariant: the deltas of a choice, joined, are its cumulative output.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,7 @@ from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
 from vllm_lite.engine.input_processor import ProcessedInput
 from vllm_lite.engine.logprobs import ChoiceLogprobs, position_logprobs
 from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
+from vllm_lite.metrics.tracing import TracedRequest
 from vllm_lite.outputs import (
     CompletionOutput,
     PositionLogprobs,
@@ -224,6 +226,18 @@ class RequestState:
         """What the metrics want of a request that ended."""
         longest = max(len(choice.token_ids) for choice in self.choices)
         return FinishedGroup(self.input.params.n, longest)
+
+    def traced(self) -> TracedRequest:
+        """What a span wants of a request that ended."""
+        now = time.monotonic()
+        return TracedRequest(
+            self.request_id,
+            self.input.params,
+            self.arrival_time,
+            self.choices[0].first_token_time,
+            [choice.summary(now) for choice in self.choices],
+            self.input.origin.trace_headers,
+        )
 
     def _metrics(self) -> RequestMetrics:
         first = self.choices[0]

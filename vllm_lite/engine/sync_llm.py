@@ -185,6 +185,7 @@ class LLMEngine:
     def shutdown(self) -> None:
         """End the engine core; calling it again does nothing."""
         self._core.shutdown()
+        self._processor.tracer.close()
 
     def _send(self) -> None:
         if self._unsent:
