@@ -65,6 +65,7 @@ EFFECTS = {
     "--ssl-cert-reqs": _CLIENT_CERTIFICATES,
     "--enable-ssl-refresh": _TLS + "test_renewed_files_are_used_once_they_fit",
     "--root-path": _AUTH + "test_a_root_path_is_guarded_with_and_without_its_prefix",
+    "--log-error-stack": _HERE + "test_stacks_of_refusals_are_logged_where_asked",
     "--middleware": _FRONT + "test_middleware_wraps_every_route_in_the_order_given",
     "--return-tokens-as-token-ids": _REPLIES + "test_tokens_can_be_shown_as_ids",
     "--disable-frontend-multiprocessing": _HERE

@@ -66,6 +66,14 @@ async def test_requests_and_texts_are_logged_as_far_as_asked(log: Any) -> None:
     assert "'out'" in log()
 
 
+async def test_stacks_of_refusals_are_logged_where_asked(log: Any) -> None:
+    for asked in (False, True):
+        reply = await post(CHAT, {"messages": HI, "n": 0}, log_error_stack=asked)
+        assert reply.status_code == 400
+        assert ("Traceback" in log()) is asked
+    app_of()  # leaves the log as it is by default
+
+
 @pytest.mark.parametrize("level", ["error", "debug"])
 def test_the_http_servers_log_has_a_level_of_its_own(level: str) -> None:
     loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]

@@ -31,7 +31,7 @@ from vllm_lite.config.option import Option, option_table, options
 from vllm_lite.config.retired import RetiredOptions
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.errors import UnsupportedError, UsageError
+from vllm_lite.errors import NotInBuildError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
@@ -167,7 +167,7 @@ def test_every_documented_choice_is_taken_or_refused_as_not_available(
             continue
         try:
             option_of(row).check(value)
-        except UnsupportedError:
+        except NotInBuildError:
             assert "is not available in this build; " in refusal(row, value, capsys)
         except UsageError as error:
             assert row["flag"] == "--block-size" and "at least 8" in str(error)
@@ -205,7 +205,7 @@ def test_an_absent_option_passes_what_is_off_and_refuses_the_rest(
     _, _, remedy = line.partition(" is not available in this build; ")
     assert remedy == entry.rules["remedy"]
     # Python programs get the same answer.
-    with pytest.raises(UnsupportedError, match="is not available in this build"):
+    with pytest.raises(NotInBuildError, match="is not available in this build"):
         entry.check(value)
 
 
@@ -404,9 +404,9 @@ def test_the_page_of_the_command_line_is_up_to_date() -> None:
 
 
 def test_python_programs_get_the_same_answers() -> None:
-    with pytest.raises(UnsupportedError, match="--enable-lora is not available in this build"):
+    with pytest.raises(NotInBuildError, match="--enable-lora is not available in this build"):
         EngineArgs(model="demo", enable_lora=True).create_engine_config()
-    with pytest.raises(UnsupportedError, match="--runner pooling is not available"):
+    with pytest.raises(NotInBuildError, match="--runner pooling is not available"):
         EngineArgs(model="demo", task="embed").create_engine_config()
-    with pytest.raises(UnsupportedError, match="--lora-modules"):
+    with pytest.raises(NotInBuildError, match="--lora-modules"):
         ServerConfig(lora_modules=["a=b"])

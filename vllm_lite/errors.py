@@ -2,7 +2,7 @@
 
 VLLMLiteError
 ├── UsageError            a user's mistake in options or environment; one line: cause, fix
-│   ├── UnsupportedError  an option, or a value of it, that this build does not have
+│   ├── NotInBuildError   an option, or a value of it, that this build does not have
 │   └── CheckpointError   a model's files are missing, damaged or not supported
 ├── RequestError          one request is refused (HTTP 400), names the field in `param`
 │   ├── NotFoundError     unknown model or object (404)
@@ -23,7 +23,7 @@ class UsageError(VLLMLiteError, ValueError):
     """A user's mistake in options, environment or files; the message names the fix."""
 
 
-class UnsupportedError(UsageError):
+class NotInBuildError(UsageError):
     """An option, or a value of it, that is right but not available in this build."""
 
 

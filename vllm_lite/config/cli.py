@@ -31,7 +31,7 @@ from vllm_lite.config.option import Option, option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.values import human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.errors import UnsupportedError, UsageError
+from vllm_lite.errors import NotInBuildError, UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
@@ -91,12 +91,12 @@ class OptionParser(argparse.ArgumentParser):
         table = option_table(cls)
         try:
             values = without_deprecated(given, table)
-        except UnsupportedError as error:
+        except NotInBuildError as error:
             self.error(str(error))
         for name, value in values.items():
             try:
                 table[name].check(value)
-            except UnsupportedError as error:
+            except NotInBuildError as error:
                 self.error(str(error))
             except UsageError:
                 pass  # A value that makes no sense anywhere: the config says so when it is made.

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from vllm_lite.errors import UnsupportedError, UsageError
+from vllm_lite.errors import NotInBuildError, UsageError
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Option:
     def check(self, value: Any) -> None:
         """Raise a UsageError that names the option unless `value` is allowed.
 
-        Where it is allowed, but not available in this build, that is an UnsupportedError.
+        Where it is allowed, but not available in this build, that is a NotInBuildError.
         """
         if value is None and self.kind.optional:
             return
@@ -166,7 +166,7 @@ class Option:
             self._check_keys(self.keys, value)
         if not self.is_available(value):
             shown = "" if value is True else f" {value}"
-            raise UnsupportedError(
+            raise NotInBuildError(
                 f"{self.flag}{shown} is not available in this build; {self.rules['remedy']}"
             )
 

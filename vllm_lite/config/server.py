@@ -40,6 +40,12 @@ class ReplyConfig:
     enable_per_request_metrics: bool = option(
         False, "Report a request's own times in its reply, where it has one choice."
     )
+    fingerprint_mode: Literal["full", "hash", "custom", "none"] = option(
+        "full",
+        "system_fingerprint of replies: version and hash of what can change a seeded reply, the "
+        "hash alone, --fingerprint-value, or null.",
+    )
+    fingerprint_value: str | None = option(None, "The fingerprint with --fingerprint-mode custom.")
     response_role: str = option("assistant", "Role of generated chat messages.")
     return_tokens_as_token_ids: bool = option(
         False, "Show tokens in logprobs as token_id:N instead of their text."
@@ -59,10 +65,7 @@ class ReplyConfig:
         None, "JSON logging configuration for the engine and the front end."
     )
     log_error_stack: bool = option(
-        False,
-        "Log the stack of every error that is answered.",
-        level="absent",
-        remedy="leave it out: unexpected errors are logged with their stack anyway",
+        False, "Log the stack of every error that is answered, refusals too."
     )
     lora_modules: list[str] = option(
         [],
@@ -182,6 +185,8 @@ class ServerConfig(ReplyConfig):
     )
 
     def __post_init__(self) -> None:
+        if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
+            raise UsageError("--fingerprint-value and --fingerprint-mode custom need each other")
         if self.enable_auto_tool_choice and not self.tool_call_parser:
             raise UsageError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.enable_log_outputs and not self.enable_log_requests:

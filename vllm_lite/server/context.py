@@ -22,6 +22,7 @@ from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.errors import stacks
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
@@ -48,6 +49,7 @@ class ServingContext:
         """Raises UsageError where --chat-template or a parser cannot be used."""
         self.client = client
         self.server_config = server_config
+        stacks.disabled = not server_config.log_error_stack
         self.generations = Generations(client)
         # build_app gives others where the server has more than one process.
         self.peers: Peers | NoPeers = NoPeers()
@@ -62,7 +64,7 @@ class ServingContext:
         self.vocab_size = client.config.facts.vocab_size
         self.sampling_defaults = client.get_default_sampling_params()
         self.chat_template = load_chat_template(server_config.chat_template)
-        self.fingerprint = _fingerprint(client)
+        self.fingerprint = _fingerprint(client, server_config)
         self.started = int(time.time())
         self._tokenizer = _tokenizer_of(client)
 
@@ -159,9 +161,12 @@ def _tokenizer_of(client: EngineClient) -> Tokenizer | None:
         return None
 
 
-def _fingerprint(client: EngineClient) -> str:
+def _fingerprint(client: EngineClient, config: ServerConfig) -> str | None:
     """Changes with the version and with whatever may change a seeded reply."""
+    if config.fingerprint_mode in ("custom", "none"):
+        return config.fingerprint_value if config.fingerprint_mode == "custom" else None
     model = client.config.model
     facts = [model.model, model.revision, model.dtype, model.max_model_len, model.seed]
     digest = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
-    return f"vllm-lite-{__version__}-{digest[:8]}"
+    prefix = "" if config.fingerprint_mode == "hash" else f"vllm-lite-{__version__}-"
+    return prefix + digest[:8]

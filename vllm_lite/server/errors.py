@@ -24,6 +24,8 @@ from vllm_lite.errors import (
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
+# Silent unless --log-error-stack asks for it.
+stacks = init_logger(f"{__name__}.stacks")
 
 _ROUTER_ERRORS = {
     404: ("NotFoundError", "There is no route {method} {path}"),
@@ -82,6 +84,7 @@ class Failure:
 
 def failure_of(error: BaseException, request_id: str) -> Failure:
     """What to tell a client about `error`; logs what the client must not see."""
+    stacks.error("request %s is answered with an error", request_id, exc_info=error)
     if isinstance(error, RequestError):
         return _refusal(error)
     if isinstance(error, EngineDeadError):

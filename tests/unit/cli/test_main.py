@@ -46,6 +46,22 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
     )
 
 
+def test_what_this_build_lacks_is_one_line_and_exit_code_2() -> None:
+    def run(*words: str) -> tuple[int, list[str]]:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT
+        )
+        return done.returncode, done.stderr.splitlines()
+
+    code, (usage, line) = run("vllm_lite", "serve", "demo", "--enable-lora")
+    assert code == 2 and usage.startswith("usage: vllm-lite serve")
+    assert line.startswith("vllm-lite serve: error: --enable-lora is not available in this build; ")
+    module = "vllm_lite.entrypoints.openai.api_server"
+    code, (warning, *same) = run(module, "--model", "demo", "--enable-lora")
+    assert code == 2 and same == [usage, line]
+    assert f"python -m {module} is deprecated; use `vllm-lite serve MODEL`" in warning
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from vllm_lite.cli.main import main\n"
