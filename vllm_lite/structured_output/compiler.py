@@ -17,8 +17,9 @@ from vllm_lite.structured_output.grammar import (
     Refusal,
     Vocabulary,
 )
-from vllm_lite.structured_output.guidance import Guidance
-from vllm_lite.structured_output.schema import Schema, has_look_around, read_schema
+from vllm_lite.structured_output.guidance import Guidance, is_lark
+from vllm_lite.structured_output.patterns import has_look_around
+from vllm_lite.structured_output.schema import Schema, read_schema
 from vllm_lite.structured_output.xgrammar import XGrammar
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class GrammarEngines:
         masks = np.zeros((1, self.vocabulary.mask_words), np.int32)
         try:
             self.open(compiled).matcher().fill(masks, 0)
-        except MatcherError as error:
-            raise GrammarError(str(error)) from None
+        except MatcherError:
+            masks[:] = 0
         if not masks.any():
             raise GrammarError("no text satisfies it")
         return compiled
@@ -116,8 +117,6 @@ def _schema_of(params: StructuredOutputsParams) -> tuple[Schema | None, set[str]
     if params.json is None:
         return None, set()
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
-    if schema is True:
-        schema = {}
     read, gaps = read_schema(schema, close_objects=params.disable_additional_properties)
     return read, gaps
 
@@ -132,8 +131,3 @@ def _text_gaps(params: StructuredOutputsParams) -> set[str]:
     if params.grammar is not None and is_lark(params.grammar):
         gaps.add("Lark grammars")
     return gaps
-
-
-def is_lark(grammar: str) -> bool:
-    """Whether a grammar is written in Lark's form (`start: ...`), not in EBNF (`root ::= ...`)."""
-    return "::=" not in grammar

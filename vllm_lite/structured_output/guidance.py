@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
+from vllm_lite.structured_output.patterns import with_ascii_classes
 from vllm_lite.structured_output.xgrammar import MAX_WHITESPACE
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
@@ -71,14 +72,13 @@ class Guidance:
             options = {"x-guidance": _json_options(params)}
             return f"start: %json {json.dumps({**schema, **options})}"
         if params.regex is not None:
-            return f"start: /{self._llguidance.regex_to_lark(params.regex)}/"
+            return f"start: /{self._llguidance.regex_to_lark(with_ascii_classes(params.regex))}/"
         if params.choice is not None:
             return f"start: {' | '.join(json.dumps(choice) for choice in params.choice)}"
         if params.structural_tag is not None:
             return self._structural_tag(json.loads(params.structural_tag))
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        return str(any_to_lark(params.grammar or ""))
+        grammar = params.grammar or ""
+        return grammar if is_lark(grammar) else _from_ebnf(grammar)
 
     def _structural_tag(self, tag: Any) -> str:
         """The older form of structural tags, with `structures` and `triggers`."""
@@ -169,6 +169,21 @@ def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:
         "lenient": False,
         "json_allowed_escapes": _ESCAPES,
     }
+
+
+def is_lark(grammar: str) -> bool:
+    """Whether a grammar is written in Lark's form (`start: ...`), not in EBNF (`root ::= ...`)."""
+    return "::=" not in grammar
+
+
+def _from_ebnf(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:
+        # Its complaints have no class in common.
+        raise GrammarError(_one_line(str(error))) from None
 
 
 def _one_line(text: str) -> str:

@@ -7,11 +7,11 @@ Source: json-schema.org/draft/2020-12, core and validation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_lite.structured_output.grammar import GrammarError
+from vllm_lite.structured_output.patterns import has_look_around, with_ascii_classes
 
 Schema = dict[str, Any]
 
@@ -57,17 +57,27 @@ FORMATS = frozenset(
     ]
 )
 
+_SHAPES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (dict, "an object", ("properties", "patternProperties", "$defs", "definitions")),
+    (list, "a list", ("anyOf", "oneOf", "allOf", "prefixItems", "enum", "required")),
+    (str, "a text", ("$ref", "pattern", "format")),
+    ((str, list), "a text or a list", ("type",)),
+)
 _SCHEMA_MAPS = ("properties", "patternProperties")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 
 
-def read_schema(schema: Schema, *, close_objects: bool = False) -> tuple[Schema, set[str]]:
+def read_schema(schema: Any, *, close_objects: bool = False) -> tuple[Schema, set[str]]:
     """`schema` as the engines take it, and what in it xgrammar would not enforce exactly.
 
     Formats that are mere annotations go, a type that other keywords imply is written out;
     with `close_objects`, objects that name their keys take no others. Raises GrammarError.
     """
+    if isinstance(schema, bool):
+        if not schema:
+            raise GrammarError("the JSON schema is false, which no text satisfies")
+        schema = {}
     reader = _Reader(schema, close_objects)
     whole = reader.read(schema, ())
     definitions = {
@@ -105,13 +115,14 @@ class _Reader:
         if not isinstance(node, dict):
             if not isinstance(node, bool):
                 raise GrammarError(f"the JSON schema has {node!r:.40} where a schema belongs")
-            if not path and not node:
-                raise GrammarError("the JSON schema is false, which no text satisfies")
             return node
+        _check_shapes(node)
         self.unsupported |= {key for key in node if key in _UNSUPPORTED}
         node = self._completed(node, path)
+        if _counts_free_keys(node):
+            self.unsupported.add("minProperties above 1 with free keys")
         self.gaps |= set(_gaps(node))
-        if isinstance(node.get("$ref"), str):
+        if "$ref" in node:
             self._follow(node["$ref"])
         return {key: self._read_value(key, value, path) for key, value in node.items()}
 
@@ -133,13 +144,12 @@ class _Reader:
     def _read_value(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
         path = (*path, key)
         if key in _SCHEMA_MAPS:
-            if not isinstance(value, dict):
-                raise GrammarError(f"{key} must be an object in the JSON schema")
-            return {name: self.read(part, path) for name, part in value.items()}
+            spell = with_ascii_classes if key == "patternProperties" else str
+            return {spell(name): self.read(part, path) for name, part in value.items()}
         if key in _SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
-            if not isinstance(value, list):
-                raise GrammarError(f"{key} must be a list in the JSON schema")
             return [self.read(part, path) for part in value]
+        if key == "pattern":
+            return _checked_pattern(value)
         return self.read(value, path) if key in _SCHEMAS else value
 
     def _follow(self, pointer: str) -> None:
@@ -174,6 +184,24 @@ class _Reader:
         self.read(node, ("$ref",))
 
 
+def _check_shapes(node: Schema) -> None:
+    """Raise GrammarError for a keyword whose value is of no use."""
+    for kinds, words, keywords in _SHAPES:
+        for key in keywords:
+            if key in node and not isinstance(node[key], kinds):
+                raise GrammarError(f"{key} must be {words} in the JSON schema")
+    for key in ("required", "type"):
+        value = node.get(key, [])
+        if isinstance(value, list) and not all(isinstance(one, str) for one in value):
+            raise GrammarError(f"{key} must hold only texts in the JSON schema")
+
+
+def _checked_pattern(pattern: str) -> str:
+    if has_look_around(pattern):
+        raise GrammarError(f"the pattern {pattern!r:.80} looks ahead or behind: not enforceable")
+    return with_ascii_classes(pattern)
+
+
 def _unescaped(key: str) -> str:
     return key.replace("~1", "/").replace("~0", "~")
 
@@ -195,7 +223,7 @@ def _gaps(node: Schema) -> Iterator[str]:
     types = types if isinstance(types, list) else [types]
     allowed: set[str] = {"type", "$ref", "anyOf"}
     for name in types:
-        allowed |= _OF_TYPE.get(name, frozenset()) if isinstance(name, str) else frozenset()
+        allowed |= _OF_TYPE.get(name, frozenset())
     yield from sorted(keys - allowed)
     if "object" in types:
         yield from _object_gaps(node)
@@ -203,9 +231,16 @@ def _gaps(node: Schema) -> Iterator[str]:
         yield "items as a list"
 
 
+def _counts_free_keys(node: Schema) -> bool:
+    """Whether keys are counted that may repeat one another."""
+    is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node
+    least = node.get("minProperties", 0)
+    return is_open and isinstance(least, int) and least > 1
+
+
 def _object_gaps(node: Schema) -> Iterator[str]:
-    properties = node.get("properties") or {}
-    if not set(node.get("required") or ()) <= properties.keys():
+    properties = node.get("properties", {})
+    if not set(node.get("required", ())) <= properties.keys():
         yield "required keys without a schema"
     # xgrammar lets a further key repeat one that is named.
     if properties and node.get("additionalProperties", False) is not False:
@@ -231,11 +266,3 @@ def _all_of_type(node: Schema) -> bool:
         isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
         for value in values
     )
-
-
-_LOOK_AROUND = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<?[=!])", re.DOTALL)
-
-
-def has_look_around(pattern: str) -> bool:
-    """Whether a regular expression looks ahead or behind, which no engine here can do."""
-    return any(match.group(1) for match in _LOOK_AROUND.finditer(pattern))

@@ -11,6 +11,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
+from vllm_lite.structured_output.structural_tag import read_structural_tag
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class XGrammar:
             choices = " | ".join(_quoted(choice) for choice in params.choice)
             return compiler.compile_grammar(f"root ::= {choices}")
         if params.structural_tag is not None:
-            return compiler.compile_structural_tag(params.structural_tag)
+            tag = read_structural_tag(params.structural_tag)
+            return compiler.compile_structural_tag(json.dumps(tag))
         return compiler.compile_grammar(params.grammar)
 
     def _info(self, with_special: bool) -> Any:
