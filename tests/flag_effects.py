@@ -90,6 +90,8 @@ EFFECTS = {
     "--h11-max-incomplete-event-size": _FRONT
     + "test_a_head_larger_than_allowed_is_refused_before_it_ends",
     "--h11-max-header-count": _FRONT + "test_a_request_with_more_headers_than_allowed_is_refused",
+    # ObservabilityConfig
+    "--otlp-traces-endpoint": "tests/unit/metrics/test_tracing.py::test_spans_reach_a_collector",
     # ModelConfig
     "--model": _FETCHED,
     "--tokenizer": "tests/unit/tokenizer/test_hf_tokenizer.py::"
