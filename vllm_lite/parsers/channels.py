@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, read_value
 from vllm_lite.parsers.reasoning import ReasoningSplitter
-from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Markers, Put, Reading, Source
+from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Put, Reading, Source
 from vllm_lite.parsers.tool_reader import CallWriter
 from vllm_lite.parsers.tool_xml import XmlTools
 
@@ -50,7 +50,7 @@ class Framing:
             if (yield from source.peek()) != "<":
                 yield from source.more()
                 raise Malformed
-        if (yield from source.until(Markers((HEADER_END,)), parts.append, MAX_NAME)) is None:
+        if (yield from source.until((HEADER_END,), parts.append, MAX_NAME)) is None:
             raise EndOfText
         return "".join(parts)
 
@@ -90,7 +90,7 @@ class ChannelReasoning:
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
         """See ReasoningFormat."""
         framing = self.framing
-        marks = Markers((*framing.openers, *framing.ends))
+        marks = (*framing.openers, *framing.ends)
         kind = "reasoning" if out.is_inside else "content"
         has_reasoned = False
         put: Put = out.put_reasoning if out.is_inside else out.put_rest
@@ -154,10 +154,7 @@ class ChannelTools:
             return
         yield from source.skip_space()
         if self.xml is not None:
-            opened = yield from source.try_any(self.xml.openers)
-            if opened is None:
-                yield from source.more()
-                raise Malformed
+            opened = yield from source.expect(*self.xml.openers)
             yield from self.xml.read_calls(opened, calls)
             return
         if (yield from source.try_any(self.framing.ends)) is not None:
@@ -165,7 +162,7 @@ class ChannelTools:
             calls.put("{}")
             calls.end()
             return
-        yield from source.literal("{")
+        yield from source.expect("{")
         calls.begin(name)
         yield from read_value(source, JSON, calls.put, "{")
         calls.end()

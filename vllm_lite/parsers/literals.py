@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Markers, Put, Reading, Source
+from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Put, Reading, Source
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][+-]?[0-9]*)?")
@@ -81,7 +81,7 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
             put(_JSON_BRACKET[open_brackets.pop()])
             is_after_item = True
         elif open_brackets and is_after_item:
-            yield from source.literal(",")
+            yield from source.expect(",")
             comma, is_after_item = ", ", False
             continue
         else:
@@ -106,9 +106,9 @@ def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading
         put(comma + '"')
         yield from read_string(source, quote, dialect, put)
         yield from source.skip_space()
-        yield from source.literal(":")
+        yield from source.expect(":")
     elif dialect.bare_words:
-        name = yield from source.name(Markers((":",)))
+        name = yield from source.name((":",))
         put(f'{comma}"{quoted(name)}"')
     else:
         yield from source.more()
@@ -131,19 +131,23 @@ def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Read
         put(comma + value)
         return
     if not (yield from source.peek()) and (begun := _begun(word, dialect)) is not None:
-        put(comma + begun if word else "")
+        put(comma + begun if begun else "")
         raise EndOfText
     if not dialect.bare_words or not word:
-        raise Malformed(word)
+        raise Malformed
     put(f'{comma}"{quoted(word)}"')
 
 
 def _begun(word: str, dialect: Dialect) -> str | None:
-    """The beginning of a number or constant that the text's end cut to `word`."""
+    """What the JSON of a value begins with that the text's end cut to `word`; None if nothing."""
     if not word or _NUMBER_BEGUN.fullmatch(word):
         return word
     whole = next((name for name in dialect.constants if name.startswith(word)), None)
-    return dialect.constants[whole][: len(word)] if whole else None
+    if whole:
+        return dialect.constants[whole][: len(word)]
+    if any(quote.startswith(word) for quote in dialect.quotes):
+        return ""
+    return f'"{quoted(word)}' if dialect.bare_words else None
 
 
 def read_string(
@@ -153,7 +157,7 @@ def read_string(
 
     Raises Malformed where it has more than `limit` characters.
     """
-    ends = Markers((quote, "\\") if dialect.has_escapes else (quote,))
+    ends = (quote, "\\") if dialect.has_escapes else (quote,)
     length = 0
 
     def put_text(text: str) -> None:
@@ -163,7 +167,7 @@ def read_string(
 
     while True:
         left = None if limit is None else limit - length
-        end = yield from source.until(ends, put_text, left)
+        end = yield from source.until(ends, put_text, left, drops_cut=True)
         if end is None:
             raise EndOfText
         if end == quote:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from vllm_lite.parsers.source import SPACE, Markers, Put, Reading, Source
+from vllm_lite.parsers.source import SPACE, Put, Reading, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class TaggedReasoning:
             out.has_ended = True
             put_answer(space)
         if out.has_tools:
-            yield from source.until(Markers(()), put_answer)
+            yield from source.until((), put_answer)
             return
-        stops = Markers((*self.interlude_starts, *self.wrappers))
+        stops = (*self.interlude_starts, *self.wrappers)
         while (marker := (yield from source.until(stops, put_answer))) is not None:
             if marker in self.starts:
                 yield from self._read_inside(source, out, put_answer, "")
@@ -102,7 +102,7 @@ class TaggedReasoning:
         """Reasoning within the answer, its start read; returns what ended it and belongs on."""
         out.has_ended = False
         put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
-        end = yield from source.until(Markers((*self.ends, *self.implied_ends)), put)
+        end = yield from source.until((*self.ends, *self.implied_ends), put)
         out.has_ended = end is not None
         return end if end in self.implied_ends and end not in self.wrappers else None
 
@@ -127,7 +127,7 @@ class PrefixedAnswer:
         """See ReasoningFormat."""
         out.has_ended = True
         out.put_rest(self.prefix)
-        yield from source.until(Markers(()), out.put_rest)
+        yield from source.until((), out.put_rest)
 
 
 class EndTrimmed:

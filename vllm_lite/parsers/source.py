@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,11 +22,7 @@ _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 class Malformed(Exception):
-    """The text does not follow its format from here on; `text` is read and belongs to nothing."""
-
-    def __init__(self, text: str = "") -> None:
-        super().__init__(text)
-        self.text = text
+    """The text does not follow its format from here on."""
 
 
 class EndOfText(Exception):
@@ -55,6 +52,11 @@ class Markers:
         """As `find`, of a text that is known to have ended."""
         found = self._pattern.search(text, start)
         return (found.start(), found.group()) if found else (len(text), None)
+
+
+@lru_cache(maxsize=1024)  # formats are few, and their marks are all there is
+def _markers(marks: tuple[str, ...]) -> Markers:
+    return Markers(marks)
 
 
 class Source:
@@ -139,23 +141,40 @@ class Source:
                 return literal
         return None
 
-    def literal(self, literal: str) -> Reading[None]:
-        """Read `literal`; raises Malformed where something else comes, EndOfText within it."""
-        if not (yield from self.try_literal(literal)):
-            if self._closed and literal.startswith(self._text[self._at :]):
+    def expect(self, *literals: str) -> Reading[str]:
+        """Read the first of `literals` that comes next.
+
+        Raises Malformed where none does, EndOfText where the text ends before or within one.
+        """
+        found = yield from self.try_any(literals)
+        if found is None:
+            rest = self._text[self._at :]
+            if self._closed and any(literal.startswith(rest) for literal in literals):
                 self._take(len(self._text))
                 raise EndOfText
             raise Malformed
+        return found
 
-    def until(self, markers: Markers, put: Put, limit: int | None = None) -> Reading[str | None]:
+    def until(
+        self,
+        marks: tuple[str, ...],
+        put: Put,
+        limit: int | None = None,
+        *,
+        drops_cut: bool = False,
+    ) -> Reading[str | None]:
         """Hand text to `put` up to the first marker; read the marker and return it.
 
         None at the end of the text. Text is handed on as soon as it can be no marker. Raises
-        Malformed once more than `limit` characters come before a marker.
+        Malformed once more than `limit` characters come before a marker. With `drops_cut` a
+        marker that the text's end has cut is read over, and is text otherwise.
         """
+        markers = _markers(marks)
         while True:
             find = markers.find_last if self._closed else markers.find
             end, marker = find(self._text, self._at)
+            if drops_cut and self._closed and marker is None:
+                end, _ = markers.find(self._text, self._at)
             if limit is not None and end - self._at > limit:
                 put(self._take(self._at + limit + 1))
                 raise Malformed
@@ -166,6 +185,7 @@ class Source:
                 self._take(self._at + len(marker))
                 return marker
             if self._closed:
+                self._at = len(self._text)
                 return None
             yield
 
@@ -187,7 +207,7 @@ class Source:
                 return
             yield
 
-    def name(self, ends: Markers) -> Reading[str]:
+    def name(self, ends: tuple[str, ...]) -> Reading[str]:
         """A short name and the marker that ends it, both read; returns the name, trimmed.
 
         Raises Malformed where it is empty, too long, or holds a line break inside.

@@ -64,6 +64,8 @@ def tool_constraint(
     except RequestError as error:
         message = f"tools: their schemas make no constraint: {error.message}"
         raise RequestError(message, "tools") from error
+    except RecursionError:
+        raise RequestError("tools: a schema is nested too deeply", "tools") from None
     return None
 
 

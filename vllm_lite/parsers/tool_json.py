@@ -38,27 +38,24 @@ class JsonTools:
         source = calls.source
         is_checked = opener in self.bare or opener in self.checked
         if opener in self.bare:
-            bracket: str | None = opener
+            bracket = opener
         else:
             yield from source.skip_space()
             for lead in self.leads:
                 if (yield from source.try_literal(lead)):
                     yield from source.skip_space()
-            bracket = yield from source.try_any(("[", "{"))
+            bracket = yield from source.expect("[", "{")
         if bracket == "[":
             yield from self.read_array(calls, is_checked)
-        elif bracket == "{":
-            yield from self._read_sequence(calls, is_checked)
         else:
-            yield from source.more()
-            raise Malformed
+            yield from self._read_sequence(calls, is_checked)
         yield from calls.read_end(self.closers)
 
     def read_array(self, calls: CallWriter, is_checked: bool = False) -> Reading[None]:
         """Calls in an array whose `[` has been read."""
         source = calls.source
         yield from source.skip_space()
-        yield from source.literal("{")
+        yield from source.expect("{")
         while True:
             yield from self.read_object(calls, is_checked)
             yield from source.skip_space()
@@ -67,7 +64,7 @@ class JsonTools:
             if (yield from source.try_literal("]")) or not has_comma:
                 source.record()
                 return
-            yield from source.literal("{")
+            yield from source.expect("{")
 
     def _read_sequence(self, calls: CallWriter, is_checked: bool) -> Reading[None]:
         """Calls one after another; the `{` of the first has been read."""
@@ -79,7 +76,7 @@ class JsonTools:
                 source.record(space)
                 return
             yield from source.skip_space()
-            yield from source.literal("{")
+            yield from source.expect("{")
 
     def read_object(self, calls: CallWriter, is_checked: bool = False) -> Reading[None]:
         """One call; the `{` before it has been read."""
@@ -92,7 +89,7 @@ class JsonTools:
         while not is_empty:
             key = yield from _short_string(source)
             yield from source.skip_space()
-            yield from source.literal(":")
+            yield from source.expect(":")
             yield from source.skip_space()
             if self.is_keyed_by_name and not done:
                 yield from _read_arguments(calls, key, is_checked)
@@ -119,7 +116,7 @@ class JsonTools:
                     source.record()
                     return
             elif not (yield from source.try_literal(",")):
-                yield from source.literal("}")
+                yield from source.expect("}")
                 break
             yield from source.skip_space()
         if name is None:
@@ -132,7 +129,7 @@ class JsonTools:
 
 def _short_string(source: Source) -> Reading[str]:
     """A JSON string that is a name or a key."""
-    yield from source.literal('"')
+    yield from source.expect('"')
     parts: list[str] = []
     yield from read_string(source, '"', JSON, parts.append, MAX_NAME)
     return decode('"' + "".join(parts))

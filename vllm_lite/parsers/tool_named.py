@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
-from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Markers, Reading
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter
 
@@ -48,18 +48,17 @@ class NamedTools:
             return
         while True:
             yield from source.skip_space()
-            if (yield from source.try_any(self.closers)) is not None:
+            if (yield from source.expect(*self.closers, self.call)) in self.closers:
                 return
-            yield from source.literal(self.call)
             yield from self._read_call(calls)
 
     def _read_call(self, calls: CallWriter) -> Reading[None]:
         source = calls.source
         yield from source.skip_space()
         if self.lead:
-            yield from source.literal(self.lead)
+            yield from source.expect(self.lead)
         parts: list[str] = []
-        end = yield from source.until(Markers((*self.name_ends, "{")), parts.append, MAX_NAME)
+        end = yield from source.until((*self.name_ends, "{"), parts.append, MAX_NAME)
         if end is None:
             raise EndOfText
         name = "".join(parts).strip(SPACE)
@@ -74,7 +73,7 @@ class NamedTools:
             for lead in self.argument_leads:
                 yield from source.try_literal(lead)
                 yield from source.skip_space()
-            yield from source.literal("{")
+            yield from source.expect("{")
         calls.begin(name, call_id)
         yield from read_value(source, self.dialect, calls.put, "{")
         calls.end()

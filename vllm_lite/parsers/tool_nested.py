@@ -15,7 +15,6 @@ from vllm_lite.parsers.source import (
     SPACE,
     EndOfText,
     Malformed,
-    Markers,
     Put,
     Reading,
     Source,
@@ -54,10 +53,10 @@ class NestedTools:
         source = calls.source
         while True:
             yield from source.skip_space()
-            if (yield from source.try_any(self.closers)) is not None:
+            found = yield from source.expect(*self.closers, f"{self.mark}<invoke name=")
+            if found in self.closers:
                 return
-            yield from source.literal(f"{self.mark}<invoke name=")
-            name = (yield from source.name(Markers((">",)))).strip("\"'")
+            name = (yield from source.name((">",))).strip("\"'")
             if not name:
                 raise Malformed
             yield from self._read_call(calls, name)
@@ -72,7 +71,7 @@ class NestedTools:
             tag = yield from self._read_tag(calls.source, stack[-1])
             if tag.startswith("/"):
                 if tag[1:] != stack[-1].name:
-                    raise Malformed(f"{self.mark}<{tag}>")
+                    raise Malformed
                 self._close(stack.pop(), root, calls.put)
             else:
                 stack.append(self._open(stack[-1], tag, root, calls.put))
@@ -80,11 +79,11 @@ class NestedTools:
 
     def _read_tag(self, source: Source, element: _Element) -> Reading[str]:
         """The text up to the next tag, kept in `element`, and the tag."""
-        if (yield from source.until(Markers((self.mark,)), element.text.append)) is None:
+        if (yield from source.until((self.mark,), element.text.append, drops_cut=True)) is None:
             raise EndOfText
         parts: list[str] = []
-        yield from source.literal("<")
-        if (yield from source.until(Markers((">",)), parts.append, _MAX_TAG)) is None:
+        yield from source.expect("<")
+        if (yield from source.until((">",), parts.append, _MAX_TAG)) is None:
             raise EndOfText
         return "".join(parts).strip(SPACE)
 

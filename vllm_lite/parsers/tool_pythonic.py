@@ -44,15 +44,14 @@ class PythonicTools:
             if self.closers and (yield from source.try_any(self.closers)) is not None:
                 return
             if in_list and not has_comma:
-                yield from source.more()
-                raise Malformed
+                yield from source.expect("]", *self.closers)
         source.record()
         yield from calls.read_end(self.closers)
 
     def _read_call(self, calls: CallWriter, is_bare: bool) -> Reading[None]:
         source = calls.source
         name = yield from _word(source)
-        yield from source.literal("(")
+        yield from source.expect("(")
         if is_bare:
             calls.require_known(name)
         yield from source.skip_space()
@@ -74,8 +73,7 @@ class PythonicTools:
             if (yield from source.try_literal(")")):
                 break
             if not has_comma:
-                yield from source.more()
-                raise Malformed
+                yield from source.expect(",", ")")
             key = yield from _keyword(source)
         calls.put("}")
         calls.end()
@@ -93,6 +91,6 @@ def _word(source: Source) -> Reading[str]:
 def _keyword(source: Source) -> Reading[str]:
     key = yield from _word(source)
     yield from source.skip_space()
-    yield from source.literal("=")
+    yield from source.expect("=")
     yield from source.skip_space()
     return key

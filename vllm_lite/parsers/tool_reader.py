@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from vllm_lite.parsers.sink import EventSink
-from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Markers, Reading, Source
+from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_spec import ToolSpec
 
 
@@ -31,14 +31,15 @@ class CallWriter:
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         """A call of `name` is sure: what was read for it is no content any more."""
-        self.source.recorded()
+        self.source.record()
         self._sink.start_call(name, self._id_style, call_id)
         self._is_open = True
         self.num_calls += 1
 
     def put(self, json_text: str) -> None:
-        """More of the arguments' JSON."""
+        """More of the arguments' JSON; it stands for all that was read so far."""
         self._sink.arguments(json_text)
+        self.source.record()
 
     def end(self) -> None:
         """The arguments are a whole JSON object."""
@@ -49,16 +50,14 @@ class CallWriter:
     def read_end(self, closers: Iterable[str]) -> Reading[None]:
         """Read one of `closers` after calls that are whole; what stands there else is content."""
         yield from self.source.skip_space()
-        if (yield from self.source.try_any(closers)) is None:
-            raise Malformed
+        yield from self.source.expect(*closers)
 
     def abandon(self) -> str:
-        """End in the midst of a call; returns what was read that belongs to none."""
-        if not self._is_open:
-            return self.source.recorded()
-        self._sink.end_call(complete=False)
+        """Give up in the midst of calls; returns what was read that belongs to none."""
+        if self._is_open:
+            self._sink.end_call(complete=False)
         self._is_open = False
-        return ""
+        return self.source.recorded()
 
     def require_known(self, name: str) -> None:
         """Raise Malformed where `name` is no tool: for formats that prose could resemble."""
@@ -134,7 +133,7 @@ def read_tools(
     """Read a whole answer: its content and its calls go to `sink`."""
     starts = interludes.starts if interludes else ()
     wrappers = interludes.wrappers if interludes else ()
-    marks = Markers((*tool_format.openers, *tool_format.wrappers, *wrappers, *starts))
+    marks = (*tool_format.openers, *tool_format.wrappers, *wrappers, *starts)
     calls = CallWriter(source, sink, tools, tool_format.id_style)
     prose = _Prose(sink)
     opener: str | None = None
@@ -160,10 +159,12 @@ def _read_calls(
     try:
         yield from tool_format.read_calls(opener, calls)
         calls.source.recorded()
-    except Malformed as problem:
-        lost = calls.abandon() + problem.text
-    except EndOfText:
+    except Malformed:
         lost = calls.abandon()
+    except EndOfText:
+        # After a call began, marks that the text's end cut are no content.
+        cut = calls.abandon()
+        lost = cut if calls.num_calls == num_calls else ""
     if calls.num_calls > num_calls:
         prose.break_off()
     if lost:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vllm_lite.parsers.literals import JSON, NUMBER, PYTHON, convert, is_json, quoted
-from vllm_lite.parsers.source import SPACE, Markers, Put, Reading, Source
+from vllm_lite.parsers.source import SPACE, Put, Reading, Source
 
 _STRING = frozenset(("string",))
 _TRUE, _FALSE, _NULL = ("true", "1"), ("false", "0"), ("null", "none")
@@ -39,7 +39,7 @@ class NewlineTrimmed:
 
 
 def read_text_value(
-    source: Source, ends: Markers, types: Collection[str], put: Put, *, trims_newlines: bool
+    source: Source, ends: tuple[str, ...], types: Collection[str], put: Put, *, trims_newlines: bool
 ) -> Reading[str | None]:
     """Read a value up to one of `ends`, hand it on as JSON, return that end; None for the text's.
 
@@ -58,13 +58,13 @@ def read_text_value(
         if trims_newlines:
             put_text = NewlineTrimmed(put_text)
         put_text("".join(put_space))
-        end = yield from source.until(ends, put_text)
+        end = yield from source.until(ends, put_text, drops_cut=True)
         put('"' if end is not None else "")
         return end
     parts: list[str] = []
     collect: Put = NewlineTrimmed(parts.append) if trims_newlines else parts.append
     collect("".join(put_space))
-    end = yield from source.until(ends, collect)
+    end = yield from source.until(ends, collect, drops_cut=True)
     text = "".join(parts)
     put(typed(text, types) if end is not None else _beginning(text, types))
     return end

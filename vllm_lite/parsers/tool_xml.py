@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from vllm_lite.parsers.literals import quoted
-from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Markers, Reading, Source
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter
 from vllm_lite.parsers.tool_spec import ToolSpec
@@ -64,18 +64,17 @@ class XmlTools:
             return
         while True:
             yield from source.skip_space()
-            for lead in self.leads:
-                if (yield from source.try_literal(lead)):
-                    yield from source.skip_space()
-            if (yield from source.try_any(self.closers)) is not None:
+            found = yield from source.expect(
+                *self.closers, *self.leads, *("{" if self.json else ""), self.call.start
+            )
+            if found in self.closers:
                 return
-            if self.json is not None and (yield from source.try_literal("{")):
+            if found in self.leads:
+                continue
+            if self.json is not None and found == "{":
                 yield from self.json.read_object(calls)
-            elif (yield from source.try_literal(self.call.start)):
-                yield from self._read_call(calls, is_bare=False)
             else:
-                yield from source.more()
-                raise Malformed
+                yield from self._read_call(calls, is_bare=False)
             if not self.closers:
                 return
 
@@ -87,7 +86,7 @@ class XmlTools:
             tag = ""
         else:
             ends = (self.call.end, *self.name_ends, self.parameter.start, self.call_end)
-            name, tag = yield from _name(source, Markers(ends))
+            name, tag = yield from _name(source, ends)
         head, _, tail = name.partition(".")
         if head == tail and head in calls.tools:
             name = head  # a tool without a namespace, written with itself for one
@@ -113,11 +112,7 @@ class XmlTools:
         if read in tags:
             return read
         yield from source.skip_space()
-        tag = yield from source.try_any(tags)
-        if tag is None:
-            yield from source.more()
-            raise Malformed
-        return tag
+        return (yield from source.expect(*tags))
 
     def _read_argument(self, calls: CallWriter, tool: ToolSpec, comma: str) -> Reading[str]:
         """One argument, its tag's start read; returns the tag that ended its value."""
@@ -130,19 +125,19 @@ class XmlTools:
                 attributes.get(self.type_attribute, ""),
             )
         else:
-            key, _ = yield from _name(source, Markers((self.parameter.end,)))
+            key, _ = yield from _name(source, (self.parameter.end,))
         if self.type_tag is not None:
             yield from source.skip_space()
             if (yield from source.try_literal(self.type_tag.start)):
-                said, _ = yield from _name(source, Markers((self.type_tag.end,)))
+                said, _ = yield from _name(source, (self.type_tag.end,))
         if self.value_start:
             yield from source.skip_space()
-            yield from source.literal(self.value_start)
+            yield from source.expect(self.value_start)
         if not key:
             raise Malformed
         calls.put(f'{comma}"{quoted(key)}": ')
         types = _said_types(said) or tool.argument_types(key)
-        ends = Markers((self.value_end, self.parameter.start, self.call_end))
+        ends = (self.value_end, self.parameter.start, self.call_end)
         end = yield from read_text_value(
             source, ends, types, calls.put, trims_newlines=self.trims_newlines
         )
@@ -162,7 +157,7 @@ def _said_types(said: str) -> frozenset[str]:
     return frozenset((word,)) if word in known else frozenset()
 
 
-def _name(source: Source, ends: Markers) -> Reading[tuple[str, str]]:
+def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
     """A name and the marker after it."""
     parts: list[str] = []
     end = yield from source.until(ends, parts.append, MAX_NAME)
@@ -185,14 +180,14 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
             return found
         key = yield from _word(source)
         yield from source.skip_space()
-        yield from source.literal("=")
+        yield from source.expect("=")
         yield from source.skip_space()
         quote = yield from source.try_any(('"', "'"))
         if quote is None:
             value = yield from _word(source)
         else:
             parts: list[str] = []
-            if (yield from source.until(Markers((quote,)), parts.append, MAX_NAME)) is None:
+            if (yield from source.until((quote,), parts.append, MAX_NAME)) is None:
                 raise EndOfText
             value = "".join(parts)
         found[key] = value.replace("&quot;", '"').replace("&amp;", "&")

@@ -1,0 +1,34 @@
+"""What a plugin needs to add parsers: the two functions to register one, and the formats.
+
+Everything here stays as it is named; the modules behind it may move.
+"""
+
+from vllm_lite.parsers.literals import Dialect
+from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
+from vllm_lite.parsers.registry import register_reasoning_parser, register_tool_parser
+from vllm_lite.parsers.source import EndOfText, Malformed, Reading, Source
+from vllm_lite.parsers.tool_json import JsonTools
+from vllm_lite.parsers.tool_named import NamedTools
+from vllm_lite.parsers.tool_pythonic import PythonicTools
+from vllm_lite.parsers.tool_reader import CallWriter, ToolFormat
+from vllm_lite.parsers.tool_xml import Tag, XmlTools
+
+__all__ = [
+    "CallWriter",
+    "Dialect",
+    "EndOfText",
+    "JsonTools",
+    "Malformed",
+    "NamedTools",
+    "PythonicTools",
+    "Reading",
+    "ReasoningFormat",
+    "ReasoningSplitter",
+    "Source",
+    "Tag",
+    "TaggedReasoning",
+    "ToolFormat",
+    "XmlTools",
+    "register_reasoning_parser",
+    "register_tool_parser",
+]
