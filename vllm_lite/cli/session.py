@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Protocol
 
 from vllm_lite.cli.openai_client import ClientError, ClientOptions, Reply
-from vllm_lite.cli.terminal import Terminal
+from vllm_lite.cli.terminal import Terminal, interruptible
 
 
 class Dialogue(Protocol):
@@ -60,7 +60,8 @@ def _exchange(text: str, options: ClientOptions, dialogue: Dialogue, terminal: T
     reply = dialogue.ask(text)
     answer: list[str] = []
     try:
-        _show(reply, answer, terminal)
+        with interruptible():
+            _show(reply, answer, terminal)
     finally:
         # What the user has read is what the model will be told.
         if any(answer):

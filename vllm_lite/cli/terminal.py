@@ -10,15 +10,38 @@ import io
 import signal
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from vllm_lite.errors import UsageError
 
+# Seconds until a Ctrl-C is noticed at the latest.
+_LOOK_EVERY = 0.2
 # Where tcgetattr has them.
 _LOCAL_MODES = 3
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 # What a model writes must not move the cursor, set the title or the clipboard.
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Have Ctrl-C end a wait for the server, even one that begins the instant it is pressed.
+
+    A signal that comes between Python's last look at signals and a blocking read is not seen
+    until the read ends. A timer ends it, and Python looks again. Someone else's timer stays.
+    """
+    if signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY, _LOOK_EVERY)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 class Terminal:
