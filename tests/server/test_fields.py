@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, chat, chunks, complete, http, post
 from tests.server.test_openai_client import openai_client
+from vllm_lite.config.server import ServerConfig
+from vllm_lite.errors import UsageError
 from vllm_lite.outputs import RequestMetrics, RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 
@@ -204,3 +207,29 @@ async def test_the_openai_client_sends_what_vllm_adds_as_extra_body() -> None:
     assert (params.top_k, params.min_p) == (3, 0.1)
     assert params.structured_outputs is not None and params.structured_outputs.json == SCHEMA
     assert reply.choices[0].model_extra["token_ids"] == [65, 66, 256]
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({}, r"vllm-lite-[\d.]+\S*-[0-9a-f]{8}"),
+        ({"fingerprint_mode": "hash"}, r"[0-9a-f]{8}"),
+        ({"fingerprint_mode": "custom", "fingerprint_value": "mine"}, "mine"),
+        ({"fingerprint_mode": "none"}, "None"),
+    ],
+)
+async def test_the_fingerprint_is_what_the_server_was_told(
+    options: dict[str, Any], pattern: str
+) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        body = {"messages": HI, "prompt": "a"}
+        whole = (await post(path, body, **options)).json()
+        assert re.fullmatch(pattern, str(whole["system_fingerprint"]))
+        streamed = await post(path, {**body, "stream": True}, **options)
+        assert chunks(streamed.text)[-1]["system_fingerprint"] == whole["system_fingerprint"]
+
+
+def test_a_fingerprint_of_ones_own_needs_its_mode() -> None:
+    for options in ({"fingerprint_mode": "custom"}, {"fingerprint_value": "mine"}):
+        with pytest.raises(UsageError, match="need each other"):
+            ServerConfig(**options)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class ChunkWriter:
         *,
         include_usage: bool,
         continuous_usage: bool,
-        fingerprint: str,
+        fingerprint: str | None,
     ) -> None:
         """`identity` holds what every chunk begins with: id, object, created, model."""
         self._open = b"data: " + encode(identity)[:-1] + b',"choices":['
