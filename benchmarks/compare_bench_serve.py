@@ -6,6 +6,10 @@ PYTHON is an interpreter that has vLLM, DIR a tokenizer in Hugging Face's layout
 served model's. Both clients send the same texts in the same order, in turns, the first one of a
 round being the second one of the next; prefix caching is off, so that no run profits from the
 one before. Prints each round, and over all rounds the ratio of ours to theirs.
+
+With --null-step-ms the server only sends, to all streams in a step at that pace, so that a busy
+machine changes little. A first token then waits for the next step: the sooner a client sends a
+request after the one before, the longer.
 """
 
 from __future__ import annotations
@@ -42,10 +46,29 @@ def target(args: argparse.Namespace) -> Iterator[str]:
     if args.base_url:
         yield args.base_url
         return
+    if args.null_step_ms:
+        with null_server(args) as url:
+            yield url
+        return
     words = [sys.executable, "-m", "vllm_lite", "serve", args.model, "--host", "127.0.0.1"]
     words += ["--port", str(args.port), "--no-enable-prefix-caching", *shlex.split(args.serve_args)]
     with serving(words, 300, Path(tempfile.gettempdir()) / "compare_bench_serve.log") as server:
         yield server.url
+
+
+@contextmanager
+def null_server(args: argparse.Namespace) -> Iterator[str]:
+    """A server that sends a token to each stream at a known pace, whatever the machine does."""
+    words = [sys.executable, str(Path(__file__).with_name("load_generator.py")), "--serve"]
+    words += ["--tokens", str(args.output_len), "--step-ms", str(args.null_step_ms)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        if server.stdout is None or not (port := server.stdout.readline().strip()):
+            raise SystemExit("the null server did not start")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
 
 
 def write_prompts(args: argparse.Namespace, path: Path) -> None:
@@ -67,7 +90,16 @@ def run(client: str, args: argparse.Namespace, url: str, prompts: Path) -> dict[
     words += ["--dataset-name", "sharegpt", "--dataset-path", str(prompts), "--disable-shuffle"]
     words += ["--sharegpt-output-len", str(args.output_len), "--ignore-eos"]
     words += ["--num-prompts", str(args.num_prompts), "--seed", str(args.seed), "--disable-tqdm"]
-    words += ["--temperature", "0", "--num-warmups", "2", "--save-result", "--result-filename"]
+    words += [
+        "--model",
+        args.model,
+        "--temperature",
+        "0",
+        "--num-warmups",
+        "2",
+        "--save-result",
+        "--result-filename",
+    ]
     words += [str(result), "--request-rate", args.request_rate, "--burstiness", "inf"]
     if args.max_concurrency:
         words += ["--max-concurrency", str(args.max_concurrency)]
@@ -87,6 +119,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="model to serve")
     parser.add_argument("--serve-args", default="", help="further options of the server")
     parser.add_argument("--base-url", help="a running server, instead of starting one")
+    parser.add_argument("--null-step-ms", type=float, help="send at this pace, with no model")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-prompts", type=int, default=64)

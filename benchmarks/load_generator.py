@@ -65,6 +65,9 @@ class NullStream(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         if end and len(body) >= length:
             self._seen = b""
+            if head.startswith(b"GET"):
+                self._transport.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                return
             self._left = self._tokens
             self._transport.write(HEAD)
             self._streams.add(self)
