@@ -36,7 +36,7 @@ Every error of every route is one object, and `param` names the field at fault:
 {"error": {"message": "...", "type": "BadRequestError", "param": "temperature", "code": 400}}
 ```
 
-`/v1/messages` says the same in the words of its own API. 400: the request; 401: the key; 404: the
+`/v1/messages` puts `"type": "error"` beside it. 400: the request; 401: the key; 404: the
 model, the route or the stored object; 413: the body is too large; 429: too much waits, with
 `Retry-After`; 500: the request failed, and the log has more under the id in the message; 503: the
 server is shutting down. What is wrong with a request that streams is told by the status too; only
@@ -71,6 +71,31 @@ function's schema.
 
 The structured output of a request is one of `response_format` and `structured_outputs`; a schema,
 an expression or a grammar that cannot be used is a 400 that says why.
+
+## Responses, messages, batches
+
+`/v1/responses` gives items: `reasoning`, `message` and `function_call`, in the order of the text.
+A stream numbers its events and ends with `response.completed`, `response.incomplete` (the length)
+or `response.failed`; there is no `[DONE]`. Responses are stored in the server's memory: at most
+1000 of them, 256 MiB and a day, the least lately used first to go, and each for the API key alone
+that made it. A response in the background outlives its client; a GET asks for it, and where it was
+created with `stream` too, `?stream=true&starting_after=K` gives the events after number K again,
+and those to come. `VLLM_ENABLE_RESPONSES_API_STORE=0`, and `--api-server-count` above 1, store
+nothing: then there is neither `background` nor `previous_response_id`.
+
+`/v1/messages` gives blocks: `thinking`, `text` and `tool_use`. `stop_reason` is `end_turn`,
+`max_tokens`, `stop_sequence` or `tool_use`. A failure in mid-stream is the event `error`.
+
+`/v1/chat/completions/batch` takes a list of conversations as its `messages` and gives a choice for
+each, whole. `/invocations` takes the body of chat or of completions.
+
+## Dev mode
+
+With `VLLM_SERVER_DEV_MODE=1` there are routes that stop and describe the engine. `/pause` holds
+new requests, which wait: with `mode=abort` those that run end with `abort`, with `wait` they run
+to their end before the answer comes, with `keep` they stand still; `/resume` lets all go on.
+`clear_cache=false` keeps cached prefixes. `/abort_requests` ends the ids of its `request_ids`, or
+everything that the answering process serves.
 """
 
 

@@ -96,15 +96,24 @@ class OutputConfig(BaseModel):
 class CountTokensRequest(BaseModel):
     """POST /v1/messages/count_tokens: what decides the prompt."""
 
-    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     model: Annotated[str, Field(min_length=1)]
+    """One of the served names."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """Turns of text or of blocks: text, thinking, tool_use, tool_result."""
     system: str | Blocks | None = None
+    """A system message before them."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that the client runs."""
     tool_choice: ToolChoice | None = None
+    """auto, any, none, or a tool by name."""
     thinking: Thinking | None = None
+    """How much to think; a model that does not think keeps within any budget."""
     output_config: OutputConfig | None = None
+    """How much effort to make, and the schema of the text."""
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat_body(self) -> dict[str, Any]:
@@ -165,12 +174,15 @@ class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens to generate."""
     stop_sequences: list[str] | None = None
+    """Up to four texts that end the message before them."""
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
+    """user_id says who asks, for the policy fair where there are no keys."""
     cache_salt: str | None = None
     priority: int | None = None
 

@@ -96,54 +96,68 @@ class TextConfig(BaseModel):
     verbosity: Annotated[str, Field(max_length=64)] | None = None
 
 
+Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA),
+]
+# What a client may ask to be included; all but the log-probabilities is of tools that OpenAI runs.
+Extra = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
 class ResponsesRequest(BaseModel):
     """POST /v1/responses."""
 
-    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
-    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
+    input: str | Items
+    """A text, or items: message, reasoning, function_call, function_call_output."""
     model: str | None = None
     instructions: str | None = None
+    """A system message before the input; the next response does not keep it."""
     previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
-    previous_input_messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] | None = (
-        None
-    )
+    """The stored response to go on from."""
+    previous_input_messages: Items | None = None
+    """Chat messages that come before the input."""
     background: bool | None = None
+    """Answer at once, with the status queued, and go on alone; needs the store."""
     store: bool | None = None
+    """Keep the response for GET and for previous_response_id; true unless it is said."""
     stream: bool | None = None
-    include: (
-        list[
-            Literal[
-                "code_interpreter_call.outputs",
-                "computer_call_output.output.image_url",
-                "file_search_call.results",
-                "message.input_image.image_url",
-                "message.output_text.logprobs",
-                "reasoning.encrypted_content",
-                "web_search_call.action.sources",
-                "web_search_call.results",
-            ]
-        ]
-        | None
-    ) = None
+    include: Annotated[list[Extra], Field(max_length=16)] | None = None
+    """message.output_text.logprobs shows log-probabilities; the rest is OpenAI's tools'."""
     max_output_tokens: int | None = None
+    """Most tokens to generate; the rest of the context unless it is said."""
     max_tool_calls: int | None = None
+    """Of tools that a server runs; there are none here."""
     top_logprobs: int | None = None
     reasoning: Reasoning | None = None
+    """How much to reason; there are no summaries."""
     text: TextConfig | None = None
+    """The format: text, json_object or json_schema."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
+    """Whether an input that is too long loses its beginning (auto) or is refused."""
+    metadata: Metadata | None = None
+    """Up to 16 texts by name, repeated in the response."""
     service_tier: Annotated[str, Field(max_length=64)] | None = None
+    """Repeated in the response."""
     user: Annotated[str, Field(max_length=512)] | None = None
+    """Who asks, for the policy fair where there are no keys; repeated in the response."""
     enable_response_messages: bool = False
+    """Show the prompt and the output as text and tokens."""
 
     parallel_tool_calls: bool | None = None
     temperature: float | None = None
