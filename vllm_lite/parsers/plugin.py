@@ -3,7 +3,7 @@
 Everything here stays as it is named; the modules behind it may move.
 """
 
-from vllm_lite.parsers.literals import Dialect
+from vllm_lite.parsers.literals import Dialect, quoted
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
 from vllm_lite.parsers.registry import register_reasoning_parser, register_tool_parser
 from vllm_lite.parsers.source import EndOfText, Malformed, Reading, Source
@@ -29,6 +29,7 @@ __all__ = [
     "TaggedReasoning",
     "ToolFormat",
     "XmlTools",
+    "quoted",
     "register_reasoning_parser",
     "register_tool_parser",
 ]
