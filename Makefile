@@ -60,9 +60,10 @@ bench: $(VENV)/.installed ## offline throughput on the demo model
 	$(BIN)/python benchmarks/offline_throughput.py
 
 # Options are read from the sources, so nothing is installed or built for it.
-docs: ## write docs/cli.md from the options and docs/server.md from the routes
+docs: ## write docs/cli.md, server.md and parsers.md from options, routes and formats
 	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
+	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
 
 format: $(VENV)/.dev ## apply ruff's and clang-format's style
 	$(BIN)/ruff check --fix .
