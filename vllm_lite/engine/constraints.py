@@ -124,27 +124,37 @@ class Constraints:
         return TokenMasks(masked, masks[: len(masked)]) if masked else None
 
     def advance(
-        self, outputs: Iterable[EngineCoreOutput], requests: Mapping[str, Request]
+        self, outputs: list[EngineCoreOutput], requests: Mapping[str, Request]
     ) -> list[tuple[str, RequestStatus]]:
-        """Let the sequences follow what was sampled; changes the outputs of those that end by it.
+        """Let the sequences follow what was sampled; those that end by it get a last output.
 
         Returns who ends that the scheduler still counts as running.
         """
         ended: list[tuple[str, RequestStatus]] = []
         if not self._sequences:
             return ended
-        for output in outputs:
-            sequence = self._sequences.get(output.request_id)
+        for output in list(outputs):
+            request_id = output.request_id
+            sequence = self._sequences.get(request_id)
             if sequence is None:
                 continue
             is_running = output.finish_reason is None
-            status = self._follow(sequence, output, requests.get(output.request_id))
+            broken = self._broken.pop(request_id, None)
+            if broken is None and is_running:
+                broken = _follow(sequence, output)
+            status = None
+            if broken is not None:
+                status = RequestStatus.FINISHED_ERROR
+                output.new_token_ids, output.new_logprobs = [], None
+                output.finish_reason, output.stop_reason = status.finish_reason, broken
+            elif is_running and self._must_end(sequence, requests[request_id]):
+                # The token that says so is forbidden by min_tokens, so the end is said without.
+                status = RequestStatus.FINISHED_STOPPED
+                outputs.append(EngineCoreOutput(request_id, [], finish_reason="stop"))
             if not is_running or status is not None:
-                self._sequences.pop(output.request_id, None)
-            if status is not None:
-                output.finish_reason = status.finish_reason
-                if is_running:
-                    ended.append((output.request_id, status))
+                del self._sequences[request_id]
+            if is_running and status is not None:
+                ended.append((request_id, status))
         return ended
 
     def shutdown(self) -> None:
@@ -186,30 +196,10 @@ class Constraints:
         begins_inside = prompt_ends_in_reasoning(self._parser, text)
         return Reasoning(facts.reasoning, begins_inside, params.thinking_token_budget)
 
-    def _follow(
-        self, sequence: ConstrainedSequence, output: EngineCoreOutput, request: Request | None
-    ) -> RequestStatus | None:
-        """How the sequence ends by its constraint, or None."""
-        broken = self._broken.pop(output.request_id, None)
-        if broken is None and output.finish_reason is None:
-            try:
-                for token_id in output.new_token_ids:
-                    sequence.accept(token_id)
-                if request is None or not output.new_token_ids:
-                    return None
-                # Its grammar is complete, and min_tokens forbids the token that would say so.
-                is_early = request.num_output_tokens < request.sampling_params.min_tokens
-                if is_early and sequence.must_end(self._rows(1), 0):
-                    return RequestStatus.FINISHED_STOPPED
-                return None
-            except MatcherError as error:
-                broken = str(error)
-        if broken is None:
-            return None
-        output.new_token_ids = []
-        output.new_logprobs = None
-        output.stop_reason = broken
-        return RequestStatus.FINISHED_ERROR
+    def _must_end(self, sequence: ConstrainedSequence, request: Request) -> bool:
+        """Whether a sequence can only end, but has not generated its min_tokens."""
+        is_early = request.num_output_tokens < request.sampling_params.min_tokens
+        return is_early and sequence.must_end(self._rows(1), 0)
 
     def _rows(self, count: int) -> npt.NDArray[np.int32]:
         """At least `count` mask rows, used again in every step."""
@@ -217,3 +207,13 @@ class Constraints:
             words = -(-self._config.facts.vocab_size // 32)
             self._masks = np.zeros((2 * count, words), np.int32)
         return self._masks
+
+
+def _follow(sequence: ConstrainedSequence, output: EngineCoreOutput) -> str | None:
+    """Go on by the output's tokens; why the sequence cannot, if so."""
+    try:
+        for token_id in output.new_token_ids:
+            sequence.accept(token_id)
+    except MatcherError as error:
+        return str(error)
+    return None
