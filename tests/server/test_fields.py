@@ -233,3 +233,31 @@ def test_a_fingerprint_of_ones_own_needs_its_mode() -> None:
     for options in ({"fingerprint_mode": "custom"}, {"fingerprint_value": "mine"}):
         with pytest.raises(UsageError, match="need each other"):
             ServerConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_priority_header_goes_before_the_field(path: str) -> None:
+    client = FakeEngineClient()
+    body = {"messages": HI, "prompt": "a", "priority": 3}
+    async with http(client) as session:
+        for value, status in (("7", 200), ("soon", 400)):
+            headers = {"X-Vllm-Priority": value}
+            response = await session.post(path, json=body, headers=headers)
+            assert response.status_code == status
+    assert [options["priority"] for options in client.options] == [7]
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+async def test_texts_are_logged_where_enabled(
+    send: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    where = "vllm_lite.server.context.logger.info"
+    monkeypatch.setattr(where, lambda text, *words: lines.append(text % words))
+    path = "/v1/chat/completions" if send is chat else "/v1/completions"
+    body = {"messages": HI, "prompt": "a", "n": 2, "stream": stream}
+    options = {"enable_log_requests": True, "enable_log_outputs": True}
+    await post(path, body, FakeEngineClient("Hello", "Bye"), **options)
+    told = sorted(line for line in lines if line.startswith("Generated"))
+    assert len(told) == 2 and "'Bye'" in told[0] and "'Hello'" in told[1]

@@ -115,6 +115,16 @@ class ServingContext:
             )
         return prefix + given
 
+    def priority(self, request: Request, own: int) -> int:
+        """The request's priority: the header X-Vllm-Priority, then the body's own."""
+        given = request.headers.get("x-vllm-priority")
+        if given is None:
+            return own
+        try:
+            return int(given)
+        except ValueError:
+            raise RequestError("X-Vllm-Priority must be a whole number", "priority") from None
+
     async def encode(self, text: str, param: str, *, special: bool, cut: bool) -> list[int]:
         """Token ids of `text`; `cut` tells that the prompt is to be truncated afterwards.
 

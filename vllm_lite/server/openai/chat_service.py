@@ -29,6 +29,7 @@ from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import includes_usage, refuse_unsupported
 from vllm_lite.server.openai.timings import request_timings
 from vllm_lite.server.openai.usage import UsageCounter
+from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 
 
@@ -49,6 +50,7 @@ class ChatService:
         body = parse(ChatCompletionRequest, raw, CHAT_HARMLESS)
         context.check_model(body.model)
         request_id = context.request_id("chatcmpl-", request, body.request_id)
+        body.priority = context.priority(request, body.priority)
         prepared = await prepare_chat(context, body)
         context.log_request(request_id, prepared.prompt["prompt"], prepared.params)
         generation = start_generation(
@@ -61,7 +63,8 @@ class ChatService:
         )
         reply = ChatReply(context, body, prepared, request_id)
         if body.stream:
-            return EventStream(reply.stream().events(generation), generation, request_id)
+            outputs = logged(context, request_id, generation)
+            return EventStream(reply.stream().events(outputs), generation, request_id)
         return await reply.whole(request, generation)
 
 

@@ -54,6 +54,8 @@ class ChatStream:
         self._options = options
         self._readers = readers
         self._on_end = on_end
+        # Most chunks of most streams carry text alone.
+        self._is_bare = options.logprobs is None and not options.return_token_ids
 
     async def events(
         self, outputs: AsyncIterable[tuple[int, RequestOutput]]
@@ -108,6 +110,12 @@ class ChatStream:
         return self._writer.chunk(choice)
 
     def _plain(self, choice: CompletionOutput) -> bytes:
+        if choice.finish_reason is None and self._is_bare:
+            self._usage.num_completion_tokens += len(choice.token_ids)
+            return self._writer.chunk(
+                b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
+                b'"token_ids":null}' % (choice.index, encode(choice.text))
+            )
         delta = b'{"content":%b}' % encode(choice.text)
         return self._chunk(choice, delta, choice.finish_reason)
 

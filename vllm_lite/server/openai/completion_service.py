@@ -40,6 +40,7 @@ from vllm_lite.server.openai.sampling_protocol import (
 )
 from vllm_lite.server.openai.timings import request_timings
 from vllm_lite.server.openai.usage import UsageCounter
+from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 
 DEFAULT_MAX_TOKENS = 16
@@ -65,6 +66,7 @@ class CompletionService:
         context.check_model(body.model)
         body.check()
         request_id = context.request_id("cmpl-", request, body.request_id)
+        body.priority = context.priority(request, body.priority)
         params = self._sampling_params(body)
         context.generations.check_open()
         prompts, texts = await self._prompts(body)
@@ -75,7 +77,8 @@ class CompletionService:
         generation = start_generation(context, body, request_id, prompts, params, searches)
         reply = _CompletionReply(context, body, params, request_id, texts)
         if body.stream:
-            return EventStream(reply.stream().events(generation), generation, request_id)
+            outputs = logged(context, request_id, generation)
+            return EventStream(reply.stream().events(outputs), generation, request_id)
         return await reply.whole(request, generation)
 
     def _sampling_params(self, body: CompletionRequest) -> SamplingParams:
