@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake_client import FakeEngineClient
+from tests.server.fake_client import ByteTokenizer, FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, error_of, http
 from tests.server.test_disconnect import until_running
 from tests.server.test_responses import PARSERS, said, thinker
@@ -153,6 +153,22 @@ async def test_a_conversation_of_blocks_becomes_messages() -> None:
         "<system>Be nice.\n<user>Weather?\n<assistant>Looking.\n<tool>sun\nwind\n<user>And?\n"
         "<system>Hurry.\n<assistant>"
     )
+
+
+async def test_a_template_that_wants_one_system_message_gets_one() -> None:
+    messages = [*HI, {"role": "system", "content": "B"}, *HI]
+    strict = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('system first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    for template, expected in (
+        (strict, "<system>A\nB<user>hi<user>hi"),
+        (strict.replace("raise_exception", ""), "<system>A<user>hi<system>B<user>hi"),
+    ):
+        client = FakeEngineClient()
+        client.tokenizer = ByteTokenizer(template.replace("{{ ('system first') }}", ""))
+        assert (await create(client, system="A", messages=messages)).status_code == 200
+        assert said(client) == expected
 
 
 async def test_fields_reach_the_engine() -> None:

@@ -40,6 +40,13 @@ def chat_messages(
     return messages
 
 
+def with_system_first(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """`messages` for a template that wants one system message, at the beginning."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n".join(texts)}, *others]
+
+
 def _add_system(messages: list[ChatMessage], path: str, content: str | list[Block]) -> None:
     texts = [content] if isinstance(content, str) else _texts(path, content)
     text = "".join(text for text in texts if not text.startswith(_BILLING))

@@ -7,15 +7,17 @@ are made of the same events.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm_lite.errors import UnavailableError
+from vllm_lite.errors import RequestError, UnavailableError
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.parsers.registry import reasoning_markers
+from vllm_lite.server.anthropic.messages_input import with_system_first
 from vllm_lite.server.anthropic.messages_output import MessageContent, Payload
 from vllm_lite.server.anthropic.messages_protocol import (
     CHAT_NAMES,
@@ -34,6 +36,7 @@ from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.origin import note_user
 from vllm_lite.server.sse import EventStream
+from vllm_lite.tokenizer.chat_template import render_chat
 
 _encode = msgspec.json.Encoder().encode
 
@@ -100,8 +103,21 @@ class MessagesService:
             {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         )
 
+    @cached_property
+    def _takes_system_anywhere(self) -> bool:
+        """Whether the chat template takes system messages between the turns, as clients send."""
+        turns = [{"role": role, "content": "x"} for role in ("system", "user") * 2]
+        try:
+            render_chat(self._context.tokenizer, turns, chat_template=self._context.chat_template)
+        except RequestError:
+            return False
+        return True
+
     async def _prepare(self, body: CountTokensRequest) -> PreparedChat:
         fields = body.chat_body()
+        roles = [message["role"] for message in fields["messages"]]
+        if "system" in roles[1:] and not self._takes_system_anywhere:
+            fields["messages"] = with_system_first(fields["messages"])
         if not self._can_limit_thinking:
             # A model that does not think, as far as the server knows, keeps within any budget.
             fields.pop("thinking_token_budget", None)
