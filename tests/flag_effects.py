@@ -127,8 +127,7 @@ EFFECTS = {
     "--attention-backend": _SOME_WORK,
     "--reasoning-parser": _REASONING,
     "--reasoning-parser-plugin": _REASONING,
-    "--structured-outputs-config": _WALK
-    + "test_keys_of_json_options_are_checked_by_their_own_rules",
+    "--structured-outputs-config": _HERE + "test_the_engines_word_on_json_is_in_every_constraint",
     # CacheConfig
     "--block-size": "tests/e2e/test_tokens.py::test_block_size_never_changes_tokens",
     "--gpu-memory-utilization": "tests/unit/executor/test_uniproc.py::"

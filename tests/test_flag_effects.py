@@ -25,10 +25,11 @@ from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server import launch
 from vllm_lite.server.http_server import http_server
 from vllm_lite.server.tls import tls_context
+from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.tokenizer import transformers_tokenizer
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
@@ -312,6 +313,19 @@ def test_without_a_tokenizer_ids_are_all_there_is(model: str) -> None:
     assert processor.process([1, 2], params).prompt_token_ids == [1, 2]
     with pytest.raises(RequestError):
         processor.process("text", params)
+
+
+def test_the_engines_word_on_json_is_in_every_constraint(model: str) -> None:
+    asked = StructuredOutputsParams(json={"type": "object"})
+    config = resolved(
+        model=model,
+        structured_outputs_config={"disable_additional_properties": True},
+        guided_decoding_disable_any_whitespace=True,
+    )
+    strict = canonical(asked, config.structured_outputs)
+    assert strict.disable_any_whitespace and strict.disable_additional_properties
+    free = canonical(asked, resolved(model=model).structured_outputs)
+    assert not free.disable_any_whitespace and not free.disable_additional_properties
 
 
 def test_steps_run_layer_by_layer_where_asked(model: str) -> None:

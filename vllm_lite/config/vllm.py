@@ -26,6 +26,7 @@ from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import UsageError
 
+_NO_DRAFTS = "leave it out: no tokens are drafted here"
 _ALONE = "leave it out: engines share no cache here"
 
 
@@ -67,7 +68,16 @@ class VllmConfig:
         "JSON: how tokens are drafted and how many.",
         aliases=("-sc",),
         level="absent",
-        remedy="leave it out: no tokens are drafted here",
+        remedy=_NO_DRAFTS,
+    )
+    spec_method: str | None = option(
+        None, "How tokens are drafted.", level="absent", remedy=_NO_DRAFTS
+    )
+    spec_model: str | None = option(
+        None, "Model that drafts tokens.", level="absent", remedy=_NO_DRAFTS
+    )
+    spec_tokens: int | None = option(
+        None, "How many tokens to draft.", ge=1, level="absent", remedy=_NO_DRAFTS
     )
     kv_transfer_config: dict[str, Any] | None = option(
         None,

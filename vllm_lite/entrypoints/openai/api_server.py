@@ -6,17 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite.cli.main import main as run_command
-from vllm_lite.log import init_logger
-
-# Run as a module, this one is called __main__.
-logger = init_logger("vllm_lite.entrypoints.openai.api_server")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve with the options in `argv` (default: sys.argv), --model among them; the exit code."""
-    logger.warning(
+    # Not through the log: that may be what is wrong with the environment.
+    sys.stderr.write(
         "python -m vllm_lite.entrypoints.openai.api_server is deprecated; "
-        "use `vllm-lite serve MODEL`"
+        "use `vllm-lite serve MODEL`\n"
     )
     return run_command(["serve", *(sys.argv[1:] if argv is None else argv)])
 
