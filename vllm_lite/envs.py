@@ -192,12 +192,13 @@ IDLE = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is compiled",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "there are no adapters",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "a server whose engine is dead ends",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --enable-log-requests and --enable-log-outputs",
     "VLLM_ATTENTION_BACKEND": "use --attention-backend",
     "VLLM_USE_V1": "there is one engine",
     "VLLM_TARGET_DEVICE": "the device is found out; see --device",
 }
-# Asked for what is so anyway, whatever their value.
-_GRANTED = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK")
+# They ask for what is so anyway: nobody is told of any use.
+GRANTED = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK")
 
 
 def complaints() -> list[str]:
@@ -207,7 +208,7 @@ def complaints() -> list[str]:
         for name, why in IDLE.items()
         if os.environ.get(name, "") not in ("", "0")
     ]
-    known = {*VARIABLES, *IDLE, *_GRANTED}
+    known = {*VARIABLES, *IDLE, *GRANTED}
     unknown = [name for name in sorted(os.environ) if name.startswith("VLLM_")]
     unknown = [name for name in unknown if name not in known]
     if unknown:

@@ -49,3 +49,20 @@ def test_what_changes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
     idle, unknown = envs.complaints()
     assert idle.startswith("VLLM_USE_MODELSCOPE changes nothing here: ")
     assert unknown.endswith(": VLLM_LITE_NOTHING, VLLM_NOTHING")
+
+
+# Those that vLLM's documents list.
+DOCUMENTED = """
+API_KEY LOGGING_LEVEL CONFIGURE_LOGGING LOGGING_CONFIG_PATH LOG_STATS_INTERVAL HOST_IP PORT
+CACHE_ROOT USE_MODELSCOPE ENGINE_READY_TIMEOUT_S HTTP_TIMEOUT_KEEP_ALIVE ALLOW_LONG_MAX_MODEL_LEN
+ALLOW_RUNTIME_LORA_UPDATING SERVER_DEV_MODE ENABLE_V1_MULTIPROCESSING WORKER_MULTIPROC_METHOD
+CPU_KVCACHE_SPACE CPU_OMP_THREADS_BIND PLUGINS NO_USAGE_STATS DO_NOT_TRACK DISABLE_COMPILE_CACHE
+EXECUTE_MODEL_TIMEOUT_SECONDS KEEP_ALIVE_ON_ENGINE_DEATH MAX_N_SEQUENCES
+DEBUG_LOG_API_SERVER_RESPONSE ATTENTION_BACKEND USE_V1
+"""
+
+
+def test_every_documented_variable_is_answered_once() -> None:
+    answers = [*envs.VARIABLES, *envs.IDLE, *envs.GRANTED]
+    assert len(answers) == len(set(answers))
+    assert {f"VLLM_{name}" for name in DOCUMENTED.split()} <= set(answers)

@@ -134,6 +134,8 @@ def _environment() -> str:
     lines += _table(
         ("variable", "because"), [(f"`{name}`", f"{why}.") for name, why in envs.IDLE.items()]
     )
+    granted = " and ".join(f"`{name}`" for name in envs.GRANTED)
+    lines += ["", f"{granted} ask for what is so anyway: nobody is told of any use."]
     lines += ["", "Any other `VLLM_` variable is unknown, and a warning says so.", ""]
     return "\n".join(lines)
 
