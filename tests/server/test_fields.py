@@ -59,6 +59,12 @@ async def test_a_format_becomes_a_constraint(
     assert found is None or found.constraint in (constraint or {})
 
 
+async def test_a_completion_has_no_reasoning_that_a_constraint_could_wait_for() -> None:
+    for send, expected in ((chat, False), (complete, True)):
+        found = (await params_of(send, structured_outputs={"regex": "a"})).structured_outputs
+        assert found is not None and found.enable_in_reasoning is expected
+
+
 @BOTH
 @pytest.mark.parametrize(
     "given",

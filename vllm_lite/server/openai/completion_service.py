@@ -31,7 +31,7 @@ from vllm_lite.server.openai.completion_stream import (
     finish_of,
     with_echo,
 )
-from vllm_lite.server.openai.constraint_protocol import blamed_on
+from vllm_lite.server.openai.constraint_protocol import blamed_on, from_the_start
 from vllm_lite.server.openai.logprobs import completion_logprobs, prompt_logprobs, token_view
 from vllm_lite.server.openai.sampling_protocol import (
     effective_max_tokens,
@@ -99,7 +99,8 @@ class CompletionService:
             ),
             logprobs=body.logprobs,
             prompt_logprobs=scored,
-            constraint=body.constraint(),
+            # No reasoning is told apart here, so the whole text is what is constrained.
+            constraint=from_the_start(body.constraint()),
         )
 
     async def _prompts(self, body: CompletionRequest) -> tuple[list[Prompt], list[str | None]]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import StructuredOutputsParams
 from vllm_lite.server.body import warn_unknown
@@ -45,6 +47,13 @@ def constraint_of(
     warn_unknown(structured_outputs.keys() - _OPTIONS)
     given = {k: v for k, v in structured_outputs.items() if k in _OPTIONS and v is not None}
     return StructuredOutputsParams(**given)
+
+
+def from_the_start(constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    """The same constraint, but of a text's reasoning too."""
+    if constraint is None:
+        return None
+    return msgspec.structs.replace(constraint, enable_in_reasoning=True)
 
 
 def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
