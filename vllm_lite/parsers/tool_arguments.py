@@ -45,12 +45,15 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
     schema = argument_schema(tool)
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    if _MORE_THAN_PROPERTIES & set(schema) or not isinstance(properties, Mapping):
+    if _MORE_THAN_PROPERTIES & set(schema) or schema.get("type") != "object":
         return None
-    if schema["type"] != "object" or any(key not in properties for key in required):
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return None
+    if any(not isinstance(key, str) or key not in properties for key in required):
         return None
     if not properties:
-        return _text("")
+        # Arguments that are all free have no elements that could be named here.
+        return None if schema.get("additionalProperties") else _text("")
     elements = []
     for key, part in properties.items():
         element = _argument(xml, envelope, key, part, schema)
@@ -58,6 +61,11 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
             return None
         elements.append(element if key in required else _optional(element))
     return {"type": "sequence", "elements": elements} if len(elements) > 1 else elements[0]
+
+
+def free_arguments(xml: XmlTools) -> Format:
+    """Whatever arguments a call may have: any text up to its end."""
+    return {"type": "any_text", "excludes": [xml.call_end]}
 
 
 def _argument(
@@ -118,9 +126,11 @@ def _string(xml: XmlTools, part: Mapping[str, Any]) -> Format | None:
     if "pattern" in part or has_keyword(part, frozenset(("anyOf", "oneOf", "allOf", "not"))):
         return None
     least, most = part.get("minLength", 0), part.get("maxLength")
+    if not isinstance(least, int) or not isinstance(most, int | None) or least > _MAX_LENGTH:
+        return None
     text = _free_text(xml)
     if most is not None:
-        if not isinstance(most, int) or most < least:
+        if most < least:
             return None
         text["max_chars"] = min(most - least, _MAX_LENGTH)
     if not least:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers.registry import tool_format
-from vllm_lite.parsers.tool_arguments import tagged_arguments
+from vllm_lite.parsers.tool_arguments import free_arguments, tagged_arguments
 from vllm_lite.parsers.tool_envelopes import ENVELOPES, Envelope
 from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, moved
 from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec, is_forced
@@ -52,7 +52,8 @@ def tool_constraint(
     envelope = ENVELOPES.get(tool_parser or "")
     try:
         if envelope and tool_parser and has_own_envelope(tool_parser, tools, tool_choice):
-            calls = _calls(tool_parser, envelope, chosen, envelope.separator, only_one)
+            tags = [_call(tool_parser, envelope, tool) for tool in chosen]
+            calls = _calls(tags, envelope.separator, only_one)
             return _structural_tag(_forced(envelope, calls))
         if forced:
             plain = _named(chosen[0]) if isinstance(tool_choice, NamedTool) else _array(chosen)
@@ -82,19 +83,26 @@ def has_own_envelope(
     )
 
 
-def _call(tool_parser: str, envelope: Envelope, tool: ToolSpec) -> Format | None:
-    """A call of `tool`; None where the format cannot say its name or its schema."""
+def _call(
+    tool_parser: str, envelope: Envelope, tool: ToolSpec, *, is_loose: bool = False
+) -> Format | None:
+    """A call of `tool`; None where the format cannot say its name or its schema.
+
+    A loose one may have any arguments.
+    """
     if not _SAFE_NAME.fullmatch(tool.name):
         return None
     arguments: Format | None
     if envelope.argument:
         xml = tool_format(tool_parser)
         xml = getattr(xml, "xml", None) or xml
-        arguments = tagged_arguments(xml, envelope, tool) if isinstance(xml, XmlTools) else None
+        if not isinstance(xml, XmlTools):
+            return None
+        arguments = free_arguments(xml) if is_loose else tagged_arguments(xml, envelope, tool)
     else:
         arguments = {
             "type": "json_schema",
-            "json_schema": argument_schema(tool),
+            "json_schema": {"type": "object"} if is_loose else argument_schema(tool),
             "max_whitespace_cnt": MAX_WHITESPACE,
         }
     if arguments is None:
@@ -105,10 +113,7 @@ def _call(tool_parser: str, envelope: Envelope, tool: ToolSpec) -> Format | None
     return {"type": "tag", "begin": begin, "content": arguments, "end": envelope.call_end}
 
 
-def _calls(
-    tool_parser: str, envelope: Envelope, tools: Sequence[ToolSpec], separator: str, only_one: bool
-) -> Format:
-    tags = [_call(tool_parser, envelope, tool) for tool in tools]
+def _calls(tags: Sequence[Format | None], separator: str, only_one: bool) -> Format:
     return {
         "type": "tags_with_separator",
         "tags": [tag for tag in tags if tag is not None],
@@ -129,15 +134,15 @@ def _free(
     tool_parser: str, envelope: Envelope, tools: Sequence[ToolSpec], only_one: bool
 ) -> StructuredOutputsParams | None:
     """Any text, but calls in it follow the schemas of strict tools."""
-    loose = [tool if tool.strict else ToolSpec(tool.name, {}) for tool in tools]
-    if any(_call(tool_parser, envelope, tool) is None for tool in loose):
+    calls = [_call(tool_parser, envelope, tool, is_loose=not tool.strict) for tool in tools]
+    if None in calls:
         return None
-    calls = _calls(tool_parser, envelope, loose, envelope.separator, only_one)
+    together = _calls(calls, envelope.separator, only_one)
     trigger = envelope.begin or envelope.call.partition("{name}")[0]
     if envelope.begin:
-        tags = [{"type": "tag", "begin": trigger, "content": calls, "end": envelope.end}]
+        tags = [{"type": "tag", "begin": trigger, "content": together, "end": envelope.end}]
     else:
-        tags = calls["tags"]
+        tags = together["tags"]
     return _structural_tag(
         {
             "type": "triggered_tags",

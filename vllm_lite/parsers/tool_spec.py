@@ -56,15 +56,18 @@ def schema_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
         types = part.get("type")
         alternatives = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
         if isinstance(types, str | list):
-            found |= _TYPES.intersection([types] if isinstance(types, str) else types)
+            named = [types] if isinstance(types, str) else types
+            found |= {name for name in named if isinstance(name, str)} & _TYPES
         elif isinstance(part.get("$ref"), str):
             pending.append(resolve(part["$ref"], root))
         elif alternatives:
             pending += alternatives[0]
         elif isinstance(part.get("allOf"), list) and part["allOf"]:
             pending.append(part["allOf"][0])
-        elif isinstance(part.get("enum"), list) or "const" in part:
-            found |= {json_type(value) for value in part.get("enum", [part.get("const")])}
+        elif "const" in part:
+            found.add(json_type(part["const"]))
+        elif isinstance(part.get("enum"), list):
+            found |= {json_type(value) for value in part["enum"]}
         else:
             return frozenset()
     return frozenset() if pending else frozenset(found)

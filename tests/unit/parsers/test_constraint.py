@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import xgrammar as xgr
 
 from tests.unit.parsers.reading import read
 from tests.unit.parsers.walks import walker
@@ -181,6 +182,46 @@ def test_calls_within_free_text_follow_the_schemas_of_strict_tools(parser: str) 
         for found in message.tool_calls:
             assert found.name == strict.name
             jsonschema.validate(json.loads(found.arguments), argument_schema(strict))
+
+
+def test_a_tool_that_is_not_strict_stays_free_beside_one_that_is() -> None:
+    tools = (TOOLS[2], ToolSpec("loose", {"properties": {"a": {"type": "integer"}}}))
+    for parser, text in (
+        ("hermes", '<tool_call>\n{"name": "loose", "arguments": {"a": "x"}}\n</tool_call>'),
+        (
+            "qwen3_xml",
+            "<tool_call>\n<function=loose>\n<parameter=a>\nx\n</parameter>\n</function>\n"
+            "</tool_call>",
+        ),
+    ):
+        params = tool_constraint(parser, tools, "auto")
+        assert params is not None
+        walk = walker(("<", ">"), ())
+        matcher = xgr.GrammarMatcher(walk.compile(params))
+        assert matcher.accept_string("Yes. " + text)
+        (call,) = read(text, tool_parser=parser, tools=tools).tool_calls
+        assert call.arguments == '{"a": "x"}'
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": [{}], "properties": []},
+        {"type": "object", "properties": {"a": 1, "b": {"type": [{}], "enum": 3}}, "required": 7},
+        {"type": "object", "properties": {"a": {"type": "string", "minLength": "x"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": []}}},
+        {"type": "object", "properties": {"a": {"const": {}, "enum": 1}}, "required": [{}]},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"$ref": "#"},
+    ],
+)
+def test_a_schema_that_is_none_is_left_to_whoever_compiles_it(schema: dict[str, Any]) -> None:
+    tool = ToolSpec("odd", schema, strict=True)
+    for parser in ("qwen3_xml", "hermes", None):
+        for choice in ("required", NamedTool("odd"), "auto"):
+            tool_constraint(parser, (tool,), choice)
+        text = "<tool_call><function=odd><parameter=a>1</parameter></function></tool_call>"
+        assert read(text, tool_parser="qwen3_xml", tools=(tool,)).tool_calls
 
 
 def test_one_call_at_most_where_parallel_calls_are_off() -> None:

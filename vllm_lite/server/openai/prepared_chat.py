@@ -63,11 +63,22 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
     prompt = await render_prompt(context, shown, template_kwargs(context, body))
     if parser is not None and parser.reasoning_parser is not None:
         inside = registry.prompt_ends_in_reasoning(parser.reasoning_parser, prompt["prompt"])
+        is_shaped = is_forced(choice) or body.constraint() is not None
+        if inside is None and is_shaped and _opens_by_one_token(context, parser.reasoning_parser):
+            inside = False  # the constraint holds from the start, unless that token is said
         parser = replace(parser, prompt_ends_in_reasoning=inside)
     with blamed_on(_source(body, choice)):
         await context.client.prepare(params)
     num_choices = params.n if search is None else body.n or 1
     return PreparedChat(prompt, params, num_choices, search, parser)
+
+
+def _opens_by_one_token(context: ServingContext, reasoning_parser: str) -> bool:
+    """Whether the engine can tell at once that reasoning begins; it assumes so otherwise."""
+    markers = registry.reasoning_markers(reasoning_parser)
+    if markers is None:
+        return False
+    return len(context.tokenizer.encode(markers.start, add_special_tokens=False)) == 1
 
 
 def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, Any]:
