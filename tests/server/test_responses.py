@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.fake_client import FakeEngineClient
-from tests.server.harness import Connection, app_of, error_of, http
+from tests.server.harness import HI, Connection, app_of, error_of, http
 from tests.server.test_disconnect import until_running
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.engine.input_processor import InputProcessor
@@ -431,3 +431,36 @@ async def test_a_client_that_leaves_takes_its_response_along(stream: bool) -> No
         assert (await session.get(f"{PATH}/resp_gone")).status_code == 404
     assert client.running == set()
     assert len(app.state.context.generations) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "kind"), [(PATH, "responses"), ("/v1/messages", "chat")])
+async def test_calls_are_counted_and_texts_logged_as_in_chat(
+    path: str, kind: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**PARSERS, "enable_log_requests": True, "enable_log_outputs": True}
+    function = {"name": TOOL["name"], "input_schema": TOOL["parameters"]}
+    body = (
+        {"input": "hi", "tools": [TOOL]}
+        if path == PATH
+        else {"model": "tiny", "max_tokens": 500, "messages": HI, "tools": [function]}
+    )
+    client = thinker()
+    async with http(client, **options) as session:
+        headers = {"X-Vllm-Priority": "5"}
+        with caplog.at_level("INFO"):
+            await session.post(path, json={**body, "stream": stream}, headers=headers)
+        metrics = (await session.get("/metrics")).text
+    assert client.options[0]["priority"] == 5
+    (line,) = [r.getMessage() for r in caplog.records if "Generated for" in r.getMessage()]
+    assert CALL.splitlines()[1] in line
+    mode = "streaming" if stream else "non_streaming"
+    (count,) = [
+        line.rsplit(" ", 1)[1]
+        for line in metrics.splitlines()
+        if line.startswith("vllm:tool_call_parser_invocations_total")
+        and f'mode="{mode}"' in line
+        and f'request_type="{kind}' in line
+        and 'outcome="tool_call"' in line
+    ]
+    assert float(count) == 1

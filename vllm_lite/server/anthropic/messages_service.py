@@ -31,10 +31,11 @@ from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.errors import Failure, failure_of
 from vllm_lite.server.openai.chat_request import chat_request, renamed
-from vllm_lite.server.openai.message_reader import MessageReader
+from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.origin import note_user
+from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 from vllm_lite.tokenizer.chat_template import render_chat
 
@@ -76,14 +77,15 @@ class MessagesService:
                 [prepared.prompt],
                 prepared.params,
                 message_id,
-                priority=body.priority or 0,
+                priority=context.priority(request, body.priority or 0),
                 cache_salt=body.cache_salt,
             )
-        reply = _MessageReply(context, prepared, message_id)
+        reply = _MessageReply(context, prepared, message_id, is_streamed=bool(body.stream))
+        outputs = logged(context, message_id, generation)
         if body.stream:
-            return EventStream(reply.events(generation), generation, message_id, ending=b"")
+            return EventStream(reply.events(outputs), generation, message_id, ending=b"")
         try:
-            payload = await run_while_connected(request.receive, reply.whole(generation))
+            payload = await run_while_connected(request.receive, reply.whole(outputs))
         finally:
             await generation.close()
         return _json(payload)
@@ -127,10 +129,18 @@ class MessagesService:
 class _MessageReply:
     """One message on its way to the client."""
 
-    def __init__(self, context: ServingContext, prepared: PreparedChat, message_id: str) -> None:
+    def __init__(
+        self,
+        context: ServingContext,
+        prepared: PreparedChat,
+        message_id: str,
+        *,
+        is_streamed: bool,
+    ) -> None:
         self._context = context
         self._message_id = message_id
-        self._reader = MessageReader(prepared.parser)
+        self._readers = ChoiceReaders(1, prepared.parser, context.count_tokens)
+        self._is_streamed = is_streamed
         self._content = MessageContent()
         self._prompt: RequestOutput | None = None
         self._num_output_tokens = 0
@@ -167,14 +177,21 @@ class _MessageReply:
         self._prompt = self._prompt or output
         self._num_output_tokens += len(choice.token_ids)
         self._stop_reason = choice.stop_reason
-        events = self._reader.feed(choice)
+        events = self._readers[0].feed(choice)
         if choice.finish_reason is not None:
-            self._context.log_output(self._message_id, choice.text, choice.finish_reason)
+            self._count_calls()
         return [payload for event in events for payload in self._content.feed(event)]
+
+    def _count_calls(self) -> None:
+        # A message is a chat completion in other words, and counted as one.
+        for found in self._readers.outcomes():
+            self._context.metrics.count_tool_parsing(
+                "chat_completions", is_streaming=self._is_streamed, found=found
+            )
 
     def _stop(self) -> Payload:
         """Why the message ends, in Anthropic's words; raises UnavailableError for no good end."""
-        reason, stop = self._reader.finish_reason, self._stop_reason
+        reason, stop = self._readers[0].finish_reason, self._stop_reason
         if reason in (None, "abort"):
             raise UnavailableError("The server ended the message before it was finished")
         if reason == "length":

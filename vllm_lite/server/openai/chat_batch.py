@@ -70,6 +70,7 @@ class ChatBatchService:
         batch = parse(ChatBatchRequest, raw, CHAT_HARMLESS)
         context.check_model(batch.model)
         batch.check_batch()
+        batch.priority = context.priority(request, batch.priority)
         request_id = context.request_id("chatcmpl-", request, batch.request_id)
         singles = batch.singles()
         prepared = await self._prepare(singles)

@@ -53,14 +53,13 @@ class ResponseRun:
         self._finish_reason: str | None = None
 
     @property
-    def text(self) -> str:
-        """What the model wrote, unparsed."""
-        return "".join(self._text)
+    def is_streamed(self) -> bool:
+        """Whether somebody reads the events as they come."""
+        return bool(self._body.stream)
 
-    @property
-    def finish_reason(self) -> str | None:
-        """How the engine ended it."""
-        return self._finish_reason
+    def outcomes(self) -> list[bool]:
+        """Where calls were looked for: whether there was one."""
+        return self._readers.outcomes()
 
     async def whole(self, outputs: Outputs) -> Payload:
         """The finished response; raises what the engine raises."""
@@ -156,7 +155,7 @@ class ResponseRun:
         if self._body.enable_response_messages and self._prompt is not None:
             prompt = self._prompt
             payload["input_messages"] = [_raw(prompt.prompt or "", prompt.prompt_token_ids)]
-            payload["output_messages"] = [_raw(self.text, self._token_ids)]
+            payload["output_messages"] = [_raw("".join(self._text), self._token_ids)]
         # There is no event of its own for what was cancelled.
         kind = "incomplete" if status == "cancelled" else status
         return [*news, {"type": f"response.{kind}", "response": payload}]

@@ -43,6 +43,7 @@ from vllm_lite.server.openai.responses_run import ResponseRun
 from vllm_lite.server.openai.responses_store import ResponseStore, StoredResponse
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.origin import current_origin
+from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 
 
@@ -65,6 +66,7 @@ class ResponsesService:
         refuse_unsupported(raw, RESPONSES_LATER)
         body = parse(ResponsesRequest, raw, RESPONSES_HARMLESS)
         self._check(body)
+        body.priority = self._context.priority(request, body.priority or 0)
         response_id = self._context.request_id("resp_", request, body.request_id)
         entry = self._entry(body, response_id, owner)
         with renamed(CHAT_NAMES):
@@ -220,7 +222,7 @@ class ResponsesService:
         self, entry: StoredResponse, run: ResponseRun, generation: Generation
     ) -> None:
         try:
-            await run.in_background(generation)
+            await run.in_background(logged(self._context, entry.id, generation))
         finally:
             await generation.close()
             self._finish(entry, run)
@@ -236,8 +238,9 @@ class ResponsesService:
         if body.stream:
             events = self._foreground_events(entry, run, generation)
             return EventStream(events, generation, entry.id, ending=b"")
+        outputs = logged(self._context, entry.id, generation)
         try:
-            payload = await run_while_connected(request.receive, run.whole(generation))
+            payload = await run_while_connected(request.receive, run.whole(outputs))
         except BaseException:
             self._store.remove(entry)
             raise
@@ -252,7 +255,7 @@ class ResponsesService:
         """The run's events; a response whose client left is not kept."""
         is_told = False
         try:
-            async for event in run.events(generation):
+            async for event in run.events(logged(self._context, entry.id, generation)):
                 yield event
             is_told = True
         finally:
@@ -263,7 +266,10 @@ class ResponsesService:
 
     def _finish(self, entry: StoredResponse, run: ResponseRun) -> None:
         self._store.finish(entry)
-        self._context.log_output(entry.id, run.text, run.finish_reason)
+        for found in run.outcomes():
+            self._context.metrics.count_tool_parsing(
+                "responses", is_streaming=run.is_streamed, found=found
+            )
 
     def _payload(self, body: ResponsesRequest, response_id: str, prepared: PreparedChat) -> Payload:
         """The response as it begins; every key is there from the start."""
