@@ -68,6 +68,7 @@ ALLOWED = {
     ("loader", "layers"): "weights are loaded through the layers' own rules",
     ("loader", "models"): "load_model builds what the registry names, then fills it",
     ("sampling_params", "structured_outputs_params"): "a constraint is one of the choices",
+    ("sampling_params", "beam_search_params"): "vLLM gives both from one module",
     ("beam_search_params", "outputs"): "continuations carry their log-probabilities",
     ("sampling_params", "repetition"): "what counts as a repeat is a sampling choice",
     ("request", "repetition"): "a request carries the count of its repeats",

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from vllm_lite import envs
+from vllm_lite.beam_search_params import BeamSearchParams as BeamSearchParams
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
 from vllm_lite.repetition import RepetitionDetectionParams as RepetitionDetectionParams

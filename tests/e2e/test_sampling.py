@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tests import oracle
 from vllm_lite import LLM, SamplingParams
+from vllm_lite.errors import RequestError
 from vllm_lite.outputs import CompletionOutput, RequestOutput
+from vllm_lite.sampling_params import BeamSearchParams
 
 CONTEXT = 512
 TEXT = "The quick brown fox"
@@ -366,3 +368,17 @@ def test_without_detokenize_there_are_only_ids(llm: LLM) -> None:
     assert choice.text == "" and choice.token_ids == ids_of(run(llm))
     assert choice.logprobs is not None
     assert all(entry.decoded_token is None for p in choice.logprobs for entry in p.values())
+
+
+def test_a_beam_search_gives_whole_texts_best_first(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=4)
+    first, second = llm.beam_search([TEXT, [1, 2, 3]], params)
+    greedy = run(llm, max_tokens=4, logprobs=0, ignore_eos=False)
+    assert len(first.sequences) == len(second.sequences) == 3
+    scores = [one.cum_logprob for one in first.sequences if one.finish_reason == "length"]
+    assert scores == sorted(scores, reverse=True)
+    assert max(scores) >= greedy.outputs[0].cumulative_logprob - 1e-3
+    assert all((one.text or "").startswith(TEXT) for one in first.sequences)
+    assert all(one.tokens[:3] == [1, 2, 3] for one in second.sequences)
+    with pytest.raises(RequestError, match="max-logprobs"):
+        llm.beam_search(TEXT, BeamSearchParams(beam_width=30, max_tokens=4))
