@@ -146,9 +146,27 @@ async def test_a_forced_call_goes_before_a_response_format() -> None:
     assert client.prepared[0].json_object is None
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+
+
+async def test_a_choice_may_narrow_the_tools_that_the_prompt_shows() -> None:
+    client = engine(forced("required", ("get_time", {})))
+    choice = await ask(client, {}, tools=TOOLS, tool_choice=allowed("required", "get_time"))
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_time"
+    assert "get_weather" not in json.dumps(client.prepared[0].json)
+    assert "[2 tools]" in client.seen[0][0]["prompt"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "get_time")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("required", "nope")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("required")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "get_time")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": TOOLS}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice"),

@@ -88,7 +88,7 @@ class ChatCompletionRequest(TemplateFields):
     top_logprobs: int | None = None
     """So many candidates beside each token; -1: all."""
     tool_choice: str | dict[str, Any] | None = None
-    """none, auto, required, or a function by name; auto where there are tools."""
+    """none, auto, required, a function, or allowed_tools; auto where there are tools."""
     parallel_tool_calls: bool | None = None
     """False keeps the first call only."""
     include_reasoning: bool = True

@@ -24,7 +24,7 @@ from vllm_lite.server.openai.chat_prompt import render_prompt
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.constraint_protocol import blamed_on
 from vllm_lite.server.openai.sampling_protocol import effective_max_tokens
-from vllm_lite.server.openai.tool_protocol import tool_choice_of, tool_specs
+from vllm_lite.server.openai.tool_protocol import allowed_tools, tool_choice_of, tool_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
         trust_template=context.server_config.trust_request_chat_template,
         max_logprobs=context.max_logprobs,
     )
-    tools = tool_specs(body.tools)
-    choice = tool_choice_of(body.tool_choice, tools)
+    tools, wanted = allowed_tools(body.tool_choice, tool_specs(body.tools))
+    choice = tool_choice_of(wanted, tools)
     _check_auto(context, body, choice)
     parser = _parser_config(context, body, tools, choice)
     params = _sampling_params(context, body, _constraint(context, body, tools, choice))

@@ -43,6 +43,39 @@ def _spec(path: str, tool: dict[str, Any]) -> ToolSpec:
     return ToolSpec(name, parameters or {}, strict)
 
 
+def allowed_tools(
+    choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, ...]
+) -> tuple[tuple[ToolSpec, ...], str | dict[str, Any] | None]:
+    """The tools that may be called and the choice among them, where `choice` narrows them.
+
+    The prompt shows all tools, so that it stays the same. Raises RequestError.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    given = choice.get("allowed_tools")
+    mode = given.get("mode") if isinstance(given, dict) else None
+    listed = given.get("tools") if isinstance(given, dict) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise RequestError(
+            "tool_choice.allowed_tools needs a mode, auto or required, and a list of tools",
+            "tool_choice",
+        )
+    known = {tool.name: tool for tool in tools}
+    chosen: dict[str, ToolSpec] = {}
+    for name in map(_name_of, listed):
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(
+                f"tool_choice allows {name!r:.80}, which is not one of the tools", "tool_choice"
+            )
+        chosen[name] = known[name]
+    return tuple(chosen.values()), mode
+
+
+def _name_of(choice: object) -> object:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def tool_choice_of(choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, ...]) -> ToolChoice:
     """`choice` as given by a client; without one, "auto" where there are tools.
 
@@ -54,12 +87,11 @@ def tool_choice_of(choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, .
         if choice == "required" and not tools:
             raise RequestError("tool_choice required needs tools", "tool_choice")
         return choice if tools else "none"  # type: ignore[return-value]
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    name = _name_of(choice)
     if not isinstance(name, str):
         raise RequestError(
-            'tool_choice must be none, auto, required or {"type": "function", "function": '
-            '{"name": ...}}',
+            'tool_choice must be none, auto, required, {"type": "function", "function": '
+            '{"name": ...}} or of type allowed_tools',
             "tool_choice",
         )
     if all(tool.name != name for tool in tools):
