@@ -84,14 +84,15 @@ def _argument(
         text = _element(envelope, key, "string", _free_text(xml))
         null = _element(envelope, key, "null", _text("null"))
         return {"type": "or", "elements": [null, text]}
-    if not types or "string" in types or has_keyword(part, frozenset(("pattern",))):
+    if not types or "string" in types:
         return None
     said = types - {"null"} or types
     if len(said) > 1 and not said <= {"integer", "number"}:
         return None  # the tag may have to name one
     document = {name: root[name] for name in ("$defs", "definitions") if name in root}
     document.update(part)
-    if _refers_outside(document):
+    # A text within JSON that has such a rule could hold a tag: rules replace what is excluded.
+    if _refers_outside(document) or has_keyword(document, _STRING_RULES):
         return None
     value = {
         "type": "json_schema",

@@ -17,7 +17,7 @@ from vllm_lite.errors import RequestError
 from vllm_lite.parsers.registry import tool_format
 from vllm_lite.parsers.tool_arguments import free_arguments, tagged_arguments
 from vllm_lite.parsers.tool_envelopes import ENVELOPES, Envelope
-from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, moved
+from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, as_definitions
 from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec, is_forced
 from vllm_lite.parsers.tool_xml import XmlTools
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
@@ -173,14 +173,17 @@ def _named(tool: ToolSpec) -> Format:
 
 def _array(tools: Sequence[ToolSpec]) -> Format:
     calls = []
-    schemas = {}
+    schemas: Format = {}
     for number, tool in enumerate(tools):
-        root = f"#/$defs/tool_{number}"
-        schemas[f"tool_{number}"] = moved(argument_schema(tool), root)
+        part = f"tool_{number}"
+        schemas |= as_definitions(argument_schema(tool), part)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, "parameters": {"$ref": root}},
+                "properties": {
+                    "name": {"const": tool.name},
+                    "parameters": {"$ref": f"#/$defs/{part}"},
+                },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }

@@ -184,7 +184,7 @@ ENVELOPES: dict[str, Envelope] = {
     "openai": Envelope(
         before="<|start|>assistant",
         call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-        call_end="<|call|>",
+        # Its own end is a token that stops the model: the grammar's end allows that.
         separator="<|start|>assistant",
     ),
     "phi4_mini_json": _array("functools"),

@@ -15,6 +15,8 @@ MAX_WHITESPACE = 16  # characters of white space in a row, where a constraint al
 _SCHEMA_MAPS = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 )
+# Where a document keeps its definitions, and what leads to their names elsewhere.
+_DEFINITIONS = {"$defs": "_", "definitions": "_definitions_"}
 _DATA = frozenset(("const", "enum", "default", "examples"))
 
 
@@ -26,21 +28,45 @@ def argument_schema(tool: ToolSpec) -> dict[str, Any]:
     return schema
 
 
-def moved(schema: Any, root: str) -> Any:
-    """`schema`, a whole document, as a part that lies at `root` of another: references follow."""
+def as_definitions(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`schema`, a whole document, as entries of another's `$defs`: `name` and what it refers to.
+
+    Its own definitions become neighbours (`name_City`), since not every engine follows a
+    reference into an entry.
+    """
+    found = {}
+    for keyword in _DEFINITIONS:
+        parts = schema.get(keyword)
+        if isinstance(parts, Mapping):
+            for key, part in parts.items():
+                found[f"{name}{_DEFINITIONS[keyword]}{key}"] = _moved(part, name)
+    rest = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+    return {name: _moved(rest, name), **found}
+
+
+def _moved(schema: Any, name: str) -> Any:
+    """A part of the document that becomes `name`, its references led where their targets go."""
     if isinstance(schema, list):
-        return [moved(item, root) for item in schema]
+        return [_moved(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            found[key] = root + value[1:]
+            found[key] = _led(value, name)
         elif key in _SCHEMA_MAPS and isinstance(value, Mapping):
-            found[key] = {name: moved(part, root) for name, part in value.items()}
+            found[key] = {inner: _moved(part, name) for inner, part in value.items()}
         else:
-            found[key] = value if key in _DATA else moved(value, root)
+            found[key] = value if key in _DATA else _moved(value, name)
     return found
+
+
+def _led(reference: str, name: str) -> str:
+    for keyword, infix in _DEFINITIONS.items():
+        start = f"#/{keyword}/"
+        if reference.startswith(start):
+            return f"#/$defs/{name}{infix}{reference.removeprefix(start)}"
+    return f"#/$defs/{name}{reference[1:]}"
 
 
 def has_keyword(schema: Any, keywords: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ import xgrammar as xgr
 
 from tests.unit.parsers.reading import read
 from tests.unit.parsers.walks import walker
+from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.events import ParsedMessage
@@ -19,6 +20,9 @@ from vllm_lite.parsers.tool_constraint import has_own_envelope, tool_constraint
 from vllm_lite.parsers.tool_envelopes import ENVELOPES
 from vllm_lite.parsers.tool_schema import argument_schema
 from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.structured_output.canonical import canonical
+from vllm_lite.structured_output.compiler import Compiled, GrammarEngines
+from vllm_lite.structured_output.grammar import Vocabulary
 
 TREE = {
     "type": "object",
@@ -127,6 +131,17 @@ def test_what_tags_cannot_say_is_forced_as_plain_json(tool: ToolSpec) -> None:
     assert [call.arguments for call in message.tool_calls] == ['{"t": "aa"}']
 
 
+@pytest.mark.parametrize("choice", ["required", NamedTool("get_weather")])
+def test_the_engines_take_every_constraint(choice: ToolChoice) -> None:
+    tokens = [bytes([value]) for value in range(256)]
+    engines = GrammarEngines(Vocabulary([*tokens, b"</s>"], frozenset({256}), (256,)))
+    for parser in ("qwen3_xml", "hermes", None):
+        params = tool_constraint(parser, TOOLS, choice)
+        assert params is not None
+        found = engines.compile(canonical(params, StructuredOutputsConfig()))
+        assert isinstance(found, Compiled), found
+
+
 def test_references_follow_a_schema_that_becomes_a_part_of_another() -> None:
     params = tool_constraint(None, TOOLS, "required")
     assert params is not None and isinstance(params.json, dict)
@@ -139,6 +154,30 @@ def test_references_follow_a_schema_that_becomes_a_part_of_another() -> None:
         jsonschema.validate(bad, params.json)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate([], params.json)
+
+
+def test_every_way_to_refer_is_followed() -> None:
+    tool = ToolSpec(
+        "refer",
+        {
+            "type": "object",
+            "properties": {
+                "a": {"$ref": "#/$defs/A"},
+                "b": {"$ref": "#/definitions/A"},
+                "c": {"$ref": "#/properties/a"},
+                "d": {"$ref": "#"},
+            },
+            "$defs": {"A": {"type": "integer"}},
+            "definitions": {"A": {"type": "string"}},
+        },
+    )
+    params = tool_constraint(None, (*TOOLS, tool), "required")
+    assert params is not None and isinstance(params.json, dict)
+    good = {"a": 1, "b": "x", "c": 2, "d": {"a": 3}}
+    jsonschema.validate([{"name": "refer", "parameters": good}], params.json)
+    for bad in ({"a": "x"}, {"b": 1}, {"c": "x"}, {"d": {"a": "x"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "refer", "parameters": bad}], params.json)
 
 
 def test_a_property_may_be_called_like_a_keyword() -> None:
