@@ -125,3 +125,19 @@ def test_a_port_in_use_is_one_line_that_names_it() -> None:
 def test_an_unknown_host_is_one_line_that_names_it() -> None:
     with pytest.raises(UsageError, match=r"--host no\.such\.host\.invalid"):
         Listener(ServerConfig(host="no.such.host.invalid"))
+
+
+def test_several_processes_share_a_port_and_no_other_server_does(tmp_path: Path) -> None:
+    first = Listener(ServerConfig(host="127.0.0.1", port=0, api_server_count=3))
+    names = [one.getsockname() for one in first.sockets]
+    assert len(names) == 3 and len(set(names)) == 1
+    first.socket.listen()
+    for count in (1, 2):
+        with pytest.raises(UsageError, match="cannot be used"):
+            Listener(ServerConfig(host="127.0.0.1", port=names[0][1], api_server_count=count))
+    first.close()
+    path = tmp_path / "s.sock"
+    shared = Listener(ServerConfig(uds=str(path), api_server_count=2))
+    assert len(shared.sockets) == 2
+    shared.close()
+    assert not path.exists()
