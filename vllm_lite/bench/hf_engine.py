@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from vllm_lite.bench.options import ThroughputOptions
-from vllm_lite.bench.throughput import Job, Work, warmups
+from vllm_lite.bench.work import Job, Work, warmups
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -14,6 +14,7 @@ from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options import TEMPLATED, DatasetOptions, ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
+from vllm_lite.bench.work import Job, Work, warmups
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.async_llm import AsyncLLM
@@ -23,25 +24,6 @@ from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt to generate from: its text or ids, and how many tokens."""
-
-    prompt: str | list[int]
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a run has done, and how long it took."""
-
-    num_requests: int
-    num_prompt: int
-    num_output: int
-    seconds: float
 
 
 def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
@@ -117,11 +99,6 @@ async def _run_async(options: ThroughputOptions, config: VllmConfig, jobs: Seque
 
 async def _num_waiting(engine: AsyncLLM) -> int:
     return (await engine.get_stats()).num_waiting
-
-
-def warmups(options: ThroughputOptions, jobs: Sequence[Job]) -> list[Job]:
-    """What to generate first that does not count."""
-    return [jobs[index % len(jobs)] for index in range(options.num_warmups)]
 
 
 def _work(outputs: Sequence[RequestOutput], seconds: float) -> Work:
