@@ -20,13 +20,18 @@ from vllm_lite.errors import EngineDeadError, VLLMLiteError
 from vllm_lite.log import init_logger, set_process_name
 
 if TYPE_CHECKING:
+    from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.server.helpers import HelperJob
 
-logger = init_logger(__name__)
+# Run as a module, this one has no name of its own.
+logger = init_logger("vllm_lite.server.helper_process")
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to stop; the exit code. The parent says what went wrong, once."""
+    """Serve until told to stop; the exit code.
+
+    What goes wrong with the engine its parent hears of too, and says it, once.
+    """
     die_with_parent(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, once the death signal is set.
@@ -35,7 +40,11 @@ def main(arguments: list[str]) -> int:
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HelperJob)
     set_process_name(f"APIServer_{job.index}")
     try:
-        _serve(job)
+        client = _join(job)
+    except VLLMLiteError:
+        return 1
+    try:
+        _serve(job, client)
     except EngineDeadError:
         return 1
     except VLLMLiteError as error:
@@ -44,17 +53,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _serve(job: HelperJob) -> None:
-    import uvloop
-
+def _join(job: HelperJob) -> AsyncLLM:
+    """The engine, once it is ready; raises what keeps it from starting."""
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.engine.core_joined import JoinedCore
     from vllm_lite.engine.front_ends import FrontEndSeat
     from vllm_lite.metrics.board import Board
-    from vllm_lite.server.app import build_app
-    from vllm_lite.server.launch import serve
-    from vllm_lite.server.listen import Listener
-    from vllm_lite.server.peers import Peers
 
     core = JoinedCore(
         Path(job.directory),
@@ -63,7 +67,17 @@ def _serve(job: HelperJob) -> None:
         FrontEndSeat(job.index, job.count),
     )
     board = Board(job.board_fd, job.index, job.count)
-    client = AsyncLLM(job.config, core, board=board)
+    return AsyncLLM(job.config, core, board=board)
+
+
+def _serve(job: HelperJob, client: AsyncLLM) -> None:
+    import uvloop
+
+    from vllm_lite.server.app import build_app
+    from vllm_lite.server.launch import serve
+    from vllm_lite.server.listen import Listener
+    from vllm_lite.server.peers import Peers
+
     app = build_app(client, job.server_config, peers=Peers(job.index, job.peer_fds))
     gc.freeze()
     os.write(job.ready_fd, b"r")
