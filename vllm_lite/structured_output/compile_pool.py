@@ -35,6 +35,7 @@ logger = init_logger(__name__)
 Reply = TypeVar("Reply", Hello, Answer)
 
 NUM_PROCESSES = 2
+COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
 
 
 class TokenizerFacts:
@@ -54,9 +55,8 @@ class _Process:
     """One compile process; belongs to one thread at a time."""
 
     def __init__(self, config: VllmConfig) -> None:
-        command = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
         self._process = subprocess.Popen(
-            command,
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
@@ -72,9 +72,9 @@ class _Process:
             raise RuntimeError(f"a compile process ended at once, exit code {self.exit_code()}")
         self.hello = hello
 
-    def compile(self, params: StructuredOutputsParams) -> Answer | None:
+    def compile(self, job: Job) -> Answer | None:
         """The answer; None where the process was lost over it."""
-        return self._call(Job(params), Answer)
+        return self._call(job, Answer)
 
     def exit_code(self) -> int:
         """Wait for its end; negative for a signal."""
@@ -140,7 +140,11 @@ class CompilePool:
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar | Refusal:
         process = self._take()
-        answer = process.compile(params)
+        answer = process.compile(Job(params))
+        if answer is None and backend_of(self._config) == "auto":
+            self._bury(process)
+            process = self._take()
+            answer = process.compile(Job(params, by_guidance=True))
         if answer is None:
             return self._lost(process, params.constraint)
         self._give_back(process)
@@ -173,9 +177,7 @@ class CompilePool:
             self._idle.append(process)
 
     def _lost(self, process: _Process, constraint: str) -> Refusal:
-        code = process.exit_code()
-        with self._lock:
-            self._processes.remove(process)
+        code = self._bury(process)
         field = f"structured_outputs.{constraint}"
         if code == -signal.SIGPROF:
             return Refusal(
@@ -184,6 +186,13 @@ class CompilePool:
             )
         logger.warning("A compile process was lost over a constraint (exit code %d)", code)
         return Refusal(f"{field} needs too much memory to compile; simplify it", field)
+
+    def _bury(self, process: _Process) -> int:
+        """Forget a process that ended; its exit code."""
+        code = process.exit_code()
+        with self._lock:
+            self._processes.remove(process)
+        return code
 
     def _opened(self, compiled: Compiled) -> CompiledGrammar:
         if self._engines is None:

@@ -22,8 +22,6 @@ from vllm_lite.structured_output.grammar import Refusal, Vocabulary
 MAX_COMPILE_SECONDS = 15.0
 # Beyond what the process holds before its first job.
 MAX_COMPILE_BYTES = 1 << 30
-# Of a compiled grammar as it travels.
-MAX_PAYLOAD_BYTES = 64 << 20
 # Below the engine in the machine's eyes.
 _NICENESS = 5
 
@@ -60,7 +58,7 @@ def compile_one(engines: GrammarEngines, job: Job) -> Answer:
     """One job's answer; whatever goes wrong inside an engine is that job's refusal."""
     field = f"structured_outputs.{job.params.constraint}"
     try:
-        found = engines.compile(job.params)
+        found = engines.compile(job.params, by_guidance=job.by_guidance)
     except MemoryError:
         return Answer(refusal=Refusal(f"{field} needs too much memory; simplify it", field))
     except Exception as error:
@@ -68,8 +66,6 @@ def compile_one(engines: GrammarEngines, job: Job) -> Answer:
         return Answer(refusal=Refusal(f"{field} cannot be compiled ({kind})", field))
     if isinstance(found, Refusal):
         return Answer(refusal=found)
-    if len(found.payload) > MAX_PAYLOAD_BYTES:
-        return Answer(refusal=Refusal(f"{field} is too big once compiled; simplify it", field))
     return Answer(found.engine, found.payload)
 
 

@@ -7,7 +7,9 @@ chosen. Runs where it may be killed: time and memory are limited from outside.
 from __future__ import annotations
 
 import json
+import random
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_lite.structured_output.grammar import (
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
+# How far a new grammar is followed before it is used, and how long one token may take.
+NUM_TRIAL_TOKENS = 48
+MAX_TRIAL_SECONDS = 0.25
 
 
 class Compiled(NamedTuple):
@@ -60,21 +65,26 @@ class GrammarEngines:
         """The grammar that `compile` made, here or in another process."""
         return self._engine(compiled.engine).open(compiled.payload)
 
-    def compile(self, params: StructuredOutputsParams) -> Compiled | Refusal:
-        """Compile a canonical constraint; a Refusal says what is wrong with it."""
+    def compile(
+        self, params: StructuredOutputsParams, *, by_guidance: bool = False
+    ) -> Compiled | Refusal:
+        """Compile a canonical constraint; a Refusal says what is wrong with it.
+
+        `by_guidance` leaves xgrammar out.
+        """
         name = params.constraint
         try:
-            return self._compile(params)
+            return self._compile(params, GUIDANCE if by_guidance else self._backend)
         except GrammarError as error:
             return Refusal(f"structured_outputs.{name}: {error}", f"structured_outputs.{name}")
         except RecursionError:
             reason = "it is nested too deeply"
             return Refusal(f"structured_outputs.{name}: {reason}", f"structured_outputs.{name}")
 
-    def _compile(self, params: StructuredOutputsParams) -> Compiled:
+    def _compile(self, params: StructuredOutputsParams, backend: str) -> Compiled:
         schema, gaps = _schema_of(params)
         gaps |= _text_gaps(params)
-        if self._backend == GUIDANCE or (gaps and self._backend != XGRAMMAR):
+        if backend == GUIDANCE or (gaps and backend != XGRAMMAR):
             return self._compile_by(GUIDANCE, params, schema)
         if gaps:
             raise GrammarError(
@@ -84,7 +94,7 @@ class GrammarEngines:
         try:
             return self._compile_by(XGRAMMAR, params, schema)
         except GrammarError as refused:
-            if self._backend == XGRAMMAR:
+            if backend == XGRAMMAR:
                 raise
             try:
                 return self._compile_by(GUIDANCE, params, schema)
@@ -97,16 +107,31 @@ class GrammarEngines:
         return self._checked(Compiled(name, self._engine(name).compile(params, schema)))
 
     def _checked(self, compiled: Compiled) -> Compiled:
-        """Open it once: a grammar that no text satisfies shows in its first mask."""
+        """Follow it for some tokens: one that no text satisfies, or that is slow, shows here."""
         import numpy as np
 
-        masks = np.zeros((1, self.vocabulary.mask_words), np.int32)
-        try:
-            self.open(compiled).matcher().fill(masks, 0)
-        except MatcherError:
-            masks[:] = 0
-        if not masks.any():
-            raise GrammarError("no text satisfies it")
+        rng = random.Random(0)
+        vocabulary = self.vocabulary
+        masks = np.zeros((1, vocabulary.mask_words), np.int32)
+        matcher = self.open(compiled).matcher()
+        for step in range(NUM_TRIAL_TOKENS):
+            start = time.thread_time()
+            try:
+                matcher.fill(masks, 0)
+            except MatcherError as error:
+                raise GrammarError(str(error)) from None
+            bits = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
+            ids = np.flatnonzero(bits[: len(vocabulary.tokens)])
+            if not step and not len(ids):
+                raise GrammarError("no text satisfies it")
+            ids = ids[~np.isin(ids, vocabulary.eos_ids)]
+            if not len(ids):
+                break
+            is_accepted = matcher.accept(int(ids[rng.randrange(len(ids))]))
+            if time.thread_time() - start > MAX_TRIAL_SECONDS:
+                raise GrammarError("it takes too long to follow; simplify it")
+            if not is_accepted:
+                break
         return compiled
 
 

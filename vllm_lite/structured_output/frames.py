@@ -20,6 +20,8 @@ class Job(msgspec.Struct):
     """Compile a canonical constraint."""
 
     params: StructuredOutputsParams
+    # The engine that comes first was lost over it.
+    by_guidance: bool = False
 
 
 class Hello(msgspec.Struct):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _ESCAPES = '"\\bfnrt'
 # Any tokens that spell the text will do: the model, not the engine, knows which are usual.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
+# Ways in which a text may be read at one place: an object's optional keys make some each.
+MAX_ITEMS = 10_000
 # llguidance tells its automata's size to nobody: what a simple grammar takes.
 _GRAMMAR_BYTES = 1 << 20
 
@@ -58,7 +60,12 @@ class Guidance:
 
     def open(self, payload: bytes) -> CompiledGrammar:
         """The grammar that `compile` made."""
-        matcher = self._llguidance.LLMatcher(self._tokenizer, payload.decode(), log_level=0)
+        limits = self._llguidance.LLParserLimits(
+            max_items_in_row=MAX_ITEMS, step_max_items=10 * MAX_ITEMS
+        )
+        matcher = self._llguidance.LLMatcher(
+            self._tokenizer, payload.decode(), log_level=0, limits=limits
+        )
         if matcher.is_error():
             raise GrammarError(_one_line(matcher.get_error()))
         return _Grammar(matcher, len(payload), self._eos_ids, self._byte_ids)
@@ -142,7 +149,9 @@ class _Matcher:
         address = masks.ctypes.data + row * masks.strides[0]
         self._matcher.unsafe_compute_mask_ptr(address, masks.shape[1] * masks.itemsize)
         if self._matcher.is_error():
-            raise MatcherError(_one_line(self._matcher.get_error()))
+            is_empty = "NoExtension" in self._matcher.get_error()
+            reason = "no text satisfies it" if is_empty else self._matcher.get_error()
+            raise MatcherError(_one_line(reason))
 
     def accept(self, token_id: int) -> bool:
         if token_id in self._eos_ids:

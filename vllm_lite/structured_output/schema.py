@@ -17,6 +17,8 @@ Schema = dict[str, Any]
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
+# xgrammar's tables grow with the square of an object's keys; beyond this it takes seconds.
+MAX_XGRAMMAR_NODES = 256
 
 # No engine here enforces these.
 _UNSUPPORTED = frozenset(
@@ -80,6 +82,7 @@ def read_schema(schema: Any, *, close_objects: bool = False) -> tuple[Schema, se
         schema = {}
     reader = _Reader(schema, close_objects)
     whole = reader.read(schema, ())
+    reader.read_references()
     definitions = {
         name: reader.definitions[name] for name in ("$defs", "definitions") if name in schema
     }
@@ -97,6 +100,7 @@ class _Reader:
         self._close_objects = close_objects
         self._num_nodes = 0
         self._seen: set[str] = set()
+        self._pointers: list[str] = []
         self.unsupported: set[str] = set()
         self.gaps: set[str] = set()
         self.definitions: dict[str, dict[str, Any]] = {
@@ -122,8 +126,11 @@ class _Reader:
         if _counts_free_keys(node):
             self.unsupported.add("minProperties above 1 with free keys")
         self.gaps |= set(_gaps(node))
-        if "$ref" in node:
-            self._follow(node["$ref"])
+        if "$ref" in node and node["$ref"] not in self._seen:
+            self._seen.add(node["$ref"])
+            self._pointers.append(node["$ref"])
+        if self._num_nodes > MAX_XGRAMMAR_NODES or len(node.get("enum", ())) > MAX_XGRAMMAR_NODES:
+            self.gaps.add(f"more than {MAX_XGRAMMAR_NODES} parts")
         return {key: self._read_value(key, value, path) for key, value in node.items()}
 
     def _completed(self, node: Schema, path: tuple[str, ...]) -> Schema:
@@ -152,10 +159,12 @@ class _Reader:
             return _checked_pattern(value)
         return self.read(value, path) if key in _SCHEMAS else value
 
+    def read_references(self) -> None:
+        """Read what the schema refers to, and what that refers to."""
+        while self._pointers:
+            self._follow(self._pointers.pop())
+
     def _follow(self, pointer: str) -> None:
-        if pointer in self._seen:
-            return
-        self._seen.add(pointer)
         if not pointer.startswith("#"):
             raise GrammarError(
                 f"the JSON schema refers to {pointer!r:.80}; only references into itself are "

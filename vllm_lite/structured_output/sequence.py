@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm_lite.structured_output.grammar import Masks
 
 # Seconds of a core that a sequence's masks may take: at once, and more with every token.
-MASK_SECONDS = 2.0
+MASK_SECONDS = 1.0
 MASK_SECONDS_PER_TOKEN = 0.01
 
 _WHITESPACE = b" \t\r\n"

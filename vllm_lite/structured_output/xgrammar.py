@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Most characters of whitespace in one place, so that no sequence is lost in it.
 MAX_WHITESPACE = 32
+# Of a compiled grammar as text.
+MAX_TEXT_BYTES = 48 << 20
 
 
 class XGrammar:
@@ -44,10 +46,12 @@ class XGrammar:
             self._info(with_special), max_threads=1, cache_enabled=False
         )
         try:
-            grammar = self._compile(compiler, params, schema)
+            text = self._compile(compiler, params, schema).serialize_json()
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_first_line(error)) from None
-        return bytes([with_special]) + zlib.compress(grammar.serialize_json().encode(), 1)
+        if len(text) > MAX_TEXT_BYTES:
+            raise GrammarError("it is too big once compiled; simplify it")
+        return bytes([with_special]) + zlib.compress(text.encode(), 1)
 
     def open(self, payload: bytes) -> CompiledGrammar:
         """The grammar that `compile` made."""

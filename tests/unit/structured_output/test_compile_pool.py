@@ -1,0 +1,118 @@
+"""A constraint is compiled once, in a process that it may take down with it, and it alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.models.byte_model import save_byte_model
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.structured_output import compile_pool, grammar_cache
+from vllm_lite.structured_output.compile_pool import CompilePool
+from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
+
+
+def regex(pattern: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=pattern)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
+    path: Path = save_byte_model(tmp_path_factory.mktemp("bytes"))
+    pool = CompilePool(EngineArgs(model=str(path)).create_engine_config("llm"))
+    yield pool
+    pool.close()
+
+
+def test_good_and_bad_constraints_come_back(pool: CompilePool) -> None:
+    good, bad = pool.submit(regex("[ab]+")).result(), pool.submit(regex("(")).result()
+    assert not isinstance(good, Refusal) and good.num_bytes > 0
+    assert isinstance(bad, Refusal) and bad.status == 400
+    facts = pool.facts
+    assert facts.reasoning is None
+    assert facts.vocabulary.tokens[facts.vocabulary.eos_ids[0]] == b"<eos>"
+
+
+def test_a_process_that_is_gone_is_replaced(pool: CompilePool) -> None:
+    for process in pool._processes:
+        process._process.kill()
+        process.exit_code()
+    assert not isinstance(pool.submit(regex("after")).result(), Refusal)
+
+
+# The engine works for seconds on this; here it gets a tenth of one.
+SLOW = StructuredOutputsParams(json=json.dumps({"type": "integer", "multipleOf": 1000003}))
+HASTY = (
+    "from vllm_lite.structured_output import compile_process as process\n"
+    "process.MAX_COMPILE_SECONDS = 0.1\n"
+    "process.main()"
+)
+
+
+def test_one_that_takes_too_long_costs_only_itself(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_pool, "COMMAND", [sys.executable, "-c", HASTY])
+    hasty = CompilePool(pool._config)
+    try:
+        slow = hasty.submit(SLOW).result()
+        assert isinstance(slow, Refusal) and slow.status == 400
+        assert "seconds to compile" in slow.message
+        assert not isinstance(hasty.submit(StructuredOutputsParams(choice=["a"])).result(), Refusal)
+    finally:
+        hasty.close()
+
+
+class CountingCompiler:
+    """Makes futures that the test fulfils."""
+
+    def __init__(self) -> None:
+        self.made: list[Future[Result]] = []
+
+    def submit(self, params: StructuredOutputsParams) -> Future[Result]:
+        self.made.append(Future())
+        return self.made[-1]
+
+
+def test_a_constraint_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = CountingCompiler()
+    cache = GrammarCache(compiler)
+    first = cache.get(regex("a"))
+    assert cache.get(regex("a")) is first
+    compiler.made[0].set_result(Refusal("no", "regex"))
+    assert cache.get(regex("a")) is first
+    cache.get(regex("b"))
+    assert len(compiler.made) == 2
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_GRAMMARS", 3)
+    monkeypatch.setattr(grammar_cache, "MAX_COMPILING", 4)
+    compiler = CountingCompiler()
+    cache = GrammarCache(compiler)
+    for number in range(4):
+        cache.get(regex(str(number)))
+    crowded = outcome(cache.get(regex("one too many")))
+    assert isinstance(crowded, Refusal) and crowded.status == 429
+    for future in compiler.made:
+        future.set_result(Refusal("no", "regex"))
+    cache.get(regex("3"))
+    cache.get(regex("0"))  # the oldest was forgotten
+    assert len(compiler.made) == 5
+
+
+def test_a_failure_of_ours_is_tried_again() -> None:
+    compiler = CountingCompiler()
+    cache = GrammarCache(compiler)
+    future = cache.get(regex("a"))
+    compiler.made[0].set_exception(OSError("no processes left"))
+    found = outcome(future)
+    assert isinstance(found, Refusal) and found.status == 503 and "processes" not in found.message
+    assert cache.get(regex("a")) is not future
