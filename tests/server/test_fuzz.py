@@ -29,6 +29,7 @@ MIN_CASES = 2000
 MAX_SECONDS = 20.0
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI, "max_tokens": 4},
+    "/v1/chat/completions/batch": {"messages": [HI, HI], "max_tokens": 4},
     "/v1/completions": {"prompt": "hi", "max_tokens": 4},
     "/v1/responses": {"input": "hi", "max_output_tokens": 4},
     "/v1/messages": {"model": "tiny", "messages": HI, "max_tokens": 4},
