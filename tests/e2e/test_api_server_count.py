@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -31,7 +29,7 @@ def server() -> Iterator[ServerProcess]:
 
 def helpers(server: ServerProcess) -> list[psutil.Process]:
     found = server.children()
-    return [one for one in found if any("helper_process" in word for word in one.cmdline())]
+    return [one for one in found if module_of(one) == "vllm_lite.server.helper_process"]
 
 
 def wait_helpers(server: ServerProcess, count: int = COUNT) -> None:
@@ -110,13 +108,24 @@ def test_sigterm_lets_every_process_finish_what_it_runs(server: ServerProcess) -
     assert "rror" not in server.log()
 
 
-def test_a_dead_process_ends_the_server_with_one_line() -> None:
+def module_of(process: psutil.Process) -> str:
+    return next(word for word in process.cmdline() if word.startswith("vllm_lite."))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("vllm_lite.server.helper_process", "API server"),
+        ("vllm_lite.engine.core_process", "engine core"),
+    ],
+)
+def test_a_dead_process_ends_the_server_with_one_line(module: str, words: str) -> None:
     with ServerProcess(*OPTIONS[2:], "--api-server-count", "2") as server:
         wait_helpers(server, 2)
         children = server.children()
-        os.kill(helpers(server)[0].pid, signal.SIGKILL)
-        assert server.process.wait(20) == 1
+        next(one for one in children if module_of(one) == module).kill()
+        assert server.process.wait(30) == 1
         lines = [line for line in server.log().splitlines() if "error:" in line]
-        assert len(lines) == 1 and "SIGKILL" in lines[0] and "API server" in lines[0]
+        assert len(lines) == 1 and "SIGKILL" in lines[0] and words in lines[0]
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
