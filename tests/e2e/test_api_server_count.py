@@ -23,16 +23,16 @@ OPTIONS = (
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(*OPTIONS) as started:
-        wait_helpers(started)
+        wait_replicas(started)
         yield started
 
 
-def helpers(server: ServerProcess) -> list[psutil.Process]:
+def replicas(server: ServerProcess) -> list[psutil.Process]:
     found = server.children()
-    return [one for one in found if module_of(one) == "vllm_lite.server.helper_process"]
+    return [one for one in found if module_of(one) == "vllm_lite.server.replica_process"]
 
 
-def wait_helpers(server: ServerProcess, count: int = COUNT) -> None:
+def wait_replicas(server: ServerProcess, count: int = COUNT) -> None:
     """Until every process listens."""
     deadline = time.monotonic() + 60
     while server.log().count("Application startup complete") < count:
@@ -55,7 +55,7 @@ def took(process: psutil.Process) -> float:
 
 def test_all_answer_alike_and_metrics_count_all(server: ServerProcess) -> None:
     before = server.metric("vllm:generation_tokens_total")
-    times = [took(one) for one in helpers(server)]
+    times = [took(one) for one in replicas(server)]
     assert len(times) == COUNT - 1
     with ThreadPoolExecutor(12) as pool:
         texts = list(pool.map(lambda _: complete(server, "Once upon a time", 3), range(60)))
@@ -67,7 +67,7 @@ def test_all_answer_alike_and_metrics_count_all(server: ServerProcess) -> None:
     line = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 60.0'
     assert line in text
     assert "process_resident_memory_bytes" not in text
-    late = [took(one) for one in helpers(server)]
+    late = [took(one) for one in replicas(server)]
     assert all(after > early for early, after in zip(times, late, strict=True))
 
 
@@ -115,13 +115,13 @@ def module_of(process: psutil.Process) -> str:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("vllm_lite.server.helper_process", "API server"),
+        ("vllm_lite.server.replica_process", "API server"),
         ("vllm_lite.engine.core_process", "engine core"),
     ],
 )
 def test_a_dead_process_ends_the_server_with_one_line(module: str, words: str) -> None:
     with ServerProcess(*OPTIONS[2:], "--api-server-count", "2") as server:
-        wait_helpers(server, 2)
+        wait_replicas(server, 2)
         children = server.children()
         next(one for one in children if module_of(one) == module).kill()
         assert server.process.wait(30) == 1

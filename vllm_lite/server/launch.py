@@ -22,10 +22,10 @@ from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.log import configure_logging_from, init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
-from vllm_lite.server.helpers import Helpers, NoHelpers
 from vllm_lite.server.listen import Listener
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers
+from vllm_lite.server.replicas import NoReplicas, Replicas
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -81,7 +81,7 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
         log_config_file=server_config.log_config_file,
         num_front_ends=server_config.api_server_count,
     )
-    board, peers, helpers = _start_helpers(config, server_config, core, listener)
+    board, peers, replicas = _start_replicas(config, server_config, core, listener)
     # Imported here, while the core loads.
     import uvloop
 
@@ -98,19 +98,19 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     _log_listening(app, listener)
     # What lives now lives to the end; collections need not look at it.
     gc.freeze()
-    uvloop.run(serve(client, app, server_config, listener, helpers))
+    uvloop.run(serve(client, app, server_config, listener, replicas))
 
 
-def _start_helpers(
+def _start_replicas(
     config: VllmConfig, server_config: ServerConfig, core: StartedCore, listener: Listener
-) -> tuple[Board | NoBoard, Peers | NoPeers, Helpers | NoHelpers]:
+) -> tuple[Board | NoBoard, Peers | NoPeers, Replicas | NoReplicas]:
     """The other processes of --api-server-count, and the ways to hear of what they do."""
     count = server_config.api_server_count
     if count == 1:
-        return NoBoard(), NoPeers(), NoHelpers()
+        return NoBoard(), NoPeers(), NoReplicas()
     board = Board.create(count)
-    helpers = Helpers(config, server_config, core, listener, board)
-    return board, Peers(0, helpers.peer_fds), helpers
+    replicas = Replicas(config, server_config, core, listener, board)
+    return board, Peers(0, replicas.peer_fds), replicas
 
 
 async def serve(
@@ -118,9 +118,9 @@ async def serve(
     app: FastAPI,
     server_config: ServerConfig,
     listener: Listener,
-    helpers: Helpers | NoHelpers | None = None,
+    replicas: Replicas | NoReplicas | None = None,
 ) -> None:
-    """Serve until a signal, or a death in the engine or among the helpers; raises the latter."""
+    """Serve until a signal, or a death in the engine or among the replicas; raises the latter."""
     from vllm_lite.server.http_server import http_server
     from vllm_lite.server.lifecycle import Lifecycle
     from vllm_lite.server.tls import CertificateWatch
@@ -131,7 +131,7 @@ async def serve(
         client,
         app.state.context.generations,
         server_config.shutdown_timeout,
-        helpers or NoHelpers(),
+        replicas or NoReplicas(),
     )
     app.state.context.start()
     watch = None

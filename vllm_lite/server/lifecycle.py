@@ -15,14 +15,14 @@ from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.generation import Generations
-from vllm_lite.server.helpers import Helpers, NoHelpers
 from vllm_lite.server.http_server import FLUSH_TIMEOUT, HttpServer
 from vllm_lite.server.listen import Listener
+from vllm_lite.server.replicas import NoReplicas, Replicas
 
 logger = init_logger(__name__)
 
 # Seconds that other processes of the server may take to end after their last reply.
-HELPER_PATIENCE = 10.0
+REPLICA_PATIENCE = 10.0
 # Seconds between two looks at the engine.
 WATCH_INTERVAL = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -38,14 +38,14 @@ class Lifecycle:
         client: EngineClient,
         generations: Generations,
         shutdown_timeout: float,
-        helpers: Helpers | NoHelpers | None = None,
+        replicas: Replicas | NoReplicas | None = None,
     ) -> None:
         self._server = server
         self._listener = listener
         self._client = client
         self._generations = generations
         self._shutdown_timeout = shutdown_timeout
-        self._helpers = helpers or NoHelpers()
+        self._replicas = replicas or NoReplicas()
         self._signal: asyncio.Event = asyncio.Event()
 
     async def run(self) -> None:
@@ -56,25 +56,25 @@ class Lifecycle:
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener.socket]))
         watching = asyncio.create_task(self._wait_engine_dead())
         signalled = asyncio.create_task(self._signal.wait())
-        bereaved = asyncio.create_task(self._helpers.wait_death())
-        starting = asyncio.create_task(self._helpers.wait_ready())
+        bereaved = asyncio.create_task(self._replicas.wait_death())
+        starting = asyncio.create_task(self._replicas.wait_ready())
         tasks = (serving, watching, signalled, bereaved)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             is_ended = signalled.done() or bereaved.done()
             if is_ended and not (watching.done() or self._client.errored):
                 # Of whatever ends the server, requests that run are to see as little as can be.
-                self._helpers.terminate()
+                self._replicas.terminate()
                 await self._drain()
             self._server.should_exit = True
             await _served(serving)
-            await self._helpers.wait_ended(self._shutdown_timeout + HELPER_PATIENCE)
+            await self._replicas.wait_ended(self._shutdown_timeout + REPLICA_PATIENCE)
             self._raise_cause(bereaved)
         finally:
             for task in (*tasks, starting):
                 task.cancel()
             await asyncio.gather(*tasks, starting, return_exceptions=True)
-            await self._helpers.wait_ended(0)
+            await self._replicas.wait_ended(0)
             await self._client.shutdown(0)
 
     def _raise_cause(self, bereaved: asyncio.Task[str]) -> None:

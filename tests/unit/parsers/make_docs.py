@@ -57,7 +57,11 @@ start, before names are looked up. It registers parsers; one file may serve both
 
 ```python
 from vllm_lite.parsers.plugin import (
-    JsonTools, TaggedReasoning, register_reasoning_parser, register_tool_parser)
+    JsonTools,
+    TaggedReasoning,
+    register_reasoning_parser,
+    register_tool_parser,
+)
 
 register_tool_parser("mine", JsonTools(openers=("<call>",), closers=("</call>",)))
 register_reasoning_parser("mine", TaggedReasoning(starts=("<why>",), ends=("</why>",)))
@@ -70,18 +74,20 @@ of these is a class with the fields `openers`, `wrappers` and `id_style` and one
 ```python
 from vllm_lite.parsers.plugin import Malformed, quoted, register_tool_parser
 
+
 class LineTools:  # `!name text` on a line of its own is a call with {"line": "text"}
     openers, wrappers, id_style = ("\\n!",), (), ""
 
     def read_calls(self, opener, calls):
         name = yield from calls.source.name((" ",))
         if name not in calls.tools:
-            raise Malformed          # so far it is content
-        calls.begin(name)            # from here on it is a call
+            raise Malformed  # so far it is content
+        calls.begin(name)  # from here on it is a call
         calls.put('{"line": "')
         yield from calls.source.until(("\\n",), lambda text: calls.put(quoted(text)))
         calls.put('"}')
         calls.end()
+
 
 register_tool_parser("lines", LineTools())
 ```

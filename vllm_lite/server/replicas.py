@@ -1,7 +1,7 @@
 """Further processes that serve the same engine: started with the first, and ended with it.
 
-Knows of a helper what it needs to run and how it ends; what it does is helper_process's.
-Invariant: no helper outlives this process, and none dies unnoticed.
+Knows of a replica what it needs to run and how it ends; what it does is replica_process's.
+Invariant: no replica outlives this process, and none dies unnoticed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vllm_lite.server.listen import Listener
 logger = init_logger(__name__)
 
 
-class HelperJob(msgspec.Struct):
-    """Everything a helper is told; numbers that end in fd are descriptors it inherits."""
+class ReplicaJob(msgspec.Struct):
+    """Everything a replica is told; numbers that end in fd are descriptors it inherits."""
 
     index: int
     count: int
@@ -45,7 +45,7 @@ class HelperJob(msgspec.Struct):
     peer_fds: list[int]
 
 
-class NoHelpers:
+class NoReplicas:
     """Of a server that is one process."""
 
     async def wait_death(self) -> str:
@@ -64,14 +64,14 @@ class NoHelpers:
 
 
 @dataclass(slots=True)
-class _Helper:
+class _Replica:
     child: ChildProcess
     exit_fd: int
     ready_fd: int
 
 
-class Helpers:
-    """The helpers of one server."""
+class Replicas:
+    """The replicas of one server."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Helpers:
         count = core.seat.count
         pairs = _socket_pairs(count)
         self.peer_fds = pairs[0]
-        self._helpers: list[_Helper] = []
+        self._replicas: list[_Replica] = []
         for index in range(1, count):
             exit_fd, exit_writer = os.pipe()
             ready_fd, ready_writer = os.pipe()
-            job = HelperJob(
+            job = ReplicaJob(
                 index=index,
                 count=count,
                 config=config,
@@ -105,9 +105,9 @@ class Helpers:
                 peer_fds=pairs[index],
             )
             child = _start(job, server_config.log_config_file, exit_writer)
-            self._helpers.append(_Helper(child, exit_fd, ready_fd))
+            self._replicas.append(_Replica(child, exit_fd, ready_fd))
             os.close(ready_writer)
-        # What the helpers have inherited is theirs alone.
+        # What the replicas have inherited is theirs alone.
         for descriptors in pairs[1:]:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -115,41 +115,41 @@ class Helpers:
             one.close()
 
     async def wait_ready(self) -> None:
-        """Until every helper serves, or one has died, which `wait_death` tells."""
-        await asyncio.gather(*(_readable(helper.ready_fd) for helper in self._helpers))
+        """Until every replica serves, or one has died, which `wait_death` tells."""
+        await asyncio.gather(*(_readable(replica.ready_fd) for replica in self._replicas))
         self._core.remove_directory()
 
     async def wait_death(self) -> str:
-        """How a helper ended; waits until one does."""
-        waits = [asyncio.create_task(_readable(helper.exit_fd)) for helper in self._helpers]
+        """How a replica ended; waits until one does."""
+        waits = [asyncio.create_task(_readable(replica.exit_fd)) for replica in self._replicas]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        causes = [h.child.exit_cause() for h in self._helpers if h.child.ended.is_set()]
+        causes = [h.child.exit_cause() for h in self._replicas if h.child.ended.is_set()]
         return causes[0] if causes else "it does not answer"
 
     def terminate(self) -> None:
         """Have them drain and end."""
-        for helper in self._helpers:
-            helper.child.terminate()
+        for replica in self._replicas:
+            replica.child.terminate()
 
     async def wait_ended(self, timeout: float) -> None:
         """Until all have ended; what has not within `timeout` seconds is killed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                asyncio.gather(*(_readable(helper.exit_fd) for helper in self._helpers)), timeout
+                asyncio.gather(*(_readable(replica.exit_fd) for replica in self._replicas)), timeout
             )
         self.kill()
 
     def kill(self) -> None:
         """End them now."""
-        for helper in self._helpers:
-            helper.child.kill()
+        for replica in self._replicas:
+            replica.child.kill()
 
 
-def _start(job: HelperJob, log_config_file: str | None, exit_writer: int) -> ChildProcess:
+def _start(job: ReplicaJob, log_config_file: str | None, exit_writer: int) -> ChildProcess:
     descriptors = (
         job.heartbeat_fd,
         job.core_exit_fd,
@@ -159,7 +159,7 @@ def _start(job: HelperJob, log_config_file: str | None, exit_writer: int) -> Chi
         *job.peer_fds,
     )
     child = ChildProcess(
-        "vllm_lite.server.helper_process",
+        "vllm_lite.server.replica_process",
         [str(os.getpid())],
         pass_fds=descriptors,
         environment=child_environment(log_config_file),

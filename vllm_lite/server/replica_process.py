@@ -1,6 +1,6 @@
-"""One more process of a server: `python -m vllm_lite.server.helper_process`, its parent's pid.
+"""One more process of a server: `python -m vllm_lite.server.replica_process`, its parent's pid.
 
-Started by `helpers.Helpers` with a HelperJob as msgpack on standard input. Serves as the first
+Started by `replicas.Replicas` with a ReplicaJob as msgpack on standard input. Serves as the first
 process does, on a socket and an engine core that it inherits, and dies with that process.
 """
 
@@ -21,10 +21,10 @@ from vllm_lite.log import init_logger, set_process_name
 
 if TYPE_CHECKING:
     from vllm_lite.engine.async_llm import AsyncLLM
-    from vllm_lite.server.helpers import HelperJob
+    from vllm_lite.server.replicas import ReplicaJob
 
 # Run as a module, this one has no name of its own.
-logger = init_logger("vllm_lite.server.helper_process")
+logger = init_logger("vllm_lite.server.replica_process")
 
 
 def main(arguments: list[str]) -> int:
@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, once the death signal is set.
-    from vllm_lite.server.helpers import HelperJob
+    from vllm_lite.server.replicas import ReplicaJob
 
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HelperJob)
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ReplicaJob)
     set_process_name(f"APIServer_{job.index}")
     try:
         client = _join(job)
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _join(job: HelperJob) -> AsyncLLM:
+def _join(job: ReplicaJob) -> AsyncLLM:
     """The engine, once it is ready; raises what keeps it from starting."""
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.engine.core_joined import JoinedCore
@@ -70,7 +70,7 @@ def _join(job: HelperJob) -> AsyncLLM:
     return AsyncLLM(job.config, core, board=board)
 
 
-def _serve(job: HelperJob, client: AsyncLLM) -> None:
+def _serve(job: ReplicaJob, client: AsyncLLM) -> None:
     import uvloop
 
     from vllm_lite.server.app import build_app
