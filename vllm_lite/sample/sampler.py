@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.sample.blocks import argmax, draw
@@ -24,6 +25,8 @@ RAW_LOGITS = "raw_logits"
 PROCESSED_LOGPROBS = "processed_logprobs"
 PROCESSED_LOGITS = "processed_logits"
 LOGPROBS_MODES = (RAW_LOGPROBS, RAW_LOGITS, PROCESSED_LOGPROBS, PROCESSED_LOGITS)
+
+_LEAST_EXPONENT, _LEAST_WEIGHT = -87.0, 2e-38
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,9 @@ def _to_weights(logits: Tensor, random: RandomRows) -> tuple[Tensor, Tensor]:
     logits.sub_(largest)
     if random.inverse_temperature is not None:
         logits.mul_(random.inverse_temperature)
-    weights = logits.exp_()
+    # exp is many times slower where its result is zero or subnormal: such tokens get zero here.
+    logits.clamp_(min=_LEAST_EXPONENT).exp_()
+    weights = threshold(logits, _LEAST_WEIGHT, 0.0, inplace=True)
     is_bad = ~largest[:, 0].isfinite()
     if bool(is_bad.any()):
         weights[is_bad] = 1.0
