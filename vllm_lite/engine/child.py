@@ -1,25 +1,20 @@
 """A child process that lives no longer than its parent, and whose end shows on a descriptor.
 
-Both sides of it: `ChildProcess` for the parent, `die_with_parent` for the child. Knows neither
-what runs in the child nor what the two say to each other.
+The parent's side of it; the child's is lifeline. Knows neither what runs in the child nor what
+the two say to each other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import site
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from vllm_lite import envs
-
-PR_SET_PDEATHSIG = 1
 
 
 class ChildProcess:
@@ -109,20 +104,7 @@ def announce_exit(writer: int) -> None:
 
 def child_environment(log_config_file: str | None) -> dict[str, str]:
     """This process's environment, in which the child finds this package and the log's options."""
-    environment = envs.child_environment()
+    environment = envs.module_environment()
     if log_config_file is not None:
         environment["VLLM_LOGGING_CONFIG_PATH"] = os.path.abspath(log_config_file)
-    # -P keeps the current directory off the child's path; the package itself must stay on it.
-    root = str(Path(__file__).resolve().parents[2])
-    if root not in (*site.getsitepackages(), site.getusersitepackages()):
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
     return environment
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent ends; exit where it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_lite.engine.child import die_with_parent
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.front_ends import channel_of_core
 from vllm_lite.engine.heartbeat import Heartbeat
+from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import set_process_name, timeline
 from vllm_lite.platform import bind_compute_threads
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_lite.engine.child import die_with_parent
 from vllm_lite.errors import EngineDeadError, VLLMLiteError
+from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import init_logger, set_process_name
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ their grammars here. Invariant: a submitted constraint ends as a grammar or a re
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class _Process:
 
     def __init__(self, config: VllmConfig) -> None:
         self._process = subprocess.Popen(
-            COMMAND,
+            [*COMMAND, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,

@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.lifeline import die_with_parent
 from vllm_lite.structured_output.compiler import GrammarEngines
 from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
 from vllm_lite.structured_output.grammar import Refusal, Vocabulary
@@ -76,8 +77,9 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def main() -> int:
-    """Serve jobs until standard input ends."""
+def main(arguments: list[str]) -> int:
+    """Serve jobs until standard input ends; the argument is the parent's process."""
+    die_with_parent(int(arguments[0]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -116,4 +118,4 @@ def backend_of(config: VllmConfig) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

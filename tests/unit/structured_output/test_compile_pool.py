@@ -50,9 +50,10 @@ def test_a_process_that_is_gone_is_replaced(pool: CompilePool) -> None:
 # The engine works for seconds on this; here it gets a tenth of one.
 SLOW = StructuredOutputsParams(json=json.dumps({"type": "integer", "multipleOf": 1000003}))
 HASTY = (
+    "import sys\n"
     "from vllm_lite.structured_output import compile_process as process\n"
     "process.MAX_COMPILE_SECONDS = 0.1\n"
-    "process.main()"
+    "process.main(sys.argv[1:])"
 )
 
 
