@@ -145,6 +145,7 @@ async def test_calls_are_read_by_the_parser_where_the_model_may_choose() -> None
     assert (await post(CHAT, body, FakeEngineClient(CALL))).status_code == 400
 
 
+@pytest.mark.usefixtures("parser_names")
 async def test_reasoning_is_told_from_the_answer_by_the_parser_named(tmp_path: Path) -> None:
     plugin = tmp_path / "thoughts.py"
     plugin.write_text(
@@ -172,6 +173,7 @@ async def test_reasoning_is_told_from_the_answer_by_the_parser_named(tmp_path: P
         assert (found["reasoning"], found["content"]) == ("why", "so")
 
 
+@pytest.mark.usefixtures("parser_names")
 async def test_a_plugin_brings_parsers(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 
-# Read when a kernel is defined.
-os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
