@@ -14,7 +14,7 @@ from tests.e2e.server_process import ServerProcess
 QUESTION = "What is the capital of France?"
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "maximum": 9}},
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"enum": [1, 2, 3]}},
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -62,12 +62,15 @@ def test_a_response_calls_a_tool_and_fills_a_schema(demo_server: ServerProcess) 
             input=QUESTION,
             tools=[{"type": "function", "name": "forecast", "parameters": SCHEMA}],
             tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=0,
             max_output_tokens=100,
         )
         shaped = client.responses.create(
             model="demo",
             input=QUESTION,
             text={"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}},
+            temperature=0,
             max_output_tokens=100,
         )
     (call,) = [item for item in called.output if item.type == "function_call"]
@@ -111,7 +114,8 @@ def test_a_message_calls_a_tool(demo_server: ServerProcess, choice: dict[str, st
             max_tokens=100,
             messages=[{"role": "user", "content": QUESTION}],
             tools=[{"name": "forecast", "input_schema": SCHEMA}],
-            tool_choice=choice,
+            tool_choice={**choice, "disable_parallel_tool_use": True},
+            extra_body={"temperature": 0},
         )
     (call,) = [block for block in message.content if block.type == "tool_use"]
     assert set(call.input) == {"city", "days"}
