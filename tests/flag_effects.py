@@ -14,6 +14,10 @@ _TLS = "tests/server/test_tls.py::"
 _LIFE = "tests/server/test_lifecycle.py::"
 _SCHEDULER = "tests/unit/core/test_scheduler.py::"
 _PLAN = "tests/unit/core/test_kv_plan.py::"
+_NEWER = "tests/test_newer_flag_effects.py::"
+_LIMITS = "tests/unit/core/test_scheduler_options.py::"
+_ADMISSION = "tests/unit/engine/test_async_llm.py::test_admission_is_bounded"
+_FIELDS = "tests/server/test_fields.py::"
 _CHAT = "tests/unit/cli/test_chat.py::"
 _BATCH = "tests/unit/cli/test_run_batch.py::"
 
@@ -147,6 +151,40 @@ EFFECTS = {
     + "test_without_chunking_a_prompt_waits_until_it_fits_whole",
     "--stream-interval": "tests/unit/engine/test_outputs.py::"
     "test_stream_interval_gathers_tokens_but_not_the_first",
+    # What 0.32 added
+    "--log-level": _NEWER + "test_the_log_is_as_fine_as_said",
+    "--logging-config": _NEWER + "test_the_log_can_be_objects_or_the_applications",
+    "--enable-log-deltas": _NEWER
+    + "test_parts_of_a_streamed_text_are_logged_unless_they_are_not_wanted",
+    "--tool-strict-level": _NEWER + "test_a_call_that_the_model_chooses_is_enforced_as_far_as_said",
+    "--anthropic-disabled-thinking-effort": _NEWER
+    + "test_thinking_that_is_off_is_told_with_the_effort_said",
+    "--custom-histogram-buckets": _NEWER + "test_a_family_of_histograms_has_the_bounds_said",
+    "--enable-logging-iteration-details": _NEWER + "test_every_step_is_told_where_asked",
+    "--performance-mode": _NEWER + "test_a_mode_chooses_the_sizes_of_a_step_that_are_not_given",
+    "--fail-on-environ-validation": _NEWER
+    + "test_variables_without_effect_are_refused_where_asked",
+    "--reasoning-config": "tests/models/test_constrained.py::"
+    "test_a_spent_budget_forces_the_text_said",
+    "--max-num-scheduled-tokens": _LIMITS + "test_fewer_tokens_are_given_out_than_a_step_can_hold",
+    "--max-num-active-seqs": _LIMITS + "test_fewer_may_run_than_a_step_can_hold",
+    "--long-prefill-token-threshold-adaptive": _LIMITS
+    + "test_the_limit_of_long_prompts_grows_where_few_share_a_step",
+    "--scheduler-reserve-full-isl": _LIMITS + "test_a_prompt_may_begin_before_all_of_it_fits",
+    "--watermark": _LIMITS + "test_blocks_below_the_watermark_are_kept_while_others_run",
+    "--max-num-queued-reqs": _ADMISSION,
+    "--max-num-queued-tokens": _ADMISSION,
+    "--default-chat-template-kwargs": "tests/server/test_tools.py::"
+    "test_the_effort_and_the_servers_variables_reach_the_template",
+    "--enable-per-request-metrics": _FIELDS + "test_a_request_tells_its_own_times_where_enabled",
+    "--sse-keep-alive-interval": "tests/server/test_streams.py::"
+    "test_a_stream_with_comments_ends_with_its_reader",
+    "--fingerprint-mode": _FIELDS + "test_the_fingerprint_is_what_the_server_was_told",
+    "--fingerprint-value": _FIELDS + "test_the_fingerprint_is_what_the_server_was_told",
+    "--disable-access-log-for-endpoints": _FRONT
+    + "test_access_lines_have_the_known_form_and_leave_out_what_is_asked",
+    "--ssl-ciphers": _TLS + "test_ciphers_are_openssls_words",
+    "--shutdown-timeout": _LIFE + "test_a_drain_finishes_what_runs_and_refuses_what_comes",
     # chat and complete
     "chat --url": _CHAT + "test_an_address_without_an_api_is_named",
     "chat --api-key": _CHAT + "test_a_key_is_needed_where_the_server_asks_for_one",

@@ -19,6 +19,7 @@ from tests.server.harness import HI, app_of, http, post
 from tests.unit.engine.engines import byte_tokenizer, engine_config
 from vllm_lite.config import resolve as resolve_module
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.option import make_section
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
@@ -80,7 +81,8 @@ def test_the_http_servers_log_has_a_level_of_its_own(level: str) -> None:
     loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
     before = [(logger, logger.level) for logger in loggers]
     try:
-        http_server(app_of(), ServerConfig(uvicorn_log_level=level), None)  # type: ignore[arg-type]
+        config = ServerConfig(uvicorn_log_level=level)  # type: ignore[arg-type]
+        http_server(app_of(), config, None, LoggingConfig())
         assert logging.getLogger("uvicorn.error").level == getattr(logging, level.upper())
     finally:
         for logger, old in before:
@@ -213,7 +215,7 @@ def test_a_logging_configuration_counts_from_the_start(tmp_path: Path) -> None:
     file.write_text(json.dumps(text))
     with pytest.raises(UsageError, match="nowhere"):
         launch.run_server(
-            EngineArgs(model=str(tmp_path / "nowhere")), ServerConfig(log_config_file=str(file))
+            EngineArgs(model=str(tmp_path / "nowhere"), log_config_file=str(file)), ServerConfig()
         )
     assert logging.getLogger("flag_test").level == logging.ERROR
 

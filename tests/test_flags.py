@@ -1,8 +1,9 @@
-"""Every flag that vLLM has documented gets a truthful answer: all rows of data/cli_flags.json.
+"""Every flag that vLLM has documented gets a truthful answer: all rows of data/cli_flags*.json.
 
 A row says what vLLM's documents say: name, group, type, default, and a tier. 1 and 2 are
 features, 3 is checked and refused where it would matter, 4 is deprecated. What this build does
-with a flag is the option's own level; the laws here hold whatever that is.
+with a flag is the option's own level; the laws here hold whatever that is. The second file has
+what 0.32 added, and the benchmarks' own flags.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.flag_effects import EFFECTS
 from vllm_lite.bench.options import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options import ServeOptions as BenchServeOptions
 from vllm_lite.cli import docs, run_batch
+from vllm_lite.cli.bench import SWEEPS
 from vllm_lite.cli.chat import ChatOptions
 from vllm_lite.cli.complete import CompleteOptions
 from vllm_lite.config.argv import spellings_of
@@ -35,7 +37,9 @@ from vllm_lite.errors import NotInBuildError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
-ROWS: list[Row] = json.loads((ROOT / "tests/data/cli_flags.json").read_text())
+LONG_KNOWN: list[Row] = json.loads((ROOT / "tests/data/cli_flags.json").read_text())
+ADDED: list[Row] = json.loads((ROOT / "tests/data/cli_flags_032.json").read_text())
+ROWS = LONG_KNOWN + ADDED
 # Read by the parser itself, before there are options.
 NOT_OPTIONS = ("--help", "--version", "--config")
 OPTIONS = [row for row in ROWS if row["flag"] not in NOT_OPTIONS]
@@ -46,6 +50,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "bench throughput": (ThroughputOptions, VllmConfig),
     "bench startup": (StartupOptions, VllmConfig),
     "bench serve": (BenchServeOptions,),
+    **{f"bench sweep {name}": (cls,) for name, (cls, _, _) in SWEEPS.items()},
 }
 # Flags whose default here is another one, and why.
 OTHER_DEFAULTS = {
@@ -56,6 +61,13 @@ OTHER_DEFAULTS = {
     "--enable-lora": "off, as vLLM resolves it",
     "--lora-modules": "no adapters",
     "--scheduler-cls": "the one there is",
+    "--shutdown-timeout": "running requests finish",
+    "--custom-output-len": "that of bench serve",
+    "--prefix-repetition-prefix-len": "that of bench serve",
+    "--prefix-repetition-suffix-len": "that of bench serve",
+    "--prefix-repetition-num-prefixes": "that of bench serve",
+    "--prefix-repetition-output-len": "that of bench serve",
+    "--startup-cmd": "this package's own",
     "--input-file": "asked for when it is missing",
     "--output-file": "asked for when it is missing",
 }
@@ -148,7 +160,9 @@ def test_every_command_that_has_the_flag_knows_it_in_its_group(row: Row) -> None
 def test_the_default_is_the_documented_one_and_passes(row: Row) -> None:
     entry = option_of(row)
     if row["flag"] not in OTHER_DEFAULTS and "auto" not in entry.rules:
-        assert (entry.flat_default or None) == (row["default"] or None)
+        is_opposite = row["flag"] == f"--no-{entry.flag[2:]}"
+        told = not row["default"] if is_opposite else row["default"]
+        assert (entry.flat_default or None) == (told or None)
     if entry.flat_default not in (None, "", []):
         assert parsed(row, entry.flat_default) == {entry.name: entry.flat_default}
     entry.check(entry.flat_default if "auto" not in entry.rules else entry.default)
@@ -177,7 +191,8 @@ def test_every_documented_choice_is_taken_or_refused_as_not_available(
 
 def consequential(entry: Option) -> Any:
     """A value that would change what the engine does."""
-    others = [choice for choice in entry.choices if choice != entry.default]
+    passing = (entry.default, *entry.rules.get("works", ()))
+    others = [choice for choice in entry.choices if choice not in passing]
     if others:
         return [others[0]] if list in entry.kind.types else others[0]
     if entry.kind.types == (bool,):
@@ -215,13 +230,14 @@ def test_a_partial_option_takes_what_works_and_refuses_the_rest(
 ) -> None:
     entry = option_of(row)
     if entry.keys is not None:
-        assert {key.level for key in options(entry.keys)} & {"full", "partial"}
+        assert len({key.level for key in options(entry.keys)}) > 1
         return
     for value in entry.rules["works"]:
         if value is not None:
             assert parsed(row, value) == {entry.name: value}
     refused = [c for c in entry.choices if c is not None and c not in entry.rules["works"]]
-    for value in refused or [2]:
+    fallback = False if entry.kind.types == (bool,) else 2
+    for value in refused or [fallback]:
         line = refusal(row, value, capsys)
         assert f"error: {entry.flag} {value}" in line and entry.rules["remedy"] in line
 
@@ -231,7 +247,10 @@ def test_an_idle_option_says_that_it_changes_nothing(row: Row, warnings: Any) ->
     entry = option_of(row)
     value = {options(entry.keys)[0].name: 1} if entry.keys else consequential(entry)
     entry.check(value)
-    tell_of_idle({entry.name: entry.flat_default, **parsed(row, value)}, {entry.name: entry})
+    found = parsed(row, value)
+    # What is not the engine's, the parser tells of.
+    if entry.name in option_table(VllmConfig):
+        tell_of_idle({entry.name: entry.flat_default, **found}, {entry.name: entry})
     (line,) = warnings()
     assert line.startswith(entry.flag) and " changes nothing in this build: " in line
 
@@ -368,7 +387,11 @@ def real(row: Row) -> bool:
     return level == "full" or (level == "partial" and row["tier"] == 1)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row["tier"] < 4 and real(row)], ids=ids)
+EFFECTIVE = [row for row in LONG_KNOWN if row["tier"] < 4 and real(row)]
+EFFECTIVE += [row for row in ADDED if "serve" in row["commands"] and option_of(row).level == "full"]
+
+
+@pytest.mark.parametrize("row", EFFECTIVE, ids=ids)
 def test_every_flag_that_is_said_to_work_has_a_test_that_sees_its_effect(row: Row) -> None:
     name = option_name(row)
     assert name in EFFECTS, f"{name} is said to work: name its test in tests/flag_effects.py"
@@ -391,7 +414,7 @@ def names_in(file: str) -> set[str]:
 
 
 def test_every_documented_row_is_counted() -> None:
-    assert len(ROWS) == 265
+    assert (len(LONG_KNOWN), len(ADDED)) == (265, 294)
     known = {option_name(row) for row in ROWS}
     assert set(EFFECTS) <= known
 

@@ -1,7 +1,8 @@
 """Logging set-up and the start-up timeline.
 
-Owns the one handler of the `vllm_lite` logger and the format of its lines. Knows no
-configuration but the level; a process names itself once with `set_process_name`.
+Owns the one handler of the `vllm_lite` logger and the format of its lines; a process names
+itself once with `set_process_name`. Set up from the environment when the first logger is made,
+and again by what an engine's options say.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from vllm_lite import envs
 from vllm_lite.errors import UsageError
+
+LogFormat = Literal["text", "json"]
 
 _process_name = ""
 
@@ -31,6 +35,31 @@ class _LineFormatter(logging.Formatter):
             text += "\n" + self.formatException(record.exc_info)
         prefix = f"({_process_name} pid={os.getpid()}) " if _process_name else ""
         return "\n".join(prefix + line for line in text.splitlines())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, whose keys are Python's names of what a record holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "asctime": self.formatTime(record),
+            "levelname": record.levelname,
+            "name": record.name,
+            "processName": _process_name or record.processName,
+            "process": record.process,
+            "filename": record.filename,
+            "lineno": record.lineno,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exc_info"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+_FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
+    "text": _LineFormatter,
+    "json": JsonFormatter,
+}
 
 
 def set_process_name(name: str) -> None:
@@ -52,6 +81,39 @@ def configure_logging() -> None:
     root.addHandler(handler)
     root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
     root.propagate = False
+
+
+def reconfigure_logging(
+    *,
+    level: str | None = None,
+    form: LogFormat = "text",
+    file: str | None = None,
+    is_wanted: bool = True,
+) -> None:
+    """Set this process's log up anew; None leaves what the environment says.
+
+    `file` is a JSON file for dictConfig, and goes before the rest. Where it `is_wanted` not,
+    records go where the application's handlers take them. Raises UsageError.
+    """
+    root = logging.getLogger("vllm_lite")
+    if file is not None:
+        configure_logging_from(file, "--log-config-file")
+        return
+    if not is_wanted:
+        for handler in [one for one in root.handlers if _is_ours(one)]:
+            root.removeHandler(handler)
+        root.setLevel(logging.NOTSET)
+        root.propagate = True
+        return
+    if level is not None:
+        root.setLevel(level)
+    for handler in root.handlers:
+        if _is_ours(handler):
+            handler.setFormatter(_FORMATTERS[form]())
+
+
+def _is_ours(handler: logging.Handler) -> bool:
+    return isinstance(handler.formatter, tuple(_FORMATTERS.values()))
 
 
 def configure_logging_from(path: str, source: str) -> None:

@@ -181,6 +181,15 @@ def test_a_thinking_budget_needs_no_grammar(llm: LLM, budget: int) -> None:
     assert ids.index(end) <= budget
 
 
+def test_a_spent_budget_forces_the_text_said(model: Path) -> None:
+    forced = "Enough.</think>"
+    params = SamplingParams(max_tokens=30, seed=1, thinking_token_budget=3, ignore_eos=True)
+    with start(model, reasoning_config={"reasoning_end_str": forced}) as engine:
+        text, _ = texts(run(engine, [params], "<think>"))[0]
+    thought, mark, _ = text.partition(forced)
+    assert mark and "</think>" not in thought
+
+
 def test_a_thinking_budget_needs_a_reasoning_parser(model: Path) -> None:
     with start(model, reasoning_parser="") as plain, pytest.raises(RequestError) as error:
         plain.generate("x", SamplingParams(thinking_token_budget=3), use_tqdm=False)

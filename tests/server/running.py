@@ -24,7 +24,7 @@ class Running:
         config = ServerConfig(host="127.0.0.1", port=0, **options)
         app = build_app(client, config)
         self.listener = Listener(config)
-        self.server = http_server(app, config, self.listener.tls)
+        self.server = http_server(app, config, self.listener.tls, client.config.logging)
         generations = app.state.context.generations
         lifecycle = Lifecycle(self.server, self.listener, client, generations, timeout)
         self.task = asyncio.create_task(lifecycle.run())

@@ -13,6 +13,7 @@ import pytest
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.running import Running, running
+from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
 from vllm_lite.server.launch import run_server
@@ -82,7 +83,7 @@ def test_a_bad_log_configuration_is_named_in_one_line(tmp_path: Path, text: str)
     path.write_text(text)
     with pytest.raises(UsageError, match="--log-config-file") as error:
         # No engine is looked for before the log can be written.
-        run_server(None, ServerConfig(log_config_file=str(path)))  # type: ignore[arg-type]
+        run_server(EngineArgs(model="/nowhere", log_config_file=str(path)), ServerConfig())
     assert "\n" not in str(error.value)
 
 

@@ -23,7 +23,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.errors import EngineDeadError, UsageError
-from vllm_lite.log import configure_logging_from, init_logger, timeline
+from vllm_lite.log import init_logger, timeline
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -48,13 +48,11 @@ def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: Batch
     what was answered until then is in the journal.
     """
     timeline.mark("imports")
-    log_config_file = server_config.log_config_file
-    if log_config_file:
-        configure_logging_from(log_config_file, "--log-config-file")
+    engine_args.configure_logging()
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
 
     def answer(path: Path, whole: Scan, journal: Journal) -> None:
-        client = _start_engine(engine_args, log_config_file)
+        client = _start_engine(engine_args)
         # Imported before there is a loop, and after there is an engine that loads meanwhile.
         import uvloop
 
@@ -118,10 +116,10 @@ def _told_what_is_kept(journal: Journal, whole: Scan) -> Iterator[None]:
         raise
 
 
-def _start_engine(engine_args: EngineArgs, log_config_file: str | None) -> AsyncLLM:
+def _start_engine(engine_args: EngineArgs) -> AsyncLLM:
     config = engine_args.create_engine_config("llm")
     timeline.mark("config")
-    core = launch_core(config, log_config_file=log_config_file)
+    core = launch_core(config)
     # Imported here, while the core loads.
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.engine.core_client import log_ready

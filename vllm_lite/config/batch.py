@@ -55,4 +55,20 @@ class BatchConfig:
         level="idle",
         why="a batch has no such route",
     )
+    sse_keep_alive_interval: int = option(
+        0,
+        "Seconds after which a silent stream sends a comment.",
+        ge=0,
+        group="Frontend",
+        level="idle",
+        why="a batch streams nothing",
+    )
+    shutdown_timeout: int = option(
+        0,
+        "Seconds that running requests may take to finish after SIGTERM.",
+        ge=0,
+        group="options",
+        level="idle",
+        why="a batch that is interrupted continues with --resume",
+    )
     port: int = option(8000, "TCP port of the metrics; used with --enable-metrics.", ge=0, le=65535)

@@ -98,3 +98,42 @@ class CacheConfig:
         level="absent",
         remedy=_NO_MAMBA,
     )
+    mamba_cache_mode: Literal["align", "none"] = option(
+        "none", "Which states are kept for later requests.", level="absent", remedy=_NO_MAMBA
+    )
+    enable_mamba_shared_prefix_checkpoint: bool = option(
+        False, "Keep the state where prompts part, too.", level="absent", remedy=_NO_MAMBA
+    )
+    use_replayssm: bool = option(
+        False, "Keep inputs in place of states.", level="absent", remedy=_NO_MAMBA
+    )
+    replayssm_buffer_len: int = option(
+        16, "How many inputs.", ge=1, level="absent", remedy=_NO_MAMBA
+    )
+    kv_cache_dtype_skip_layers: list[str] = option(
+        [],
+        "Layers whose cache keeps the numbers of --dtype.",
+        level="absent",
+        remedy="leave it out: the cache of all layers is of one kind",
+    )
+    prefix_match_unit: int | None = option(
+        None,
+        "Tokens after which a cached prefix may end.",
+        ge=1,
+        level="absent",
+        remedy="use --block-size: a cached prefix ends where a block does",
+    )
+    prefix_cache_retention_interval: int | None = option(
+        None,
+        "Tokens between two places at which a cached prefix of sliding windows may end.",
+        ge=0,
+        works=(0,),
+        level="absent",
+        remedy="leave it out: every full block is kept until its memory is wanted",
+    )
+    swa_bounded_replay: bool = option(
+        True,
+        "Compute a hit's last window again instead of keeping it.",
+        level="idle",
+        why="windows are cached as they are",
+    )

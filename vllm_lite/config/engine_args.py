@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.option import option_table
 from vllm_lite.config.resolve import UsageContext, resolve
 from vllm_lite.config.vllm import VllmConfig
@@ -58,6 +59,10 @@ class EngineArgs:
             for name, value in self._given.items()
         }
         return f"EngineArgs({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def configure_logging(self) -> None:
+        """Have this process log as the options say; raises UsageError."""
+        apply_logging(self._given)
 
     def create_engine_config(self, usage_context: UsageContext = "server") -> VllmConfig:
         """Find the model, derive what was not set, and check it all; raises UsageError."""

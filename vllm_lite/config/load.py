@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from vllm_lite.config.option import config, option
 
+_MAPPED = "weight files are mapped into memory and read as they are used"
+
 
 @config
 class LoadConfig:
@@ -55,3 +57,9 @@ class LoadConfig:
         "Files of a hub repository not to download, as glob patterns.",
     )
     use_tqdm_on_load: bool = option(True, "Show a progress bar while weights are read.")
+    safetensors_prefetch_num_threads: int = option(
+        8, "Threads that read weight files ahead.", ge=1, level="idle", why=_MAPPED
+    )
+    safetensors_prefetch_block_size: int = option(
+        16 << 20, "Bytes of one such read.", ge=1, human=True, level="idle", why=_MAPPED
+    )

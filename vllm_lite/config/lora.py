@@ -57,3 +57,21 @@ class LoRAConfig:
         level="absent",
         remedy=_MERGED,
     )
+    lora_target_modules: list[str] | None = option(
+        None, "Layers that adapters change.", level="absent", remedy=_MERGED
+    )
+    enable_tower_connector_lora: bool = option(
+        False, "Let adapters change media encoders.", level="absent", remedy=_MERGED
+    )
+    specialize_active_lora: bool = option(
+        False, "Capture graphs for each number of adapters.", level="absent", remedy=_MERGED
+    )
+    enable_mixed_moe_lora_format: bool = option(
+        False, "Take adapters of experts in both layouts.", level="absent", remedy=_MERGED
+    )
+    enable_moe_shared_loras: bool = option(
+        False, "Share the adapters of experts.", level="absent", remedy=_MERGED
+    )
+    max_lora_cls_labels: int | None = option(
+        None, "Most classes of an adapter that classifies.", ge=1, level="absent", remedy=_MERGED
+    )

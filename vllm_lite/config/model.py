@@ -18,6 +18,7 @@ _QUANTIZATIONS = (
 )
 _NO_POOLING = "leave it out: models generate text here"
 _NO_MEDIA = "leave it out: models read text here"
+_NO_SLEEP = "stop the server and start it again"
 
 
 @config
@@ -173,11 +174,76 @@ class ModelConfig:
         False,
         "Let sleep and wake calls give memory back.",
         level="absent",
-        remedy="stop the server and start it again",
+        remedy=_NO_SLEEP,
     )
     override_attention_dtype: str | None = option(
         None,
         "Numbers that attention is computed in.",
         level="absent",
         remedy="use --dtype: attention computes in its numbers",
+    )
+    quantization_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how each part of the model is quantised.",
+        level="absent",
+        remedy="use a checkpoint that is quantised as you want it",
+    )
+    allow_deprecated_quantization: bool = option(
+        False,
+        "Take methods that are deprecated.",
+        level="idle",
+        why="no method here is deprecated",
+    )
+    model_class_overrides: dict[str, Any] = option(
+        {},
+        "JSON: import paths of classes for architectures.",
+        level="absent",
+        remedy="leave it out: models are this package's own",
+    )
+    renderer_num_workers: int = option(
+        1,
+        "Threads that make prompts out of requests.",
+        ge=1,
+        level="idle",
+        why="long texts are tokenised in as many threads as are needed; for more processes use "
+        "--api-server-count",
+    )
+    enable_return_routed_experts: bool = option(
+        False,
+        "Tell the experts of each token.",
+        level="absent",
+        remedy="leave it out: no model here has experts",
+    )
+    return_sampling_mask: bool = option(
+        False,
+        "Tell the tokens that each draw was among.",
+        level="absent",
+        remedy="ask for logprobs with --logprobs-mode processed_logprobs",
+    )
+    enable_trace_replay: bool = option(
+        False,
+        "Generate given tokens again.",
+        level="absent",
+        remedy="use prompt_logprobs of a request with those tokens",
+    )
+    use_fp64_gumbel: bool = option(
+        False,
+        "Draw tokens with noise of double precision.",
+        level="idle",
+        why="a token is drawn as exactly as its probabilities are",
+    )
+    sleep_mode_offload_cudagraph: bool = option(
+        False, "Give the memory of captured graphs back too.", level="absent", remedy=_NO_SLEEP
+    )
+    sleep_preserve_parameter_names: list[str] = option(
+        [], "Weights that stay while the engine sleeps.", level="absent", remedy=_NO_SLEEP
+    )
+    enable_cumem_allocator: bool = option(
+        False,
+        "Allocate GPU memory so that it can be given back.",
+        level="absent",
+        remedy="leave it out: there is no GPU backend yet",
+    )
+    enable_nccl_comm_suspend: bool = option(
+        False, "Give the memory of NCCL back too.", level="absent", remedy=_NO_SLEEP
     )

@@ -91,3 +91,42 @@ class MultiModalConfig:
         level="absent",
         remedy=_NO_MEDIA,
     )
+    video_pruning_method: Literal["evs", "vidcom2"] = option(
+        "evs", "How they are chosen.", level="absent", remedy=_NO_MEDIA
+    )
+    language_model_only: bool = option(
+        False,
+        "Take no media, though the model could.",
+        level="idle",
+        why="models read text alone here",
+    )
+    mm_encoder_only: bool = option(
+        False, "Run the media encoder alone.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_encoder_attn_dtype: Literal["fp8"] | None = option(
+        None, "Numbers that media encoders attend in.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_encoder_fp8_scale_path: str | None = option(
+        None, "File of their scales.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_encoder_fp8_scale_save_path: str | None = option(
+        None, "File to write found scales to.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_encoder_fp8_scale_save_margin: float = option(
+        1.5, "Factor of safety of those.", gt=0, level="absent", remedy=_NO_MEDIA
+    )
+    mm_hasher_algorithm: Literal["blake3", "sha256", "sha512"] = option(
+        "blake3", "Hash that identifies a media item.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_tensor_ipc: Literal["direct_rpc", "torch_shm"] = option(
+        "direct_rpc", "How media travel to the engine.", level="absent", remedy=_NO_MEDIA
+    )
+    mm_processor_device: Literal["auto", "cpu"] = option(
+        "auto", "Where media are processed.", level="idle", why="models read text alone here"
+    )
+    mm_ipc_gpu_memory_gb: float = option(
+        0.0, "GiB of GPU memory for media on their way.", ge=0, level="absent", remedy=_NO_MEDIA
+    )
+    mm_device_do_normalize: bool | None = option(
+        None, "Normalise images on the device.", level="absent", remedy=_NO_MEDIA
+    )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import pairwise
+from math import inf
+from typing import Any, Literal
 
 from vllm_lite.config.option import config, option
+from vllm_lite.errors import UsageError
 
 _NO_SPANS = "leave it out: --otlp-traces-endpoint sends spans of requests, not of the engine"
 _ONE_ENGINE = "leave it out: there is one engine, with one line"
+_NOTHING_COMPILED = "no kernel is compiled while serving"
+HISTOGRAM_FAMILIES = (
+    *("request_latency", "time_to_first_token", "inter_token_latency", "iteration_tokens"),
+    *("request_params_n", "request_num_preemptions", "request_tokens"),
+)
 
 
 @config
@@ -91,3 +99,41 @@ class ObservabilityConfig:
         level="absent",
         remedy="leave it out: use `vllm-lite bench`",
     )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none",
+        "Report a request's own drafts in its reply.",
+        level="idle",
+        why="no tokens are drafted here",
+    )
+    custom_histogram_buckets: dict[str, Any] | None = option(
+        None,
+        "JSON: bounds of the histograms of a family, rising: request_latency, "
+        "time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, "
+        "request_num_preemptions, request_tokens.",
+    )
+    enable_logging_iteration_details: bool = option(
+        False, "Log what each step held and how long it took."
+    )
+    jit_monitor_mode: Literal["error", "warn"] = option(
+        "warn", "What a kernel compiled while serving causes.", level="idle", why=_NOTHING_COMPILED
+    )
+    jit_monitor_verbose: bool = option(
+        False, "Log every kernel compiled while serving.", level="idle", why=_NOTHING_COMPILED
+    )
+
+    def __post_init__(self) -> None:
+        for family, bounds in (self.custom_histogram_buckets or {}).items():
+            _check_bounds(family, bounds)
+
+
+def _check_bounds(family: str, bounds: object) -> None:
+    flag = f"--custom-histogram-buckets: {family!r}"
+    if family not in HISTOGRAM_FAMILIES:
+        raise UsageError(f"{flag} is no family; choose from {', '.join(HISTOGRAM_FAMILIES)}")
+    if not isinstance(bounds, list) or not bounds:
+        raise UsageError(f"{flag} needs a list of bounds")
+    for bound in bounds:
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < inf:
+            raise UsageError(f"{flag}: {bound!r} is not a number above 0")
+    if any(low >= high for low, high in pairwise(bounds)):
+        raise UsageError(f"{flag}: each bound must be greater than the one before")

@@ -108,6 +108,8 @@ class JsonOption(NamedTuple):
     name: str
     help: str
     aliases: tuple[str, ...] = ()
+    # The help group, where it is not that of the class it is part of.
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def _walk(cls: type) -> Iterator[Option]:
         for key in options(section):
             if "alone" in key.rules:
                 yield replace(key, name=key.rules["alone"], parent="")
-        yield _json_option(whole, group_of(cls), section)
+        yield _json_option(whole, whole.group or group_of(cls), section)
     yield from options(cls)
 
 

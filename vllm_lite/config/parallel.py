@@ -10,8 +10,10 @@ _ONE = "leave it at 1: the model runs on one device"
 _ONE_NODE = "leave it out: an engine runs on one machine"
 _ONE_ENGINE = "leave it out and run several servers behind a balancer"
 _ONE_WORKER = "leave it out: there is one worker"
-_NO_EXPERTS = "leave it out: no model here has experts"
 _NO_RAY = "leave it out: Ray is not used"
+_BIND = "set VLLM_CPU_OMP_THREADS_BIND to the CPUs of the engine"
+_NO_GROUP = "there is one worker, which waits for no other"
+_RESTART = "leave it out: a server whose engine dies ends, for a supervisor to start it again"
 
 
 @config
@@ -163,55 +165,6 @@ class ParallelConfig:
         level="absent",
         remedy=_ONE,
     )
-    enable_expert_parallel: bool = option(
-        False,
-        "Give each worker whole experts.",
-        level="absent",
-        remedy=_NO_EXPERTS,
-    )
-    all2all_backend: Literal[
-        "allgather_reducescatter",
-        "deepep_high_throughput",
-        "deepep_low_latency",
-        "deepep_v2",
-        "flashinfer_all2allv",
-        "flashinfer_nvlink_one_sided",
-        "flashinfer_nvlink_two_sided",
-        "moonep",
-        "mori_high_throughput",
-        "mori_low_latency",
-        "naive",
-        "nixl_ep",
-        "pplx",
-    ] = option(
-        "allgather_reducescatter",
-        "How tokens travel between experts.",
-        level="absent",
-        remedy=_NO_EXPERTS,
-    )
-    enable_eplb: bool = option(
-        False,
-        "Move experts between workers while serving.",
-        level="absent",
-        remedy=_NO_EXPERTS,
-    )
-    eplb_config: dict[str, Any] = option(
-        {
-            "window_size": 1000,
-            "step_interval": 3000,
-            "num_redundant_experts": 0,
-            "log_balancedness": False,
-        },
-        "JSON: how experts are moved.",
-        level="absent",
-        remedy=_NO_EXPERTS,
-    )
-    expert_placement_strategy: Literal["linear", "round_robin"] = option(
-        "linear",
-        "How experts are laid out.",
-        level="absent",
-        remedy=_NO_EXPERTS,
-    )
     enable_dbo: bool = option(
         False,
         "Compute one half of a batch while the other communicates.",
@@ -270,4 +223,60 @@ class ParallelConfig:
         "Import path of a class whose methods the worker gets.",
         level="absent",
         remedy="leave it out: the worker is this package's own",
+    )
+    device_ids: str | None = option(
+        None,
+        "Devices to use, by index.",
+        works=("0",),
+        level="absent",
+        remedy="leave it out: there is no GPU backend yet, and one CPU device",
+    )
+    numa_bind: bool = option(
+        False, "Keep workers on the CPUs near their GPU.", level="absent", remedy=_BIND
+    )
+    numa_bind_nodes: list[int] | None = option(
+        None, "NUMA node of each worker.", level="absent", remedy=_BIND
+    )
+    numa_bind_cpus: list[str] | None = option(
+        None, "CPUs of each worker.", level="absent", remedy=_BIND
+    )
+    distributed_timeout_seconds: int | None = option(
+        None, "Seconds that workers wait for each other.", ge=1, level="idle", why=_NO_GROUP
+    )
+    cpu_distributed_timeout_seconds: int | None = option(
+        None, "The same for groups over the CPU.", ge=1, level="idle", why=_NO_GROUP
+    )
+    dcp_comm_backend: Literal["a2a", "ag_rs"] | None = option(
+        None, "How workers that share context talk.", level="absent", remedy=_ONE
+    )
+    dcp_q_replicate: bool | None = option(
+        None, "Give each of them all queries.", level="absent", remedy=_ONE
+    )
+    data_parallel_multi_port_external_lb: bool = option(
+        False,
+        "Give every engine a port of its own, for a balancer of yours.",
+        aliases=("-dpm",),
+        level="absent",
+        remedy=_ONE_ENGINE,
+    )
+    dp_sync_interval: int = option(
+        16, "Steps between two agreements of engines.", ge=1, level="absent", remedy=_ONE_ENGINE
+    )
+    enable_hc_sp: bool = option(
+        False, "Divide hyper-connections among workers.", level="absent", remedy=_ONE_WORKER
+    )
+    enable_batch_sharded_sampling: bool | None = option(
+        None, "Divide sampling among workers.", level="absent", remedy=_ONE_WORKER
+    )
+    enable_shm_tensor_arena: bool = option(
+        False, "Send tensors to workers in shared memory.", level="absent", remedy=_ONE_WORKER
+    )
+    enable_fault_tolerance: bool = option(
+        False, "Start an engine that died again.", level="absent", remedy=_RESTART
+    )
+    fault_tolerance_config: dict[str, Any] = option(
+        {"engine_recovery_timeout_sec": 120},
+        "JSON: how that is done.",
+        level="absent",
+        remedy=_RESTART,
     )

@@ -14,6 +14,7 @@ from vllm_lite import envs
 from vllm_lite.config.checkpoint import read_facts, read_json
 from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make_section, option_table, options, sections
@@ -42,22 +43,32 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
 
     Downloads the model if it is not on this machine.
     """
+    apply_logging(given)
     table = option_table(VllmConfig)
     values = without_deprecated(given, table)
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
         table[name].check(_checkable(name, value))
     tell_of_idle(values, table)
-    for line in envs.complaints():
-        logger.warning("%s", line)
+    _check_environment(is_strict=values.get("fail_on_environ_validation", False))
     device = _device(values)
     facts = _find_model(values)
     _derive_model(values, facts, device)
+    _derive_reasoning(values)
     _derive_cache(values, device)
     _derive_scheduler(values, facts, device, usage)
     values.setdefault("disable_log_stats", usage == "llm")
     values["device"] = device
     return _build(values, facts)
+
+
+def _check_environment(*, is_strict: bool) -> None:
+    """Tell of variables that are set and change nothing; strictly, raise for them."""
+    lines = envs.complaints()
+    if lines and is_strict:
+        raise UsageError(f"--fail-on-environ-validation: {'; '.join(lines)}; unset them")
+    for line in lines:
+        logger.warning("%s", line)
 
 
 def _checkable(name: str, value: Any) -> Any:
@@ -143,6 +154,18 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
         values.setdefault("quantization", "gguf")
 
 
+def _derive_reasoning(values: dict[str, Any]) -> None:
+    """The parser of --reasoning-config is that of --reasoning-parser."""
+    named = (values.get("reasoning_config") or {}).get("reasoning_parser")
+    if not named:
+        return
+    if values.setdefault("reasoning_parser", named) != named:
+        raise UsageError(
+            f"--reasoning-parser {values['reasoning_parser']} and --reasoning-config."
+            f"reasoning_parser {named} are one thing; give one of them"
+        )
+
+
 def _derive_cache(values: dict[str, Any], device: str) -> None:
     values.setdefault("gpu_memory_utilization", _MEMORY_SHARE[device])
     space = envs.VLLM_CPU_KVCACHE_SPACE
@@ -157,6 +180,11 @@ def _derive_scheduler(
     values: dict[str, Any], facts: ModelFacts, device: str, usage: UsageContext
 ) -> None:
     tokens, seqs = _STEP_SIZES[device, usage]
+    match values.get("performance_mode"):
+        case "throughput":
+            tokens, seqs = 2 * tokens, 2 * seqs
+        case "interactivity":
+            tokens //= 2
     length = values["max_model_len"]
     if "max_num_seqs" not in values:
         values["max_num_seqs"] = min(seqs, values.get("max_num_batched_tokens", seqs))

@@ -18,12 +18,18 @@ class SchedulerConfig:
         auto="128 for a server and 256 offline on CPU, 256 on a GPU",
         ge=1,
     )
+    max_num_active_seqs: int | None = option(
+        None, "Of those, how many may run; more wait.", auto="--max-num-seqs", ge=1
+    )
     max_num_batched_tokens: int = option(
         2048,
         "Most tokens in one step.",
         auto="2048 for a server, 4096 offline on CPU, 8192 offline on a GPU",
         ge=1,
         human=True,
+    )
+    max_num_scheduled_tokens: int | None = option(
+        None, "Of those, how many the scheduler gives out.", auto="--max-num-batched-tokens", ge=1
     )
     enable_chunked_prefill: bool = option(
         True, "Spread a long prompt over several steps, next to other requests."
@@ -35,6 +41,10 @@ class SchedulerConfig:
     )
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens of one request in one step; 0: no limit of its own.", ge=0
+    )
+    long_prefill_token_threshold_adaptive: bool = option(
+        False,
+        "Let that limit be no less than a step's tokens shared out among all requests.",
     )
     max_num_partial_prefills: int = option(
         1, "Prompts that may be partly computed at once; 1: as many as the steps hold.", ge=1
@@ -58,6 +68,22 @@ class SchedulerConfig:
         auto="for a server 4 million, at least 4 times --max-model-len; offline no limit",
         ge=1,
         human=True,
+    )
+    scheduler_reserve_full_isl: bool = option(
+        True, "Begin a prompt only where the cache has room for all of it."
+    )
+    watermark: float = option(
+        0.0,
+        "Share of the cache's blocks to keep unused when a request begins while others run.",
+        ge=0,
+        le=0.99,
+    )
+    prefill_schedule_interval: int = option(
+        1,
+        "Steps between two that begin prompts, alike in all engines.",
+        ge=1,
+        level="absent",
+        remedy="leave it at 1: there is one engine",
     )
     async_scheduling: bool = option(
         False,
@@ -85,12 +111,28 @@ class SchedulerConfig:
         remedy="leave it out: the scheduler is this package's own",
     )
 
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens that the scheduler gives out in one step."""
+        return min(self.max_num_scheduled_tokens or 1 << 62, self.max_num_batched_tokens)
+
+    @property
+    def active_seqs(self) -> int:
+        """Most requests that run at once."""
+        return self.max_num_active_seqs or self.max_num_seqs
+
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
                 f"--max-num-seqs {self.max_num_seqs}; each request needs a token of every step, "
                 "so raise the one or lower the other"
+            )
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
+            raise UsageError(
+                f"--max-num-active-seqs {self.max_num_active_seqs} is more than --max-num-seqs "
+                f"{self.max_num_seqs}, which is what a step can hold; raise the one or lower the "
+                "other"
             )
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             raise UsageError(

@@ -8,6 +8,11 @@ from typing import Any, ClassVar, Literal
 from vllm_lite.config.option import config, option
 from vllm_lite.errors import UsageError
 
+_NO_COHERE = "there is no /cohere/v2/chat"
+_TOKEN_IDS = "send token ids as prompt to /v1/completions, with return_token_ids"
+_NO_GRPC = "leave it out and use the HTTP API"
+_ONE_ENGINE = "leave it out and run several servers behind a balancer"
+
 
 @config
 class ReplyConfig:
@@ -34,6 +39,11 @@ class ReplyConfig:
         None, "What reads tool calls out of a model's text, by the name of its format."
     )
     tool_parser_plugin: str = option("", "Python file that registers further tool parsers.")
+    tool_strict_level: Literal["auto", "function", "parameter"] = option(
+        "auto",
+        "What of a call that the model chooses is enforced where its tool is not strict: nothing "
+        "(auto), its form and name (function), or the arguments' schema too (parameter).",
+    )
     exclude_tools_when_tool_choice_none: bool = option(
         False, "Leave tools out of the prompt where a request's tool_choice is none."
     )
@@ -61,11 +71,41 @@ class ReplyConfig:
     )
     enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
     enable_log_outputs: bool = option(False, "Log generated text too.")
-    log_config_file: str | None = option(
-        None, "JSON logging configuration for the engine and the front end."
-    )
     log_error_stack: bool = option(
         False, "Log the stack of every error that is answered, refusals too."
+    )
+    enable_log_deltas: bool = option(
+        True, "With --enable-log-outputs, log each part of a streamed text as it comes."
+    )
+    anthropic_disabled_thinking_effort: Literal[
+        "auto", "high", "low", "max", "medium", "none", "xhigh"
+    ] = option(
+        "auto",
+        "/v1/messages: reasoning_effort of requests that turn thinking off; auto: none.",
+    )
+    trust_request_mm_kwargs: bool = option(
+        False,
+        "Let requests say how media are processed.",
+        level="absent",
+        remedy="leave it out: models read text here",
+    )
+    cohere_format: str = option(
+        "cmd4", "Prompt format of --tokenizer-mode cohere.", level="idle", why=_NO_COHERE
+    )
+    cohere_is_reasoning_model: bool = option(
+        True, "Reasoning is a part of its own at /cohere/v2/chat.", level="idle", why=_NO_COHERE
+    )
+    tokens_only: bool = option(
+        False,
+        "Serve the routes that take and give token ids alone.",
+        level="absent",
+        remedy=_TOKEN_IDS,
+    )
+    enable_scale_out: bool = option(
+        False,
+        "Serve routes that render prompts and generate from token ids.",
+        level="absent",
+        remedy=_TOKEN_IDS,
     )
     lora_modules: list[str] = option(
         [],
@@ -155,6 +195,41 @@ class ServerConfig(ReplyConfig):
     sse_keep_alive_interval: int = option(
         0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
     )
+    enable_offline_docs: bool = option(
+        False,
+        "Serve docs pages that load nothing from elsewhere.",
+        level="absent",
+        remedy="read /openapi.json with a viewer of your own",
+    )
+    enable_flash_late_interaction: bool = option(
+        True,
+        "Score late interaction on a GPU.",
+        level="idle",
+        why="no model here scores",
+    )
+    grpc: bool = option(
+        False, "Serve gRPC in place of HTTP.", group="options", level="absent", remedy=_NO_GRPC
+    )
+    grpc_port: int | None = option(
+        None, "Port of gRPC beside HTTP.", ge=0, le=65535, level="absent", remedy=_NO_GRPC
+    )
+    data_parallel_supervisor_port: int = option(
+        9256,
+        "Port that tells of the health of all engines.",
+        ge=0,
+        le=65535,
+        level="absent",
+        remedy=_ONE_ENGINE,
+    )
+    dp_supervisor_probe_interval_s: float = option(
+        5.0, "Seconds between two looks at it.", gt=0, level="absent", remedy=_ONE_ENGINE
+    )
+    dp_supervisor_probe_timeout_s: float = option(
+        5.0, "Seconds before an engine is asked again.", gt=0, level="absent", remedy=_ONE_ENGINE
+    )
+    dp_supervisor_probe_failure_threshold: int = option(
+        3, "Failures after which it counts as ill.", ge=1, level="absent", remedy=_ONE_ENGINE
+    )
     headless: bool = option(
         False,
         "Run engines on a further machine, without HTTP.",
@@ -205,7 +280,7 @@ class ServerConfig(ReplyConfig):
                 raise UsageError(f"--{name.replace('_', '-')} needs --ssl-certfile")
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             raise UsageError("--ssl-cert-reqs needs --ssl-ca-certs")
-        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "log_config_file"):
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 flag = "--" + name.replace("_", "-")

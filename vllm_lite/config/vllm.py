@@ -13,14 +13,20 @@ from vllm_lite import envs
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
 from vllm_lite.config.compilation import CompilationConfig
+from vllm_lite.config.expert_parallel import ExpertParallelConfig
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.kernel import KernelConfig
 from vllm_lite.config.load import LoadConfig
+from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.lora import LoRAConfig
+from vllm_lite.config.mamba import MambaConfig
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.multimodal import MultiModalConfig
 from vllm_lite.config.observability import ObservabilityConfig
+from vllm_lite.config.offload import OffloadConfig
 from vllm_lite.config.option import config, option
 from vllm_lite.config.parallel import ParallelConfig
+from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.retired import RetiredOptions
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
@@ -39,10 +45,16 @@ class VllmConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
+    expert_parallel: ExpertParallelConfig = field(default_factory=ExpertParallelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    mamba: MambaConfig = field(default_factory=MambaConfig)
     multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     compilation: CompilationConfig = field(default_factory=CompilationConfig)
@@ -62,6 +74,16 @@ class VllmConfig:
         "How much to compile and capture at start, also written -O0 to -O3.",
         level="idle",
         why="nothing is compiled and no graphs are captured",
+    )
+    performance_mode: Literal["balanced", "interactivity", "throughput"] = option(
+        "balanced",
+        "Sizes of a step that are not given: throughput doubles them; interactivity halves its "
+        "tokens, so that a long prompt holds others up for less time.",
+    )
+    fail_on_environ_validation: bool = option(
+        False,
+        "Refuse to start with environment variables of vLLM that change nothing here.",
+        group="options",
     )
     speculative_config: dict[str, Any] | None = option(
         None,
@@ -109,6 +131,43 @@ class VllmConfig:
         level="absent",
         remedy="leave it out: no platform here has further settings",
     )
+    diffusion_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how a model that denoises text generates.",
+        aliases=("-dc",),
+        level="absent",
+        remedy="leave it out: models here generate one token after another",
+    )
+    watermark_config: dict[str, Any] | None = option(
+        None,
+        "JSON: a mark in the choice of tokens that tells generated text.",
+        level="absent",
+        remedy="leave it out: text carries no mark here",
+    )
+    ec_manager_config: dict[str, Any] = option(
+        {},
+        "JSON: what keeps the outputs of media encoders.",
+        level="absent",
+        remedy="leave it out: models read text here",
+    )
+    engram_config: dict[str, Any] | None = option(
+        None,
+        "JSON: where a model's table of phrases is kept.",
+        level="absent",
+        remedy="leave it out: no model here has such a table",
+    )
+    aux_output_config: dict[str, Any] = option(
+        {"enable_return_routed_experts": False},
+        "JSON: what else of a step is told.",
+        level="absent",
+        remedy="leave it out: a step tells tokens and their log-probabilities",
+    )
+    weight_transfer_config: dict[str, Any] | None = option(
+        None,
+        "JSON: how new weights come while the engine runs.",
+        level="absent",
+        remedy="start a server with the new weights",
+    )
 
     def __post_init__(self) -> None:
         self._check_lengths()
@@ -138,9 +197,11 @@ class VllmConfig:
                 f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} is more "
                 f"than --max-model-len {length}; lower it"
             )
-        if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < length:
+        if not scheduler.enable_chunked_prefill and scheduler.step_tokens < length:
+            is_own = scheduler.step_tokens == scheduler.max_num_batched_tokens
+            flag = "--max-num-batched-tokens" if is_own else "--max-num-scheduled-tokens"
             raise UsageError(
-                f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than "
+                f"{flag} {scheduler.step_tokens} is less than "
                 f"--max-model-len {length}, which needs chunked prefill; raise it or drop "
                 "--no-enable-chunked-prefill"
             )

@@ -7,6 +7,8 @@ it alone holds.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vllm_lite.core.block import Block, BlockHasher
 from vllm_lite.core.block_pool import BlockPool
 from vllm_lite.core.kv_group import attention_rule
@@ -28,16 +30,35 @@ class _Table:
         self.num_released = 0
 
 
+class Reserve(NamedTuple):
+    """What has to be unused before a request begins, beside its first blocks."""
+
+    # Share of all blocks; a request that would be alone needs none of it.
+    watermark: float = 0.0
+    # Room for the whole prompt, so that a long one is not begun only to be preempted halfway.
+    whole_prompts: bool = True
+
+
+_WHOLE_PROMPTS = Reserve()
+
+
 class KVCacheManager:
     """Hands blocks of the planned cache to requests and takes them back."""
 
     def __init__(
-        self, plan: KVCachePlan, *, enable_caching: bool = True, max_step_tokens: int = 1 << 62
+        self,
+        plan: KVCachePlan,
+        *,
+        enable_caching: bool = True,
+        max_step_tokens: int = 1 << 62,
+        reserve: Reserve = _WHOLE_PROMPTS,
     ) -> None:
         self.block_size = plan.block_size
         self.enable_caching = enable_caching
         self.pool = BlockPool(plan.num_blocks)
         self._max_step_tokens = max_step_tokens
+        self._spare_blocks = int(reserve.watermark * plan.num_blocks)
+        self._reserves_whole_prompts = reserve.whole_prompts
         self._rule = attention_rule(plan.spec, plan.block_size)
         self._slides = plan.spec.sliding_window is not None
         self._hasher = BlockHasher(plan.block_size)
@@ -59,16 +80,20 @@ class KVCacheManager:
     def try_admit(self, request: Request, hits: list[Block], num_new_tokens: int) -> bool:
         """Give a request that has no blocks its hits and room for its first tokens.
 
-        Refused unless all its known tokens would fit, so that a long prompt is not begun
-        only to be preempted halfway.
+        Refused where that would leave less than the reserve.
         """
         num_hit = len(hits)
         num_tokens = num_hit * self.block_size + num_new_tokens
         count = -(-num_tokens // self.block_size) - num_hit
-        held = sum(1 for block in hits if block is not self.pool.null_block)
-        whole = self._rule.max_blocks(request.num_tokens, self._max_step_tokens)
+        needed = count
+        if self._reserves_whole_prompts:
+            held = sum(1 for block in hits if block is not self.pool.null_block)
+            whole = self._rule.max_blocks(request.num_tokens, self._max_step_tokens)
+            needed = max(needed, whole - held)
+        if self._tables:
+            needed += self._spare_blocks
         unused_hits = sum(1 for block in hits if block.ref_count == 0)
-        if max(count, whole - held) > self.pool.num_unused - unused_hits:
+        if needed > self.pool.num_unused - unused_hits:
             return False
         self.pool.hold(hits)
         blocks = self.pool.try_take(count)

@@ -42,8 +42,16 @@ class PrefillLimit:
         if self._is_on and not threshold:
             threshold = max(1, int(config.model.max_model_len * _LONG_SHARE))
         # Most tokens of one prompt in a step.
-        self.chunk_limit = threshold or 1 << 62
+        self.chunk_limit = self._threshold = threshold or 1 << 62
+        is_adaptive = scheduler.long_prefill_token_threshold_adaptive
+        self._shared_tokens = scheduler.step_tokens if is_adaptive else 0
         self._num_partial = self._num_long = 0
+
+    def share_among(self, num_requests: int) -> None:
+        """Where the limit adapts: no less than each request's share of a step."""
+        if self._shared_tokens:
+            share = self._shared_tokens // max(1, num_requests)
+            self.chunk_limit = max(self._threshold, share)
 
     def begin_step(self, running: Iterable[Request], num_scheduled: dict[str, int]) -> None:
         """Count what the step's running requests leave unfinished."""

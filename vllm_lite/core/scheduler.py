@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm_lite.core.kv_manager import KVCacheManager
+from vllm_lite.core.kv_manager import KVCacheManager, Reserve
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
 from vllm_lite.core.queue import request_queue
@@ -39,7 +39,11 @@ class Scheduler:
         self.kv_manager = KVCacheManager(
             plan,
             enable_caching=config.cache.enable_prefix_caching,
-            max_step_tokens=config.scheduler.max_num_batched_tokens,
+            max_step_tokens=config.scheduler.step_tokens,
+            reserve=Reserve(
+                watermark=config.scheduler.watermark,
+                whole_prompts=config.scheduler.scheduler_reserve_full_isl,
+            ),
         )
         self.requests: dict[str, Request] = {}
         # In order of admission.
@@ -81,7 +85,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step. Every call must be answered by update_from_output or fail_step."""
-        step = StepBuilder(self.config.scheduler.max_num_batched_tokens)
+        step = StepBuilder(self.config.scheduler.step_tokens)
+        self._prefill_limit.share_among(len(self.requests))
         self._continue_running(step)
         if not step.has_preempted:  # memory is tight: admit no one
             self._admit_waiting(step)
@@ -180,7 +185,7 @@ class Scheduler:
         while (
             waiting
             and step.budget > 0
-            and len(self.running) < config.max_num_seqs
+            and len(self.running) < config.active_seqs
             and len(passed_over) < config.max_num_seqs
         ):
             request = waiting.peek()

@@ -14,8 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from vllm_lite import envs
-
 
 class ChildProcess:
     """`python -m module arguments` and the thread that spawned it and waits for it.
@@ -100,11 +98,3 @@ def announce_exit(writer: int) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(writer, b"x")
     os.close(writer)
-
-
-def child_environment(log_config_file: str | None) -> dict[str, str]:
-    """This process's environment, in which the child finds this package and the log's options."""
-    environment = envs.module_environment()
-    if log_config_file is not None:
-        environment["VLLM_LOGGING_CONFIG_PATH"] = os.path.abspath(log_config_file)
-    return environment

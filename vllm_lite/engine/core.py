@@ -18,6 +18,7 @@ from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.constraints import Constraints
 from vllm_lite.engine.messages import CoreReady, StepOutputs
 from vllm_lite.engine.pause import PauseGate
+from vllm_lite.engine.step_log import NoStepLog, StepLog
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import SchedulerStats
@@ -51,6 +52,8 @@ class EngineCore:
         timeline.mark("KV cache")
         self._scheduler = Scheduler(config, self.plan)
         self._log_stats = not config.observability.disable_log_stats
+        is_told = config.observability.enable_logging_iteration_details
+        self._step_log = StepLog() if is_told else NoStepLog()
         self._gate = PauseGate()
         self.constraints = Constraints(config)
         # Ends that came about outside a step and are still to be told.
@@ -102,7 +105,8 @@ class EngineCore:
         if self._is_step_due():
             planned = self._scheduler.schedule()
             self._check_progress(planned)
-            outputs += self._execute(planned)
+            with self._step_log.timed(planned):
+                outputs += self._execute(planned)
         return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
 
     def make_stats(self) -> SchedulerStats:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.child import ChildProcess, child_environment
+from vllm_lite.engine.child import ChildProcess
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.errors import EngineDeadError
 
@@ -21,9 +22,9 @@ from vllm_lite.errors import EngineDeadError
 class CoreProcess(StartedCore):
     """An engine core in a child process, which starts to import at once."""
 
-    def __init__(self, log_config_file: str | None = None, num_front_ends: int = 1) -> None:
+    def __init__(self, num_front_ends: int = 1) -> None:
         super().__init__(num_front_ends)
-        environment = child_environment(log_config_file)
+        environment = envs.module_environment()
         # Waiting OpenMP threads sleep: on a crowded machine spinning ones starve the rest.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         environment.setdefault("GOMP_SPINCOUNT", "1000")

@@ -11,13 +11,11 @@ def launch_core(
     config: VllmConfig,
     *,
     in_process: bool = False,
-    log_config_file: str | None = None,
     num_front_ends: int = 1,
 ) -> StartedCore:
     """Start an engine core and return at once; `wait_ready` is the caller's, when it likes.
 
-    The core imports and loads meanwhile, in a child process, or in a thread of this one. A
-    child configures its logging by `log_config_file`, as VLLM_LOGGING_CONFIG_PATH would. Only a
+    The core imports and loads meanwhile, in a child process, or in a thread of this one. Only a
     child can have more than one front end.
     """
     if in_process:
@@ -27,6 +25,6 @@ def launch_core(
 
         handle: StartedCore = CoreThread(UniprocExecutor)
     else:
-        handle = CoreProcess(log_config_file, num_front_ends)
+        handle = CoreProcess(num_front_ends)
     handle.start(config)
     return handle

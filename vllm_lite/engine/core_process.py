@@ -40,6 +40,7 @@ def build_core() -> EngineCore:
 
     timeline.mark("imports")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
+    config.logging.apply()
     return EngineCore(config, UniprocExecutor)
 
 

@@ -65,6 +65,26 @@ _HELP = {
     "iteration_tokens_total": "Tokens of a step.",
 }
 
+# Histogram -> the family of its bounds, by vLLM's names.
+_FAMILIES = {
+    "time_to_first_token_seconds": "time_to_first_token",
+    "inter_token_latency_seconds": "inter_token_latency",
+    "request_time_per_output_token_seconds": "inter_token_latency",
+    "e2e_request_latency_seconds": "request_latency",
+    "request_queue_time_seconds": "request_latency",
+    "request_inference_time_seconds": "request_latency",
+    "request_prefill_time_seconds": "request_latency",
+    "request_decode_time_seconds": "request_latency",
+    "request_prompt_tokens": "request_tokens",
+    "request_generation_tokens": "request_tokens",
+    "request_max_num_generation_tokens": "request_tokens",
+    "request_params_max_tokens": "request_tokens",
+    "request_prefill_kv_computed_tokens": "request_tokens",
+    "request_params_n": "request_params_n",
+    "request_num_preemptions": "request_num_preemptions",
+    "iteration_tokens_total": "iteration_tokens",
+}
+
 
 class EngineCollector(Collector):
     """All metrics of one engine."""
@@ -79,9 +99,7 @@ class EngineCollector(Collector):
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._rejected = dict.fromkeys(REJECTIONS, 0)
-        self._histograms = {
-            name: Histogram(bounds) for name, bounds in _bounds(config.model.max_model_len).items()
-        }
+        self._histograms = {name: Histogram(bounds) for name, bounds in _bounds(config).items()}
         self.registry.register(self)
 
     def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
@@ -234,26 +252,19 @@ class EngineCollector(Collector):
         return names, [(own, value)]
 
 
-def _bounds(max_model_len: int) -> dict[str, Sequence[float]]:
-    tokens = one_two_five(max_model_len)
-    return {
-        "time_to_first_token_seconds": FIRST_TOKEN,
-        "inter_token_latency_seconds": INTER_TOKEN,
-        "request_time_per_output_token_seconds": INTER_TOKEN,
-        "e2e_request_latency_seconds": LATENCY,
-        "request_queue_time_seconds": LATENCY,
-        "request_inference_time_seconds": LATENCY,
-        "request_prefill_time_seconds": LATENCY,
-        "request_decode_time_seconds": LATENCY,
-        "request_prompt_tokens": tokens,
-        "request_generation_tokens": tokens,
-        "request_max_num_generation_tokens": tokens,
-        "request_params_max_tokens": tokens,
-        "request_prefill_kv_computed_tokens": tokens,
+def _bounds(config: VllmConfig) -> dict[str, Sequence[float]]:
+    """The bounds of every histogram: its family's, or what the user put in their place."""
+    families: dict[str, Sequence[float]] = {
+        "time_to_first_token": FIRST_TOKEN,
+        "inter_token_latency": INTER_TOKEN,
+        "request_latency": LATENCY,
+        "request_tokens": one_two_five(config.model.max_model_len),
         "request_params_n": CHOICES,
         "request_num_preemptions": PREEMPTIONS,
-        "iteration_tokens_total": STEP_TOKENS,
+        "iteration_tokens": STEP_TOKENS,
+        **(config.observability.custom_histogram_buckets or {}),
     }
+    return {name: families[family] for name, family in _FAMILIES.items()}
 
 
 def _cache_info(config: VllmConfig, num_blocks: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_lite.errors import UsageError
 from vllm_lite.parsers import registry
 
 if TYPE_CHECKING:
@@ -29,12 +30,31 @@ def bind_parsers(
         if plugin:
             registry.load_plugin(plugin)
     reasoning_parser = options.reasoning_parser or None
+    _check_forced_end(config)
     facts: dict[str, Any] = {}
     if registry.needs_tokenizer(tool_parser) or registry.needs_tokenizer(reasoning_parser):
         from vllm_lite.tokenizer.tokenizer import tokenizer_path
 
         facts = _tokenizer_facts(tokenizer_path(config))
     registry.bind_tokenizer(tool_parser, reasoning_parser, **facts)
+
+
+def _check_forced_end(config: VllmConfig) -> None:
+    """Raise UsageError where what ends reasoning by force would not end it to the parser."""
+    name, forced = config.structured_outputs.reasoning_parser, config.reasoning.reasoning_end_str
+    if not forced:
+        return
+    markers = registry.reasoning_markers(name) if name else None
+    if markers is None:
+        raise UsageError(
+            "--reasoning-config.reasoning_end_str needs a --reasoning-parser that marks where "
+            "reasoning ends"
+        )
+    if markers.end not in forced:
+        raise UsageError(
+            f"--reasoning-config.reasoning_end_str {forced!r} does not hold {markers.end!r}, by "
+            f"which --reasoning-parser {name} tells that reasoning has ended; append it"
+        )
 
 
 def _tokenizer_facts(path: Path) -> dict[str, Any]:

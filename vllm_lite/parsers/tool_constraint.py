@@ -33,11 +33,13 @@ def tool_constraint(
     tool_choice: ToolChoice,
     *,
     parallel_tool_calls: bool = True,
+    guards_free_calls: bool = False,
 ) -> StructuredOutputsParams | None:
     """What the answer must be for `tool_choice`; None where it is free.
 
     A forced choice always carries the schemas of the arguments; a free one does where a tool is
-    strict and the format has marks of its own. Raises RequestError where the tool of a named
+    strict and the format has marks of its own. Where it `guards_free_calls`, a free call has its
+    form and one of the names in any case. Raises RequestError where the tool of a named
     choice is missing, or the schemas together are too large.
     """
     if tool_choice == "none" or not tools:
@@ -60,7 +62,8 @@ def tool_constraint(
             if only_one and not isinstance(tool_choice, NamedTool):
                 plain["maxItems"] = 1
             return StructuredOutputsParams(json=plain)
-        if tool_parser and envelope and not envelope.is_bare and any(t.strict for t in chosen):
+        is_guarded = guards_free_calls or any(tool.strict for tool in chosen)
+        if tool_parser and envelope and not envelope.is_bare and is_guarded:
             return _free(tool_parser, envelope, chosen, only_one)
     except RequestError as error:
         message = f"tools: their schemas make no constraint: {error.message}"

@@ -157,6 +157,11 @@ class ServingContext:
             shown = (prompt or "")[: self.server_config.max_log_len]
             logger.info("Received request %s: prompt: %r, params: %s", request_id, shown, params)
 
+    def log_delta(self, request_id: str, text: str) -> None:
+        """One line for a part of a streamed choice, with --enable-log-outputs."""
+        shown = text[: self.server_config.max_log_len]
+        logger.info("Streamed for %s: %r", request_id, shown)
+
     def log_output(self, request_id: str, text: str, finish_reason: str | None) -> None:
         """One line for a finished choice, with --enable-log-outputs."""
         if self.server_config.enable_log_outputs:

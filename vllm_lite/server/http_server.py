@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from vllm_lite import envs
+from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.access_log import silence_paths
 from vllm_lite.server.http_protocol import limited_protocol
@@ -28,7 +29,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, server_config: ServerConfig, tls: ssl.SSLContext | None) -> HttpServer:
+def http_server(
+    app: Any, server_config: ServerConfig, tls: ssl.SSLContext | None, logging: LoggingConfig
+) -> HttpServer:
     """A server of `app`, over TLS where there is a context; it opens no socket."""
     config = uvicorn.Config(
         app,
@@ -41,9 +44,19 @@ def http_server(app: Any, server_config: ServerConfig, tls: ssl.SSLContext | Non
         access_log=not server_config.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         timeout_graceful_shutdown=round(FLUSH_TIMEOUT),
-        log_config=None if server_config.log_config_file else LOGGING_CONFIG,
+        log_config=_log_config(logging),
         ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     # Only now uvicorn's logger is what it will be.
     silence_paths(server_config.disable_access_log_for_endpoints)
     return HttpServer(config)
+
+
+def _log_config(logging: LoggingConfig) -> dict[str, Any] | None:
+    """What uvicorn hands to dictConfig; None leaves its loggers as they are."""
+    if logging.pylogging_config_file is not None or logging.configure_logging is False:
+        return None
+    if logging.formatter == "text":
+        return LOGGING_CONFIG
+    as_json = {"()": "vllm_lite.log.JsonFormatter"}
+    return {**LOGGING_CONFIG, "formatters": dict.fromkeys(LOGGING_CONFIG["formatters"], as_json)}

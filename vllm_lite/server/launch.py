@@ -19,7 +19,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.engine.core_launch import launch_core
-from vllm_lite.log import configure_logging_from, init_logger, set_process_name, timeline
+from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.listen import Listener
@@ -43,8 +43,7 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     """
     timeline.mark("imports")
     set_process_name("APIServer")
-    if server_config.log_config_file:
-        configure_logging_from(server_config.log_config_file, "--log-config-file")
+    engine_args.configure_logging()
     logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
@@ -78,7 +77,6 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     core = launch_core(
         config,
         in_process=server_config.disable_frontend_multiprocessing,
-        log_config_file=server_config.log_config_file,
         num_front_ends=server_config.api_server_count,
     )
     board, peers, replicas = _start_replicas(config, server_config, core, listener)
@@ -126,7 +124,7 @@ async def serve(
     from vllm_lite.server.tls import CertificateWatch
 
     lifecycle = Lifecycle(
-        http_server(app, server_config, listener.tls),
+        http_server(app, server_config, listener.tls, client.config.logging),
         listener,
         client,
         app.state.context.generations,

@@ -1,4 +1,4 @@
-"""Log lines for generated texts that are streamed: one for each choice, when it has ended.
+"""Log lines for generated texts: for each choice its parts as they are sent, and the whole.
 
 Knows no wire format. Invariant: without --enable-log-outputs it costs nothing.
 """
@@ -14,21 +14,29 @@ from vllm_lite.server.context import ServingContext
 Outputs = AsyncIterable[tuple[int, RequestOutput]]
 
 
-def logged(context: ServingContext, request_id: str, outputs: Outputs) -> Outputs:
-    """The same outputs, deltas, whose texts are logged where the server is told to."""
-    if not context.server_config.enable_log_outputs:
+def logged(
+    context: ServingContext, request_id: str, outputs: Outputs, *, is_streamed: bool = True
+) -> Outputs:
+    """The same outputs, deltas, whose texts are logged where the server is told to.
+
+    The parts of one that is not streamed are nobody's.
+    """
+    config = context.server_config
+    if not config.enable_log_outputs:
         return outputs
-    return _logged(context, request_id, outputs)
+    return _logged(context, request_id, outputs, is_streamed and config.enable_log_deltas)
 
 
 async def _logged(
-    context: ServingContext, request_id: str, outputs: Outputs
+    context: ServingContext, request_id: str, outputs: Outputs, tells_deltas: bool
 ) -> AsyncIterator[tuple[int, RequestOutput]]:
     texts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     async for prompt_index, output in outputs:
         for choice in output.outputs:
             parts = texts[prompt_index, choice.index]
             parts.append(choice.text)
+            if tells_deltas and choice.text:
+                context.log_delta(request_id, choice.text)
             if choice.finish_reason is not None:
                 context.log_output(request_id, "".join(parts), choice.finish_reason)
         yield prompt_index, output

@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
 
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ReplicaJob)
     set_process_name(f"APIServer_{job.index}")
+    job.config.logging.apply()
     try:
         client = _join(job)
     except VLLMLiteError:

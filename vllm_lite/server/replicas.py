@@ -15,9 +15,10 @@ from itertools import combinations
 
 import msgspec
 
+from vllm_lite import envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.child import ChildProcess, child_environment
+from vllm_lite.engine.child import ChildProcess
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
@@ -104,7 +105,7 @@ class Replicas:
                 ready_fd=ready_writer,
                 peer_fds=pairs[index],
             )
-            child = _start(job, server_config.log_config_file, exit_writer)
+            child = _start(job, exit_writer)
             self._replicas.append(_Replica(child, exit_fd, ready_fd))
             os.close(ready_writer)
         # What the replicas have inherited is theirs alone.
@@ -149,7 +150,7 @@ class Replicas:
             replica.child.kill()
 
 
-def _start(job: ReplicaJob, log_config_file: str | None, exit_writer: int) -> ChildProcess:
+def _start(job: ReplicaJob, exit_writer: int) -> ChildProcess:
     descriptors = (
         job.heartbeat_fd,
         job.core_exit_fd,
@@ -162,7 +163,7 @@ def _start(job: ReplicaJob, log_config_file: str | None, exit_writer: int) -> Ch
         "vllm_lite.server.replica_process",
         [str(os.getpid())],
         pass_fds=descriptors,
-        environment=child_environment(log_config_file),
+        environment=envs.module_environment(),
         exit_writer=exit_writer,
     )
     if child.process is None:

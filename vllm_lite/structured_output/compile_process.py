@@ -47,10 +47,12 @@ def read_tokenizer(config: VllmConfig) -> Hello:
     bind_parsers(config)
     found = reasoning_markers(options.reasoning_parser) if options.reasoning_parser else None
     if found is not None:
-        hello.markers = found.start.encode(), found.end.encode()
+        start = config.reasoning.reasoning_start_str or found.start
+        forced = config.reasoning.reasoning_end_str or found.end
+        hello.markers = start.encode(), found.end.encode()
         hello.marker_ids = (
-            tokenizer.encode(found.start, add_special_tokens=False),
-            tokenizer.encode(found.end, add_special_tokens=False),
+            tokenizer.encode(start, add_special_tokens=False),
+            tokenizer.encode(forced, add_special_tokens=False),
         )
     return hello
 

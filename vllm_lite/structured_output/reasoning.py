@@ -12,7 +12,10 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTokens:
-    """The marks around a model's reasoning, as bytes and as the tokens that write them."""
+    """The marks around a model's reasoning, as bytes and as the tokens that write them.
+
+    `end_ids` are what is dictated when a budget is spent; they may write more than the mark.
+    """
 
     start: bytes
     end: bytes

@@ -20,16 +20,17 @@ _NO_PROFILER = "run the benchmark under a profiler such as py-spy or perf"
 
 
 @config
-class LogOptions:
-    """How a benchmark and its engine log."""
+class ServerOptions:
+    """What only a server would heed."""
 
-    GROUP: ClassVar[str] = "Frontend"
+    GROUP: ClassVar[str] = "options"
 
-    log_config_file: str | None = option(
-        None,
-        "JSON logging configuration.",
-        level="absent",
-        remedy="set VLLM_LOGGING_CONFIG_PATH",
+    shutdown_timeout: int = option(
+        0,
+        "Seconds that running requests may take to finish after SIGTERM.",
+        ge=0,
+        level="idle",
+        why="a benchmark that is interrupted ends at once",
     )
 
 
@@ -39,7 +40,7 @@ class LatencyOptions:
 
     GROUP: ClassVar[str] = "options"
 
-    log: LogOptions = field(default_factory=LogOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
     input_len: int = option(32, "Prompt tokens of a request.", ge=1)
     output_len: int = option(128, "Output tokens of a request.", ge=1)
     batch_size: int = option(8, "Prompts generated together.", ge=1)
@@ -61,7 +62,7 @@ class ThroughputOptions:
 
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     absent: AbsentDatasetOptions = field(default_factory=AbsentDatasetOptions)
-    log: LogOptions = field(default_factory=LogOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
     backend: str = option(
         "vllm",
         "What generates: this engine (vllm), with prompts as chats (vllm-chat), or transformers "
@@ -145,7 +146,7 @@ class StartupOptions:
 
     GROUP: ClassVar[str] = "options"
 
-    log: LogOptions = field(default_factory=LogOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
     num_iters_cold: int = option(3, "Cold starts to time.", ge=1)
     num_iters_warmup: int = option(1, "Starts before the warm ones that do not count.", ge=0)
     num_iters_warm: int = option(3, "Warm starts to time.", ge=1)

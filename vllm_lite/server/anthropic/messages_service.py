@@ -81,7 +81,7 @@ class MessagesService:
                 cache_salt=body.cache_salt,
             )
         reply = _MessageReply(context, prepared, message_id, is_streamed=bool(body.stream))
-        outputs = logged(context, message_id, generation)
+        outputs = logged(context, message_id, generation, is_streamed=bool(body.stream))
         if body.stream:
             return EventStream(reply.events(outputs), generation, message_id, ending=b"")
         try:
@@ -120,6 +120,9 @@ class MessagesService:
         roles = [message["role"] for message in fields["messages"]]
         if "system" in roles[1:] and not self._takes_system_anywhere:
             fields["messages"] = with_system_first(fields["messages"])
+        effort = self._context.server_config.anthropic_disabled_thinking_effort
+        if body.thinking is not None and body.thinking.type == "disabled" and effort != "auto":
+            fields["reasoning_effort"] = effort
         if not self._can_limit_thinking:
             # A model that does not think, as far as the server knows, keeps within any budget.
             fields.pop("thinking_token_budget", None)

@@ -46,7 +46,10 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
         trust_template=context.server_config.trust_request_chat_template,
         max_logprobs=context.max_logprobs,
     )
-    tools, wanted = allowed_tools(body.tool_choice, tool_specs(body.tools))
+    specs = tool_specs(body.tools)
+    if context.server_config.tool_strict_level == "parameter":
+        specs = tuple(replace(tool, strict=True) for tool in specs)
+    tools, wanted = allowed_tools(body.tool_choice, specs)
     choice = tool_choice_of(wanted, tools)
     _check_auto(context, body, choice)
     parser = _parser_config(context, body, tools, choice)
@@ -138,6 +141,7 @@ def _constraint(
             tools,
             choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            guards_free_calls=context.server_config.tool_strict_level != "auto",
         )
     if is_forced(choice) and body.structured_outputs:
         raise RequestError(

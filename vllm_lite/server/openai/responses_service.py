@@ -222,7 +222,8 @@ class ResponsesService:
         self, entry: StoredResponse, run: ResponseRun, generation: Generation
     ) -> None:
         try:
-            await run.in_background(logged(self._context, entry.id, generation))
+            outputs = logged(self._context, entry.id, generation, is_streamed=False)
+            await run.in_background(outputs)
         finally:
             await generation.close()
             self._finish(entry, run)
@@ -238,7 +239,7 @@ class ResponsesService:
         if body.stream:
             events = self._foreground_events(entry, run, generation)
             return EventStream(events, generation, entry.id, ending=b"")
-        outputs = logged(self._context, entry.id, generation)
+        outputs = logged(self._context, entry.id, generation, is_streamed=False)
         try:
             payload = await run_while_connected(request.receive, run.whole(outputs))
         except BaseException:

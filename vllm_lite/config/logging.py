@@ -1,0 +1,71 @@
+"""LoggingConfig: how much every process of an engine or a server logs, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from vllm_lite.config.option import JsonOption, config, make_section, option
+from vllm_lite.errors import UsageError
+from vllm_lite.log import LogFormat, reconfigure_logging
+
+
+@config
+class LoggingConfig:
+    """The log."""
+
+    JSON_OPTION: ClassVar[JsonOption] = JsonOption(
+        "logging_config", "JSON: how much is logged, and in which form.", group="LoggingConfig"
+    )
+
+    log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"] | None = option(
+        None,
+        "Least urgent lines to log.",
+        auto="VLLM_LOGGING_LEVEL, else INFO",
+        alone="log_level",
+    )
+    formatter: LogFormat = option(
+        "text", "Lines of text, or one JSON object a line, of the HTTP server too."
+    )
+    configure_logging: bool | None = option(
+        None,
+        "Set the log up; false leaves Python's logging as the application set it.",
+        auto="VLLM_CONFIGURE_LOGGING, else true",
+    )
+    pylogging_config_file: str | None = option(
+        None,
+        "JSON file for Python's logging.config.dictConfig, in place of the rest.",
+        auto="VLLM_LOGGING_CONFIG_PATH",
+        alone="log_config_file",
+        group="Frontend",
+    )
+
+    def __post_init__(self) -> None:
+        file = self.pylogging_config_file
+        if file is None:
+            return
+        if self.configure_logging is False:
+            raise UsageError(
+                "--log-config-file needs logging to be set up; drop "
+                "--logging-config.configure_logging false"
+            )
+        if not Path(file).is_file():
+            raise UsageError(f"--log-config-file: there is no file {file}")
+
+    def apply(self) -> None:
+        """Have this process log as is said; a second time changes nothing."""
+        reconfigure_logging(
+            level=self.log_level,
+            form=self.formatter,
+            file=self.pylogging_config_file,
+            is_wanted=self.configure_logging is not False,
+        )
+
+
+def apply_logging(given: Mapping[str, Any]) -> None:
+    """Have this process log as the options among `given`, flat and by name, say."""
+    config: LoggingConfig = make_section(
+        LoggingConfig, {name: value for name, value in given.items() if value is not None}
+    )
+    config.apply()
