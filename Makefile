@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit bench docs format clean help
+.PHONY: demo serve test lint types unit bench peers compare docs format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -56,8 +56,15 @@ types: $(VENV)/.dev ## mypy --strict
 unit: $(VENV)/.dev ## pytest, all but what needs a GPU
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.installed ## offline throughput on the demo model
-	$(BIN)/python benchmarks/offline_throughput.py
+bench: $(VENV)/.dev ## offline throughput on the demo model
+	$(BIN)/python benchmarks/compare_peers.py --engines ours --only d --output build/bench
+
+# Virtual environments of their own, in the user's cache folder; vLLM alone takes 2 GB.
+peers: $(VENV)/.dev ## install vLLM for CPUs and llama.cpp, to compare with
+	$(BIN)/python benchmarks/peers/install.py
+
+compare: peers ## compare with them: some hours on two cores
+	$(BIN)/python benchmarks/compare_peers.py
 
 # Options are read from the sources, so nothing is installed or built for it.
 docs: ## write docs/cli.md, server.md and parsers.md from options, routes and formats

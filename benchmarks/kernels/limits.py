@@ -1,0 +1,43 @@
+"""The machine's limits, measured now: memory read and arithmetic done per second at most.
+
+A small program (limits.cpp) is compiled for this machine and run; without a compiler there are
+no limits, and shares of them cannot be told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+# Portable vectors of 64 bytes are passed about: no compiler need warn that their layout may differ.
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-Wno-psabi")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Billions a second, by all threads together; 0 where the processor cannot."""
+
+    read_gb_s: float
+    float32_gflop_s: float
+    bfloat16_gflop_s: float
+    int8_gop_s: float
+
+
+def measure_limits(num_threads: int) -> Limits | None:
+    """The limits with so many threads; None where they cannot be measured."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "limits")
+        built = subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", program], check=False)
+        if built.returncode:
+            return None
+        done = subprocess.run([program, str(num_threads)], capture_output=True, check=False)
+        return None if done.returncode else Limits(**json.loads(done.stdout))

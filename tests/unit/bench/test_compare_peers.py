@@ -1,0 +1,120 @@
+"""What the comparison with other engines makes of its records, and of an engine that is missing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+OURS, VLLM = "ours-bf16", "vllm"
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that keeps records and judges them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("peers.results")
+
+
+def compared(results: Any, step_ms: dict[str, list[float]]) -> Any:
+    found = results.Results({"processor": "one"})
+    found.weight_bytes = {OURS: 10**9, VLLM: 10**9}
+    found.limits = [{"read_gb_s": 100.0}]
+    for engine, values in step_ms.items():
+        found.engines[engine] = {"title": engine, "weights": "bfloat16"}
+        for turn, value in enumerate(values, 1):
+            found.add(turn, engine, "decode-1", values={"step_ms": value})
+    return found
+
+
+def test_medians_are_compared_and_less_time_is_better(results: Any) -> None:
+    found = compared(results, {OURS: [20.0, 1000.0, 10.0], VLLM: [80.0, 90.0, 70.0]})
+    (line, floor) = list(results.lines(found))
+    assert (line.ours, line.theirs, line.ratio) == (20.0, 80.0, 4.0)
+    assert line.target == "3 x" and line.is_met is True
+    # 1 GB at 100 GB/s takes 10 ms.
+    assert floor.ours == pytest.approx(0.5)
+    assert "| 4.00 | 3 x | yes |" in results.table(found)
+
+
+def test_a_missed_target_says_so(results: Any) -> None:
+    found = compared(results, {OURS: [40.0], VLLM: [80.0]})
+    assert next(results.lines(found)).is_met is False
+
+
+def test_a_figure_without_a_peer_is_shown_and_not_judged_against_it(results: Any) -> None:
+    (line, _) = list(results.lines(compared(results, {OURS: [40.0]})))
+    assert (line.theirs, line.ratio, line.is_met) == (None, None, None)
+
+
+def test_what_is_saved_can_be_gone_on_with(results: Any, tmp_path: Path) -> None:
+    found = compared(results, {OURS: [40.0], VLLM: [80.0]})
+    found.add(1, VLLM, "offline", error="it was late")
+    results.save(found, tmp_path / "peers.json")
+    again = results.load(tmp_path / "peers.json", {})
+    assert again == found
+    again.add(1, VLLM, "offline", values={"tokens_per_s": 5.0})
+    assert not list(again.errors())
+
+
+def test_an_engine_that_is_not_installed_is_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+    words = ["--engines", "vllm,llamacpp", "--only", "b,e", "--rounds", "1"]
+    places = ["--peers", str(tmp_path), "--output", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "compare_peers.py"), *words, *places],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "failed: round 1, vllm, offline: there is no vllm environment" in done.stdout
+    assert "failed: round 1, vllm, server: there is no vllm environment" in done.stdout
+    assert "failed: round 1, llamacpp, offline: there is no llamacpp environment" in done.stdout
+    records = json.loads((tmp_path / "out" / "peers.json").read_text())["records"]
+    assert len(records) == 3 and all("make peers" in record["error"] for record in records)
+
+
+def test_a_child_is_ended_with_its_children_when_its_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    processes = importlib.import_module("peers.processes")
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\nchild.wait()\n"
+    )
+    lines: list[str] = []
+    # However slow the machine: at last there is time to begin, and then time runs out.
+    for limit in (1.0, 10.0, 100.0):
+        reason = processes.run_child([sys.executable, "-c", program], {}, limit, lines.append)
+        assert reason == f"not done within {limit:.0f} s"
+        if lines:
+            break
+    deadline = time.monotonic() + 60
+    while _is_alive(lines[0]):
+        assert time.monotonic() < deadline, "a grandchild outlives its time"
+
+
+def test_a_child_that_fails_tells_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    processes = importlib.import_module("peers.processes")
+    program = "import sys; print('one'); sys.exit('TypeError: no such thing')"
+    lines: list[str] = []
+    reason = processes.run_child([sys.executable, "-c", program], {}, 60.0, lines.append)
+    assert (lines, reason) == (["one"], "ended with code 1: TypeError: no such thing")
+
+
+def _is_alive(pid: str) -> bool:
+    """Not gone, nor waiting for whoever adopted it to take note."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
