@@ -51,7 +51,8 @@ class Texts:
         return cls(PromptMaker(open_tokenizer("demo")), np.random.default_rng(seed))
 
     def text(self, length: int) -> str:
-        return self.maker.fit(self.maker.draw(length, self.rng), self.rng)[0]
+        text, _ = self.maker.fit(self.maker.draw(length, self.rng), self.rng)
+        return text
 
     def chat(self, length: int, output: int, system: str | None = None) -> PreparedRequest:
         """A streaming chat of `output` tokens."""
