@@ -48,8 +48,8 @@ EFFECTS = {
     "--api-server-count": "tests/e2e/test_api_server_count.py::"
     "test_all_answer_alike_and_metrics_count_all",
     # Frontend
-    "--host": _LIFE + "test_an_unknown_host_is_one_line_that_names_it",
-    "--port": _LIFE + "test_a_port_in_use_is_one_line_that_names_it",
+    "--host": _LIFE + "test_a_server_listens_on_the_host_and_port_said",
+    "--port": _LIFE + "test_a_server_listens_on_the_host_and_port_said",
     "--uds": _LIFE + "test_a_unix_socket_goes_with_its_server",
     "--uvicorn-log-level": _HERE + "test_the_http_servers_log_has_a_level_of_its_own",
     "--disable-uvicorn-access-log": _FRONT + "test_no_access_lines_where_they_are_off",
@@ -133,13 +133,12 @@ EFFECTS = {
     "--reasoning-parser-plugin": _REASONING,
     "--structured-outputs-config": _HERE + "test_the_engines_word_on_json_is_in_every_constraint",
     # CacheConfig
-    "--block-size": "tests/e2e/test_tokens.py::test_block_size_never_changes_tokens",
+    "--block-size": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
     "--gpu-memory-utilization": "tests/unit/executor/test_uniproc.py::"
     "test_memory_is_what_the_user_says_or_a_share_of_what_is_free",
     "--kv-cache-memory-bytes": _USERS_NUMBERS,
     "--num-gpu-blocks-override": _USERS_NUMBERS,
-    "--enable-prefix-caching": "tests/e2e/test_tokens.py::"
-    "test_no_option_of_scheduling_or_caching_changes_tokens",
+    "--enable-prefix-caching": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
     # SchedulerConfig
     "--max-num-batched-tokens": _RESOLVE + "test_step_sizes_follow_what_is_set",
     "--max-num-seqs": _RESOLVE + "test_step_sizes_follow_what_is_set",

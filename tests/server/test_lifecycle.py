@@ -112,6 +112,23 @@ def test_a_stale_unix_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> No
     assert path.read_text() == "precious"
 
 
+def test_a_server_listens_on_the_host_and_port_said() -> None:
+    def address(host: str | None, port: int) -> tuple[str, int]:
+        listener = Listener(ServerConfig(host=host, port=port))
+        try:
+            found: tuple[str, int] = listener.socket.getsockname()
+            assert listener.url == f"http://{host or '0.0.0.0'}:{found[1]}"
+            return found
+        finally:
+            listener.close()
+
+    host, port = address("127.0.0.1", 0)
+    assert host == "127.0.0.1" and port > 0
+    # An address of the loopback that nobody else listens on.
+    assert address("127.8.7.6", port) == ("127.8.7.6", port)
+    assert address(None, 0)[0] == "0.0.0.0"
+
+
 def test_a_port_in_use_is_one_line_that_names_it() -> None:
     first = Listener(ServerConfig(host="127.0.0.1", port=0))
     first.socket.listen()

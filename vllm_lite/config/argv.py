@@ -21,6 +21,8 @@ from vllm_lite.log import init_logger
 logger = init_logger(__name__)
 
 _FLAG = re.compile(r"--[A-Za-z][^.=]*")
+# Before a file's value as one word of JSON; no shell can type it.
+JSON_MARK = "\0"
 # The parser's own, which are no options.
 _OWN = ("--config", "--help")
 
@@ -195,7 +197,14 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
     for key in (key for key, count in keys.items() if count > 1):
         logger.warning("Found duplicate key %s in %s; the last one counts", key, file)
     model = content.pop("model", None)
-    flags = [word for key, value in content.items() for word in _words(str(key), value, spellings)]
+    if isinstance(model, list | dict):
+        raise UsageError(f"--config {file}: model must be one name")
+    try:
+        flags = [w for key, value in content.items() for w in _words(str(key), value, spellings)]
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f"--config {file}: a value holds itself, or is nested too deeply"
+        ) from None
     return flags, None if model is None else str(model)
 
 
@@ -203,17 +212,23 @@ def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:
     (flag,) = with_dashes([f"--{key}"])
     if "." in flag:
         return [f"{flag}={json.dumps(value)}"]
-    if value is True:
+    entry = spellings.get(flag)
+    if value is True and (entry is None or entry.kind.types == (bool,)):
         return [flag]
+    if value is True and entry is not None and entry.rules.get("bare"):
+        return [f"{flag}={JSON_MARK}true"]
     if value is False:
         return [f"--no-{flag[2:]}"]
     if isinstance(value, list):
-        entry = spellings.get(flag)
         if not value and entry is not None and not entry.default:
             return []
-        if entry is None or not entry.rules.get("json"):
-            return [flag, *(_text(item) for item in value)]
-        return [flag, json.dumps(value)]
+        items = [_text(item) for item in value]
+        if entry is None:
+            return [flag, *items]
+        if entry.rules.get("json"):
+            return [flag, json.dumps(value)]
+        # One word, so that nothing in it is read as a flag, and nothing after it as an item.
+        return [f"{flag}={JSON_MARK}{json.dumps(items)}"]
     return [f"{flag}={_text(value)}"]
 
 

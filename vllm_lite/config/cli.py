@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from vllm_lite import envs
 from vllm_lite.config.argv import (
+    JSON_MARK,
     expand_level,
     merge_dotted,
     read_config_file,
@@ -165,12 +167,30 @@ def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **settings)
         return
     if list in types and not entry.rules.get("json"):
-        settings["nargs"] = "+"
-        if entry.rules.get("repeatable"):
-            settings["action"] = "extend"
+        is_repeatable = entry.rules.get("repeatable", False)
+        settings |= {"nargs": "+", "action": _Items, "is_repeatable": is_repeatable}
     if entry.rules.get("bare"):
         settings |= {"nargs": "?", "const": True}
     parser.add_argument(*names, type=_reader(entry), **settings)
+
+
+class _Items(argparse.Action):
+    """Sets a list, or adds to one that is repeatable; a file's list is one word that is a list."""
+
+    def __init__(self, *, is_repeatable: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._is_repeatable = is_repeatable
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        items = values[0] if isinstance(values[0], list) else values
+        earlier = getattr(namespace, self.dest, []) if self._is_repeatable else []
+        setattr(namespace, self.dest, [*earlier, *items])
 
 
 def _reader(entry: Option) -> Callable[[str], Any]:
@@ -188,6 +208,9 @@ def _reader(entry: Option) -> Callable[[str], Any]:
         read = next(kind for kind in types if kind is not bool)
 
     def convert(text: str) -> Any:
+        if text.startswith(JSON_MARK):
+            given = json.loads(text[len(JSON_MARK) :])
+            return [convert(item) for item in given] if isinstance(given, list) else given
         if entry.kind.optional and text in ("", "None"):
             return None
         try:

@@ -207,6 +207,16 @@ class TestConfigFile:
         assert given["max_model_len"] == -1
         assert server(f"demo --config {file}").chat_template == "-{{ x }}"
 
+    def test_a_list_takes_no_word_of_the_command_line(self, tmp_path: Path) -> None:
+        file = self.write(tmp_path, 'served-model-name: [a, "-b"]\n')
+        given = {"model": "demo", "served_model_name": ["a", "-b"]}
+        for line in (f"demo --config {file}", f"--config {file} demo"):
+            assert engine(line) == given
+        bare = self.write(tmp_path, "hf-token: true\n")
+        assert engine(f"--config {bare} demo") == {"model": "demo", "hf_token": True}
+        keys = self.write(tmp_path, 'api-key:\n  - -secret\n  - "--other"\n')
+        assert server(f"demo --config {keys}").api_key == ["-secret", "--other"]
+
     def test_repeated_keys_warn_and_the_last_one_wins(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -222,6 +232,11 @@ class TestConfigFile:
             ("config: other.yaml", "unrecognized arguments: --config=other.yaml"),
             ("a: [", "is not valid YAML"),
             ("- a", "must hold keys and values"),
+            ("nothing: [1, 2]", "unrecognized arguments: --nothing\n"),
+            ("a: &x [*x]", "a value holds itself"),
+            ("model: [a]", "model must be one name"),
+            ("max-num-seqs: true", "invalid int value: 'True'"),
+            ("cudagraph-capture-sizes: [1, x]", "invalid int value: 'x'"),
         ],
     )
     def test_mistakes(

@@ -67,6 +67,26 @@ def test_blocks_below_the_watermark_are_kept_while_others_run() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "cached"),
+    [
+        ({"block_size": 8}, 40),
+        ({"block_size": 16}, 32),
+        ({"block_size": 64}, 0),
+        ({"enable_prefix_caching": False}, 0),
+    ],
+)
+def test_a_prompt_is_cached_in_whole_blocks_or_not_at_all(
+    options: dict[str, int], cached: int
+) -> None:
+    s = scheduler(num_blocks=40, **options)
+    add(s, request(45, max_tokens=1))
+    advance(s)
+    again = request(45)
+    add(s, again)
+    assert advance(s) == {again.request_id: 45 - cached}
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"scheduler_reserve_full_isl": False},
