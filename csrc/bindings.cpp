@@ -110,6 +110,24 @@ void call_apply_token_mask(Address logits, Address rows, Address bits, int64_t n
                    num_rows, num_masks);
 }
 
+void call_sample(Address logits, Address inverse_temperature, Address min_p, Address top_k,
+                 Address top_p, Address chances, Address tokens, Address largest, int64_t num_rows,
+                 int64_t vocab_size, int64_t logits_stride) {
+  sample({pointer<float>(logits), logits_stride, vocab_size, pointer<float>(inverse_temperature),
+          pointer<float>(min_p), pointer<int64_t>(top_k), pointer<float>(top_p),
+          pointer<double>(chances), pointer<int64_t>(tokens), pointer<float>(largest)},
+         num_rows);
+}
+
+void call_token_logprobs(Address logits, Address rows, Address tokens, Address values, Address ids,
+                         Address ranks, int64_t num_rows, int64_t num_entries, int64_t vocab_size,
+                         int64_t num_top, int64_t logits_stride, bool is_normalized) {
+  token_logprobs({pointer<float>(logits), logits_stride, vocab_size, is_normalized,
+                  pointer<int64_t>(rows), pointer<int64_t>(tokens), num_top,
+                  pointer<float>(values), pointer<int64_t>(ids), pointer<int64_t>(ranks)},
+                 num_rows, num_entries);
+}
+
 void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_outputs,
                       int64_t num_inputs, int64_t weight_stride) {
   pack_linear({static_cast<DType>(dtype), pointer<void>(weight), weight_stride,
@@ -142,6 +160,8 @@ NB_MODULE(_cpu, m) {
   m.def("reshape_and_cache", call_reshape_and_cache, no_gil);
   m.def("paged_attention", call_paged_attention, no_gil);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
+  m.def("sample", call_sample, no_gil);
+  m.def("token_logprobs", call_token_logprobs, no_gil);
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });

@@ -95,6 +95,35 @@ def apply_token_mask(
     vocab_size: int,
     /,
 ) -> None: ...
+def sample(
+    logits: int,
+    inverse_temperature: int,
+    min_p: int,
+    top_k: int,
+    top_p: int,
+    chances: int,
+    tokens: int,
+    largest: int,
+    num_rows: int,
+    vocab_size: int,
+    logits_stride: int,
+    /,
+) -> None: ...
+def token_logprobs(
+    logits: int,
+    rows: int,
+    tokens: int,
+    values: int,
+    ids: int,
+    ranks: int,
+    num_rows: int,
+    num_entries: int,
+    vocab_size: int,
+    num_top: int,
+    logits_stride: int,
+    is_normalized: bool,
+    /,
+) -> None: ...
 def packed_bytes(dtype: int, num_outputs: int, num_inputs: int, /) -> int: ...
 def pack_linear(
     weight: int, packed: int, dtype: int, num_outputs: int, num_inputs: int, weight_stride: int, /

@@ -155,6 +155,43 @@ struct TokenMask {
   int64_t words_per_part;
 };
 
+// Tokens whose largest logit is found at once, and tells whether they need to be looked at again.
+constexpr int64_t kSampleBlock = 64;
+
+// Chooses a token for each row. All but `logits` are arrays with an entry a row.
+struct Sampling {
+  const float* logits;  // [R, V]
+  int64_t logits_stride;
+  int64_t vocab_size;                // V
+  const float* inverse_temperature;  // 0: the largest logit; null: that for all rows
+  const float* min_p;                // 0: off
+  const int64_t* top_k;              // 0, or V and more: off
+  const float* top_p;                // 1: off
+  const double* chances;             // in [0, 1)
+  int64_t* tokens;
+  float* largest;  // the largest logit; not finite where the row admits no token
+};
+
+// What M entries report of their tokens: the token first, then the likeliest of the row.
+struct TokenLogprobs {
+  const float* logits;  // [R, V]
+  int64_t logits_stride;
+  int64_t vocab_size;     // V
+  bool is_normalized;     // whether log-probabilities are wanted, not logits
+  const int64_t* rows;    // [M]: which of the R rows an entry is about
+  const int64_t* tokens;  // [M]
+  int64_t num_top;        // at most V
+  float* values;          // [M, 1 + num_top]
+  int64_t* ids;           // [M, 1 + num_top]
+  int64_t* ranks;         // [M]: tokens that are at least as likely
+};
+
+// Floats of scratch memory that a row of logits takes in either.
+static inline int64_t sampling_scratch_floats(int64_t vocab_size) {
+  const int64_t num_blocks = (vocab_size + kSampleBlock - 1) / kSampleBlock;
+  return num_blocks * kSampleBlock + 3 * (num_blocks + 16);
+}
+
 struct Dequantize {
   int ggml_type;
   DType dtype;
@@ -173,6 +210,8 @@ struct KernelTable {
   const AttentionKernels* attention;
   // Part p of mask m is number m * parts + p.
   void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);
+  void (*sample)(const Sampling&, int64_t begin, int64_t end, float* scratch);
+  void (*token_logprobs)(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
   void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
   void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
   void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,

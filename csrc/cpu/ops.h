@@ -33,6 +33,12 @@ void paged_attention(const Attention& p, const AttentionBatch& batch);
 // Bans in the logits of num_rows rows what the num_masks masks do not allow.
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks);
 
+// Chooses a token for each of num_rows rows.
+void sample(const Sampling& p, int64_t num_rows);
+
+// Reports what `num_entries` entries ask of the logits of num_rows rows.
+void token_logprobs(const TokenLogprobs& p, int64_t num_rows, int64_t num_entries);
+
 // Bytes of a packed weight [num_outputs, num_inputs].
 int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
+from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
+from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
 from vllm_lite.kernels.reference import PackedLinear
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}

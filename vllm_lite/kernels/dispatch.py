@@ -64,6 +64,27 @@ class Ops(Protocol):
 
     def apply_token_mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None: ...
 
+    def greedy_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def draw_tokens(
+        self,
+        logits: Tensor,
+        inverse_temperature: Tensor,
+        min_p: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        chances: Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def token_logprobs(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        token_ids: Tensor,
+        num_top: int,
+        is_normalized: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
     def dequantize_gguf(
         self,
         raw: memoryview | Tensor,

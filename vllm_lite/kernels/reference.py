@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
+from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
+from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:

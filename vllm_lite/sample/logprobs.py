@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from vllm_lite.core.step import TokenLogprobs
-from vllm_lite.sample.blocks import largest
+from vllm_lite.kernels.dispatch import ops
 
 ALL_TOKENS = -1
 # How many of the likeliest tokens, or which tokens.
@@ -19,32 +18,33 @@ Candidates = int | Sequence[int]
 
 
 def gather_logprobs(
-    logprobs: Tensor, token_ids: Tensor, candidates: Sequence[Candidates]
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    candidates: Sequence[Candidates],
+    *,
+    is_normalized: bool = True,
 ) -> list[TokenLogprobs]:
-    """Pick what R positions report.
+    """What M positions report, each of a row of `logits` [R, V] float32.
 
-    `logprobs` [R, V] float32 (or logits, where the mode says so), `token_ids` [R] the sampled
-    or prompt tokens, `candidates` [R] what to add: so many top ones (-1: all), or these ids.
-    A rank is the number of tokens that are at least as likely, as in vLLM.
+    `rows` [M] are theirs, `token_ids` [M] the sampled or prompt tokens, `candidates` [M] what to
+    add: so many top ones (-1: all), or these ids. Values are log-probabilities if `is_normalized`,
+    else logits. A rank is the number of tokens that are at least as likely, as in vLLM.
     """
-    size = logprobs.shape[1]
-    counts = [_count(wanted, size) for wanted in candidates]
-    chosen = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs >= chosen).sum(-1).tolist()
+    counts = [_count(wanted, logits.shape[1]) for wanted in candidates]
     most = max(counts, default=0)
-    values, ids = chosen, token_ids[:, None]
-    if most > 0:
-        top_values, top_ids = largest(logprobs, most)
-        values, ids = torch.cat([values, top_values], 1), torch.cat([ids, top_ids], 1)
-    rows = zip(ids.tolist(), values.tolist(), ranks, counts, strict=True)
+    values, ids, ranks = ops().token_logprobs(logits, rows, token_ids, most, is_normalized)
+    entries = zip(ids.tolist(), values.tolist(), ranks.tolist(), counts, strict=True)
     found = [
-        TokenLogprobs(row_ids[: count + 1], row_values[: count + 1], rank)
-        for row_ids, row_values, rank, count in rows
+        TokenLogprobs(entry_ids[: count + 1], entry_values[: count + 1], rank)
+        for entry_ids, entry_values, rank, count in entries
     ]
-    for row, wanted in enumerate(candidates):
+    for index, wanted in enumerate(candidates):
         if not isinstance(wanted, int):
-            found[row].token_ids += wanted
-            found[row].logprobs += logprobs[row, list(wanted)].tolist()
+            row = logits[rows[index]]
+            shown = row.log_softmax(-1) if is_normalized else row
+            found[index].token_ids += wanted
+            found[index].logprobs += shown[list(wanted)].tolist()
     return found
 
 

@@ -25,7 +25,6 @@ from vllm_lite.sample.bias import (
     TokenBias,
 )
 from vllm_lite.sample.counter_rng import UInt64s, stream_key
-from vllm_lite.sample.filters import Filters
 from vllm_lite.sample.logprobs import Candidates
 from vllm_lite.sample.penalties import Penalties, PenaltyRow, SeenTokens
 from vllm_lite.sampling_params import SamplingParams, SamplingType
@@ -51,13 +50,14 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """The rows of a batch that draw their token."""
+    """How each row of a batch draws its token, greedy rows among them."""
 
-    rows: Tensor | None  # [N] int64; None: all rows of the batch
-    slots: Int64s  # [N]
-    inverse_temperature: Tensor | None  # [N, 1] float32; None: all are 1
-    keys: UInt64s  # [N]
-    filters: Filters | None
+    slots: Int64s  # [R]
+    keys: UInt64s  # [R]
+    inverse_temperature: Tensor  # [R] float32; 0: greedy
+    min_p: Tensor  # [R] float32; 0: off
+    top_k: Tensor  # [R] int64; 0: off
+    top_p: Tensor  # [R] float32; 1: off
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class SamplingBatch:
     slots: Int64s  # [R]
     # In the order in which they apply.
     processors: tuple[Processor, ...]
+    # None where all rows are greedy.
     random: RandomRows | None
-    has_greedy: bool
     # Rows that want log-probabilities, and which candidates each.
     logprob_rows: list[int]
     candidates: list[Candidates]
@@ -189,34 +189,20 @@ class SamplingStates:
             slots=slots,
             processors=self._processors(rare),
             random=self._random_rows(slots, is_random) if is_random.any() else None,
-            has_greedy=not is_random.all(),
             logprob_rows=[row for row, _ in reporting],
             candidates=[wanted for _, wanted in reporting],
         )
 
     def _random_rows(self, slots: Int64s, is_random: npt.NDArray[np.bool_]) -> RandomRows:
-        rows = None if is_random.all() else self._tensor(is_random.nonzero()[0])
-        slots = slots[is_random]
-        temperature = self._temperature[slots]
-        top_k, top_p, min_p = self._top_k[slots], self._top_p[slots], self._min_p[slots]
-        # A top_k of the whole vocabulary keeps everything.
-        top_k = np.where(top_k < self._vocab_size, top_k, 0)
-        has_min_p, has_top_k, has_top_p = (min_p > 0).any(), (top_k > 0).any(), (top_p < 1).any()
-        filters = None
-        if has_min_p or has_top_k or has_top_p:
-            filters = Filters(
-                min_p=self._tensor(min_p) if has_min_p else None,
-                top_k=self._tensor(top_k) if has_top_k else None,
-                top_p=self._tensor(top_p) if has_top_p else None,
-                max_top_k=int(top_k.max()),
-            )
-        is_plain = bool((temperature == 1.0).all())
+        inverse_temperature = np.zeros(len(slots), np.float32)
+        np.divide(1.0, self._temperature[slots], out=inverse_temperature, where=is_random)
         return RandomRows(
-            rows=rows,
             slots=slots,
-            inverse_temperature=None if is_plain else self._tensor(1.0 / temperature)[:, None],
             keys=self._keys[slots],
-            filters=filters,
+            inverse_temperature=self._tensor(inverse_temperature),
+            min_p=self._tensor(self._min_p[slots]),
+            top_k=self._tensor(self._top_k[slots]),
+            top_p=self._tensor(self._top_p[slots]),
         )
 
     def _processors(self, rare: list[tuple[int, int, _Rare]]) -> tuple[Processor, ...]:

@@ -140,5 +140,6 @@ class ModelRunner:
         for start in range(0, len(targets), size):
             logits = self._model.compute_logits(hidden[start : start + size])
             part = targets[start : start + size]
-            found += gather_logprobs(logits.log_softmax(-1), part, [wanted] * len(part))
+            rows = torch.arange(len(part), device=part.device)
+            found += gather_logprobs(logits, rows, part, [wanted] * len(part))
         return found

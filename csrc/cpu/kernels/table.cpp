@@ -4,7 +4,7 @@ namespace vllm_lite::VLLM_LITE_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {rms_norm,    rotary,           silu_and_mul, write_cache,
-                            &kAttention, apply_token_mask, dequantize,   pack_linear,
-                            linear};
+                            &kAttention, apply_token_mask, sample,       token_logprobs,
+                            dequantize,  pack_linear,      linear};
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -11,27 +11,31 @@ from vllm_lite.sampling_params import SamplingParams
 
 
 def test_the_sampled_token_comes_first_then_the_candidates_in_order() -> None:
-    logprobs = torch.randn(4, 5003).log_softmax(-1)
+    logits = torch.randn(4, 5003)
+    logprobs = logits.log_softmax(-1)
     tokens = torch.tensor([0, 17, 5002, 4096])
-    found = gather_logprobs(logprobs, tokens, [0, 1, 5, 40])
+    found = gather_logprobs(logits, torch.arange(4), tokens, [0, 1, 5, 40])
     for row, (entry, count) in enumerate(zip(found, [0, 1, 5, 40], strict=True)):
         top = logprobs[row].topk(count)
         assert entry.token_ids == [tokens[row].item(), *top.indices.tolist()]
-        assert entry.logprobs[1:] == top.values.tolist()
-        assert entry.logprobs[0] == logprobs[row, tokens[row]].item()
-        assert entry.rank == 1 + int((logprobs[row] > entry.logprobs[0]).sum())
+        assert entry.logprobs[1:] == pytest.approx(top.values.tolist(), abs=1e-5)
+        assert entry.logprobs[0] == pytest.approx(logprobs[row, tokens[row]].item(), abs=1e-5)
+        assert entry.rank == 1 + int((logits[row] > logits[row, tokens[row]]).sum())
 
 
 def test_minus_one_reports_the_whole_vocabulary() -> None:
-    found = gather_logprobs(torch.randn(1, 9), torch.tensor([4]), [-1])[0]
+    row = torch.tensor([0])
+    found = gather_logprobs(torch.randn(1, 9), row, torch.tensor([4]), [-1])[0]
     assert sorted(found.token_ids[1:]) == list(range(9))
 
 
 def test_chosen_tokens_are_reported_in_the_order_of_the_request() -> None:
-    logprobs = torch.randn(2, 9).log_softmax(-1)
-    chosen, top = gather_logprobs(logprobs, torch.tensor([4, 5]), [[7, 4, 0], 2])
+    logits, rows = torch.randn(2, 9), torch.arange(2)
+    chosen, top = gather_logprobs(
+        logits, rows, torch.tensor([4, 5]), [[7, 4, 0], 2], is_normalized=False
+    )
     assert chosen.token_ids == [4, 7, 4, 0]
-    assert chosen.logprobs == logprobs[0, [4, 7, 4, 0]].tolist()
+    assert chosen.logprobs == logits[0, [4, 7, 4, 0]].tolist()
     assert len(top.token_ids) == 3
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.unit.sample.reference import probabilities
 from tests.unit.sample.rows import Case, Rows, sample_once
-from vllm_lite.sample.blocks import draw
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
 
@@ -215,11 +214,3 @@ def test_an_all_greedy_batch_carries_nothing() -> None:
 def test_an_unknown_logprobs_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="logprobs_mode"):
         Sampler(Rows(5).table, "cooked")
-
-
-def test_a_draw_stays_inside_a_vocabulary_that_is_no_multiple_of_a_block() -> None:
-    for size in (1, 255, 256, 257, 511, 1000):
-        weights = torch.ones(50, size)
-        chances = torch.linspace(0, 1, 51, dtype=torch.float64)[:50]
-        tokens = draw(weights, chances)
-        assert tokens.min() >= 0 and tokens.max() < size

@@ -1,0 +1,312 @@
+#include "cpu/kernels/kernels.h"
+
+// Tokens from logits without a sort. A row is looked at in blocks of kSampleBlock tokens: once the
+// largest logit of each is known, what is asked next reads only the blocks that can matter.
+// Sums run over fixed pieces in vocabulary order, so that a row's result is its own.
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+constexpr int64_t kVectors = kSampleBlock / kLanes;
+// Smaller weights are zero: as floats they would be subnormal, or nearly.
+constexpr float kLeastWeight = 2e-38f;
+// Blocks that are summed in float before they join a double.
+constexpr int64_t kBlocksPerSum = 16;
+
+// The logits of one row, its last block filled up with -inf.
+class Row {
+ public:
+  Row(const float* logits, int64_t size)
+      : logits_(logits), num_blocks_(ceil_divide(size, kSampleBlock)) {
+    const int64_t start = (num_blocks_ - 1) * kSampleBlock;
+    for (int64_t i = 0; i < kSampleBlock; ++i) {
+      last_[i] = start + i < size ? logits[start + i] : -INFINITY;
+    }
+  }
+
+  int64_t num_blocks() const { return num_blocks_; }
+  const float* block(int64_t index) const {
+    return index + 1 < num_blocks_ ? logits_ + index * kSampleBlock : last_;
+  }
+
+ private:
+  const float* logits_;
+  int64_t num_blocks_;
+  float last_[kSampleBlock];
+};
+
+// Writes each block's largest logit, and -inf up to a whole vector of blocks. Returns the row's
+// largest, or NaN where one is in the row.
+float find_maxima(const Row& row, float* maxima) {
+  const int64_t num_blocks = row.num_blocks();
+  Vec most = broadcast(-INFINITY), bad = {};
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const float* block = row.block(b);
+    Vec largest = load(block);
+    // The sum is a NaN where a term is; made so small it cannot overflow.
+    Vec sum = largest * (1.0f / kSampleBlock);
+    for (int64_t v = 1; v < kVectors; ++v) {
+      const Vec x = load(block + v * kLanes);
+      largest = max_lanes(largest, x);
+      sum = multiply_add(x, broadcast(1.0f / kSampleBlock), sum);
+    }
+    maxima[b] = reduce_max(largest);
+    most = max_lanes(most, largest);
+    bad = sum == sum ? bad : sum;
+  }
+  for (int64_t b = num_blocks; b < round_up(num_blocks, kLanes); ++b) maxima[b] = -INFINITY;
+  const float nan = reduce_add(bad);
+  return nan == nan ? reduce_max(most) : nan;
+}
+
+// The first index where values [size] has `wanted`; 0 where it has none.
+int64_t find_first(const float* values, int64_t size, float wanted) {
+  for (int64_t i = 0; i < size; ++i) {
+    if (values[i] == wanted) return i;
+  }
+  return 0;
+}
+
+int64_t sum_of_lanes(IntVec counts) {
+  int64_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += counts[lane];
+  return sum;
+}
+
+// Of `num_vectors` vectors from `values` on: 1 in a lane for each value that reaches `least`.
+IntVec count_at_least(const float* values, int64_t num_vectors, float least) {
+  IntVec counts = {};
+  for (int64_t v = 0; v < num_vectors; ++v) {
+    counts -= load(values + v * kLanes) >= broadcast(least);
+  }
+  return counts;
+}
+
+// ---- drawing
+
+// e^((logit - largest) / temperature): the likeliest token weighs 1.
+Vec to_weight(Vec logits, float largest, float inverse_temperature) {
+  const Vec weight = exponential((logits - largest) * inverse_temperature);
+  return weight > broadcast(kLeastWeight) ? weight : Vec{};
+}
+
+// The blocks whose tokens may be drawn, in vocabulary order.
+struct Candidates {
+  int64_t count;
+  int32_t* blocks;  // [count]
+  float* maxima;    // [count], of the weights
+  float* weights;   // [count, kSampleBlock]
+  float* sums;      // [count]
+};
+
+// Keeps of all blocks, whose largest weights are in `c.maxima`, those that reach `least`.
+void take_candidates(const Row& row, float largest, float inverse_temperature, float least,
+                     Candidates& c) {
+  c.count = 0;
+  for (int64_t b = 0; b < row.num_blocks(); ++b) {
+    const float most = c.maxima[b];
+    if (most < least || most == 0) continue;
+    const float* logits = row.block(b);
+    float* weights = c.weights + c.count * kSampleBlock;
+    for (int64_t i = 0; i < kSampleBlock; i += kLanes) {
+      store(weights + i, to_weight(load(logits + i), largest, inverse_temperature));
+    }
+    c.blocks[c.count] = static_cast<int32_t>(b);
+    c.maxima[c.count++] = most;
+  }
+}
+
+int64_t count_at_least(const Candidates& c, float least) {
+  IntVec counts = {};
+  for (int64_t b = 0; b < c.count; ++b) {
+    if (c.maxima[b] >= least) {
+      counts += count_at_least(c.weights + b * kSampleBlock, kVectors, least);
+    }
+  }
+  return sum_of_lanes(counts);
+}
+
+// By lanes, the weights of a block that reach `least`.
+Vec sum_at_least(const float* weights, float least) {
+  Vec sum = {};
+  for (int64_t i = 0; i < kSampleBlock; i += kLanes) {
+    const Vec w = load(weights + i);
+    sum += w >= broadcast(least) ? w : Vec{};
+  }
+  return sum;
+}
+
+double mass_at_least(const Candidates& c, float least) {
+  double mass = 0;
+  for (int64_t b = 0; b < c.count;) {
+    Vec sum = {};
+    for (const int64_t end = min_of(b + kBlocksPerSum, c.count); b < end; ++b) {
+      if (c.maxima[b] >= least) sum += sum_at_least(c.weights + b * kSampleBlock, least);
+    }
+    mass += reduce_add(sum);
+  }
+  return mass;
+}
+
+// The highest threshold in (low, 1] that passes, else low. What passes must pass further down too.
+// Floats that are not negative are in the order of their bits.
+template <class Passes>
+float highest_threshold(float low, Passes&& passes) {
+  int32_t from = bit_cast<int32_t>(low), to = bit_cast<int32_t>(1.0f) + 1;
+  while (to - from > 1) {
+    const int32_t middle = from + (to - from) / 2;
+    (passes(bit_cast<float>(middle)) ? from : to) = middle;
+  }
+  return bit_cast<float>(from);
+}
+
+// A threshold that top_k tokens reach at least: so many blocks have a token that does.
+float at_most_kth(const float* maxima, int64_t num_blocks, int64_t top_k) {
+  if (top_k > num_blocks) return 0;
+  const int64_t num_vectors = ceil_divide(num_blocks, kLanes);
+  return highest_threshold(0, [&](float least) {
+    return sum_of_lanes(count_at_least(maxima, num_vectors, least)) >= top_k;
+  });
+}
+
+// One token in proportion to the weights that reach `least`, by inverting their running sum.
+int64_t draw_candidate(const Candidates& c, float least, double chance) {
+  double total = 0;
+  for (int64_t b = 0; b < c.count; ++b) {
+    const float* weights = c.weights + b * kSampleBlock;
+    c.sums[b] = c.maxima[b] < least ? 0 : reduce_add(sum_at_least(weights, least));
+    total += c.sums[b];
+  }
+  const double target = chance * total;
+  // Where rounding keeps the sum from passing the target, the last that adds to it is chosen.
+  double before = 0, reached = 0;
+  int64_t chosen = 0;
+  for (int64_t b = 0; b < c.count && reached <= target; ++b) {
+    if (c.sums[b] == 0) continue;
+    chosen = b;
+    before = reached;
+    reached += c.sums[b];
+  }
+  const float* weights = c.weights + chosen * kSampleBlock;
+  int64_t place = 0;
+  for (int64_t i = 0; i < kSampleBlock && before <= target; ++i) {
+    if (weights[i] < least || weights[i] == 0) continue;
+    place = i;
+    before += weights[i];
+  }
+  return c.blocks[chosen] * kSampleBlock + place;
+}
+
+int64_t draw_token(const Sampling& p, int64_t r, const Row& row, float largest, Candidates& c) {
+  const float inverse = p.inverse_temperature[r];
+  const int64_t num_blocks = row.num_blocks();
+  const int64_t top_k = p.top_k[r] < p.vocab_size ? p.top_k[r] : 0;
+  for (int64_t b = 0; b < num_blocks; b += kLanes) {
+    store(c.maxima + b, to_weight(load(c.maxima + b), largest, inverse));
+  }
+  float least = p.min_p[r];
+  if (top_k > 0) least = max_of(least, at_most_kth(c.maxima, num_blocks, top_k));
+  take_candidates(row, largest, inverse, least, c);
+  if (top_k > 0) {
+    least = highest_threshold(least, [&](float t) { return count_at_least(c, t) >= top_k; });
+  }
+  if (p.top_p[r] < 1) {
+    const double wanted = static_cast<double>(p.top_p[r]) * mass_at_least(c, least);
+    least = highest_threshold(least, [&](float t) { return mass_at_least(c, t) >= wanted; });
+  }
+  return draw_candidate(c, least, p.chances[r]);
+}
+
+// ---- log-probabilities
+
+double sum_of_weights(const Row& row, float largest) {
+  double total = 0;
+  for (int64_t b = 0; b < row.num_blocks();) {
+    Vec sum = {};
+    for (const int64_t end = min_of(b + kBlocksPerSum, row.num_blocks()); b < end; ++b) {
+      for (int64_t i = 0; i < kSampleBlock; i += kLanes) {
+        sum += exponential(load(row.block(b) + i) - largest);
+      }
+    }
+    total += reduce_add(sum);
+  }
+  return total;
+}
+
+int64_t rank_of(const Row& row, const float* maxima, float logit) {
+  IntVec counts = {};
+  for (int64_t b = 0; b < row.num_blocks(); ++b) {
+    if (maxima[b] >= logit) counts += count_at_least(row.block(b), kVectors, logit);
+  }
+  return sum_of_lanes(counts);
+}
+
+// Takes the likeliest token out of the row; of equal ones the first. `taken` has a bit a token,
+// and `maxima` are those of the others. Returns its index: that of some token where NaNs confuse.
+int64_t take_likeliest(const Row& row, float* maxima, uint64_t* taken) {
+  static_assert(kSampleBlock == 64);
+  Vec most = broadcast(-INFINITY);
+  for (int64_t b = 0; b < row.num_blocks(); b += kLanes) most = max_lanes(most, load(maxima + b));
+  const int64_t b = find_first(maxima, row.num_blocks(), reduce_max(most));
+  const float* block = row.block(b);
+  int64_t place = 0;
+  while (place + 1 < kSampleBlock && ((taken[b] >> place & 1) || block[place] != maxima[b])) {
+    ++place;
+  }
+  taken[b] |= uint64_t{1} << place;
+  // A block that is used up has no maximum that another could equal.
+  float next = taken[b] == UINT64_MAX ? NAN : -INFINITY;
+  for (int64_t i = 0; i < kSampleBlock; ++i) {
+    if (!(taken[b] >> i & 1)) next = max_of(next, block[i]);
+  }
+  maxima[b] = next;
+  return b * kSampleBlock + place;
+}
+
+}  // namespace
+
+void sample(const Sampling& p, int64_t begin, int64_t end, float* scratch) {
+  const int64_t num_blocks = ceil_divide(p.vocab_size, kSampleBlock);
+  const int64_t padded = round_up(num_blocks, kLanes);
+  Candidates c = {0, reinterpret_cast<int32_t*>(scratch + 2 * padded), scratch,
+                  scratch + 3 * padded, scratch + padded};
+  for (int64_t r = begin; r < end; ++r) {
+    const Row row(p.logits + r * p.logits_stride, p.vocab_size);
+    const float largest = p.largest[r] = find_maxima(row, c.maxima);
+    if (!(largest > -INFINITY && largest < INFINITY)) {
+      p.tokens[r] = 0;
+    } else if (p.inverse_temperature == nullptr || p.inverse_temperature[r] == 0) {
+      const int64_t b = find_first(c.maxima, num_blocks, largest);
+      p.tokens[r] = b * kSampleBlock + find_first(row.block(b), kSampleBlock, largest);
+    } else {
+      p.tokens[r] = draw_token(p, r, row, largest, c);
+    }
+  }
+}
+
+void token_logprobs(const TokenLogprobs& p, int64_t begin, int64_t end, float* scratch) {
+  const int64_t num_blocks = ceil_divide(p.vocab_size, kSampleBlock);
+  float* maxima = scratch;
+  uint64_t* taken = reinterpret_cast<uint64_t*>(scratch + round_up(num_blocks, kLanes));
+  for (int64_t m = begin; m < end; ++m) {
+    const float* logits = p.logits + p.rows[m] * p.logits_stride;
+    const Row row(logits, p.vocab_size);
+    const float largest = find_maxima(row, maxima);
+    float log_sum = 0;
+    if (p.is_normalized) log_sum = logf(static_cast<float>(sum_of_weights(row, largest)));
+    const auto value = [&](float x) { return p.is_normalized ? (x - largest) - log_sum : x; };
+    int64_t* ids = p.ids + m * (1 + p.num_top);
+    float* values = p.values + m * (1 + p.num_top);
+    ids[0] = p.tokens[m];
+    values[0] = value(logits[ids[0]]);
+    // The filling of the last block counts with what is banned; it is no token.
+    p.ranks[m] = min_of(rank_of(row, maxima, logits[ids[0]]), p.vocab_size);
+    for (int64_t b = 0; b < num_blocks; ++b) taken[b] = 0;
+    for (int64_t i = 1; i <= p.num_top; ++i) {
+      ids[i] = min_of(take_likeliest(row, maxima, taken), p.vocab_size - 1);
+      values[i] = value(logits[ids[i]]);
+    }
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

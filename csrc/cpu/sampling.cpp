@@ -1,0 +1,55 @@
+// Choosing and reporting tokens: gives the rows of a batch to the threads.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/ops.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+// Logits of a range: looking at fewer is not worth a helper's waking.
+constexpr int64_t kLogitsPerRange = 16 * 1024;
+
+float* scratch_of_thread(int64_t vocab_size) {
+  thread_local std::vector<float> scratch;
+  const size_t floats = sampling_scratch_floats(vocab_size);
+  if (scratch.size() < floats) scratch.resize(floats);
+  return scratch.data();
+}
+
+int64_t rows_per_range(int64_t vocab_size) {
+  return std::max<int64_t>(1, kLogitsPerRange / vocab_size);
+}
+
+void check_index(const char* name, const int64_t* values, int64_t count, int64_t limit) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] < 0 || values[i] >= limit) {
+      throw std::out_of_range(std::string(name) + " " + std::to_string(values[i]) +
+                              " is not below " + std::to_string(limit));
+    }
+  }
+}
+
+}  // namespace
+
+void sample(const Sampling& p, int64_t num_rows) {
+  const KernelTable& table = kernels();
+  parallel_for(num_rows, rows_per_range(p.vocab_size), [&](int64_t begin, int64_t end) {
+    table.sample(p, begin, end, scratch_of_thread(p.vocab_size));
+  });
+}
+
+void token_logprobs(const TokenLogprobs& p, int64_t num_rows, int64_t num_entries) {
+  check_index("row", p.rows, num_entries, num_rows);
+  check_index("token", p.tokens, num_entries, p.vocab_size);
+  const KernelTable& table = kernels();
+  parallel_for(num_entries, rows_per_range(p.vocab_size), [&](int64_t begin, int64_t end) {
+    table.token_logprobs(p, begin, end, scratch_of_thread(p.vocab_size));
+  });
+}
+
+}  // namespace vllm_lite

@@ -1,0 +1,97 @@
+"""Choosing and reporting tokens by the compiled CPU kernels; part of `cpu`, and checked as there.
+
+Meaning and shapes of each operation: `reference_sampling`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_lite import _cpu
+
+
+def _check_logits(operation: str, logits: Tensor) -> int:
+    """The row stride of logits that the kernels can read."""
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"{operation}: takes float32 logits [R, V] with V > 0")
+    if logits.stride(1) != 1 and logits.shape[1] > 1:
+        raise ValueError(f"{operation}: takes logits with dense rows")
+    return logits.stride(0)
+
+
+def _check_vector(operation: str, vector: Tensor, dtype: torch.dtype, size: int) -> None:
+    if vector.dtype != dtype or vector.shape != (size,) or not vector.is_contiguous():
+        raise ValueError(f"{operation}: takes dense {dtype} vectors of {size} entries")
+
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    stride = _check_logits("greedy_tokens", logits)
+    num_rows, vocab_size = logits.shape
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    largest = torch.empty(num_rows)
+    out = tokens.data_ptr(), largest.data_ptr()
+    _cpu.sample(logits.data_ptr(), 0, 0, 0, 0, 0, *out, num_rows, vocab_size, stride)
+    return tokens, largest
+
+
+def draw_tokens(
+    logits: Tensor,
+    inverse_temperature: Tensor,
+    min_p: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    chances: Tensor,
+) -> tuple[Tensor, Tensor]:
+    stride = _check_logits("draw_tokens", logits)
+    num_rows, vocab_size = logits.shape
+    for vector in (inverse_temperature, min_p, top_p):
+        _check_vector("draw_tokens", vector, torch.float32, num_rows)
+    _check_vector("draw_tokens", top_k, torch.int64, num_rows)
+    _check_vector("draw_tokens", chances, torch.float64, num_rows)
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    largest = torch.empty(num_rows)
+    _cpu.sample(
+        logits.data_ptr(),
+        inverse_temperature.data_ptr(),
+        min_p.data_ptr(),
+        top_k.data_ptr(),
+        top_p.data_ptr(),
+        chances.data_ptr(),
+        tokens.data_ptr(),
+        largest.data_ptr(),
+        num_rows,
+        vocab_size,
+        stride,
+    )
+    return tokens, largest
+
+
+def token_logprobs(
+    logits: Tensor, rows: Tensor, token_ids: Tensor, num_top: int, is_normalized: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    stride = _check_logits("token_logprobs", logits)
+    num_rows, vocab_size = logits.shape
+    num_entries = len(rows)
+    _check_vector("token_logprobs", rows, torch.int64, num_entries)
+    _check_vector("token_logprobs", token_ids, torch.int64, num_entries)
+    if not 0 <= num_top <= vocab_size:
+        raise ValueError(f"token_logprobs: {num_top} of {vocab_size} tokens cannot be reported")
+    values = torch.empty(num_entries, 1 + num_top)
+    ids = torch.empty(num_entries, 1 + num_top, dtype=torch.int64)
+    ranks = torch.empty(num_entries, dtype=torch.int64)
+    _cpu.token_logprobs(
+        logits.data_ptr(),
+        rows.data_ptr(),
+        token_ids.data_ptr(),
+        values.data_ptr(),
+        ids.data_ptr(),
+        ranks.data_ptr(),
+        num_rows,
+        num_entries,
+        vocab_size,
+        num_top,
+        stride,
+        is_normalized,
+    )
+    return values, ids, ranks
