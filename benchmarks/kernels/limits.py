@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -41,3 +42,11 @@ def measure_limits(num_threads: int) -> Limits | None:
             return None
         done = subprocess.run([program, str(num_threads)], capture_output=True, check=False)
         return None if done.returncode else Limits(**json.loads(done.stdout))
+
+
+def best(found: Iterable[Limits | None]) -> Limits | None:
+    """The highest of each limit in several measurements: what disturbs one only lowers it."""
+    known = [limits for limits in found if limits is not None]
+    if not known:
+        return None
+    return Limits(*(max(values) for values in zip(*map(astuple, known), strict=True)))

@@ -1,0 +1,111 @@
+"""What a kernel's case is, how long one call takes, and which share of the machine's limits it is.
+
+Knows no kernel. A case that reads more than caches hold is given as several calls over different
+data, which are made in turn: in a model, too, a weight is read once a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kernels.limits import Limits
+
+Arithmetic = Literal["float32", "bfloat16", "int8"]
+# More than the last-level cache of most processors.
+BEYOND_CACHES = 256 << 20
+MIN_CALLS, MAX_CALLS = 8, 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder that its kernels see."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+
+
+SHAPES = {
+    "demo": Shape(576, 1536, 9, 3, 64, 49152),
+    "1.1b": Shape(2048, 5632, 32, 4, 64, 32000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel at one size. Bytes and operations are the least that one call can do with."""
+
+    kernel: str
+    size: str
+    # Makes the data, then gives the calls to make in turn.
+    make: Callable[[], Sequence[Callable[[], object]]]
+    num_bytes: float
+    num_operations: float
+    arithmetic: Arithmetic
+    # Run before each call, outside the clock.
+    reset: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a call took."""
+
+    case: Case
+    seconds: float
+
+    @property
+    def gb_s(self) -> float:
+        """Billions of bytes moved a second."""
+        return self.case.num_bytes / self.seconds * 1e-9
+
+    @property
+    def gflop_s(self) -> float:
+        """Billions of operations a second."""
+        return self.case.num_operations / self.seconds * 1e-9
+
+    def share(self, limits: Limits) -> float:
+        """Of the limit that binds; above 1 where the data lie in a cache."""
+        return floor_seconds(self.case, limits) / self.seconds
+
+
+def measure(case: Case, seconds: float) -> Timing:
+    """The median call of about so many seconds of calls."""
+    calls = case.make()
+    for call in calls[:3]:
+        call()
+    taken: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(taken) < MIN_CALLS or (len(taken) < MAX_CALLS and time.perf_counter() < deadline):
+        call = calls[len(taken) % len(calls)]
+        if case.reset is not None:
+            case.reset()
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return Timing(case, statistics.median(taken))
+
+
+def floor_seconds(case: Case, limits: Limits) -> float:
+    """The longer of moving the bytes and doing the arithmetic.
+
+    A processor without an instruction for a type does its work in float32.
+    """
+    rates = {
+        "float32": limits.float32_gflop_s,
+        "bfloat16": max(limits.bfloat16_gflop_s, limits.float32_gflop_s),
+        "int8": max(limits.int8_gop_s, limits.float32_gflop_s),
+    }
+    moving = case.num_bytes / (limits.read_gb_s * 1e9)
+    return max(moving, case.num_operations / (rates[case.arithmetic] * 1e9))
+
+
+def copies(num_bytes: float) -> int:
+    """How many data of a size are more than caches hold."""
+    return max(1, int(-(-BEYOND_CACHES // num_bytes)))

@@ -1,0 +1,103 @@
+"""Times each kernel against its floor: what this machine's memory and arithmetic allow.
+
+    python benchmarks/time_kernels.py
+    python benchmarks/time_kernels.py --only linear,attention --shape 1.1b --match "x 960"
+    VLLM_LITE_CPU_ISA=avx2 python benchmarks/time_kernels.py
+
+The limits are measured before and after. A share of 100 % means that nothing is left to gain
+without moving fewer bytes or computing less; it is higher where the data lie in a cache. Run it
+on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels.case import SHAPES, Timing, measure
+from kernels.limits import Limits, best, measure_limits
+from peers.machine import describe_machine
+
+from vllm_lite.kernels import dispatch
+from vllm_lite.platform import num_compute_threads
+
+FAMILIES = ("linear", "attention", "rows", "sampling")
+HEAD = f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9}"
+
+
+def text(timing: Timing, limits: Limits | None) -> str:
+    """One line of the table."""
+    case = timing.case
+    share = "-" if limits is None else f"{timing.share(limits):.0%}"
+    rates = f"{timing.gb_s:8.1f} {timing.gflop_s:8.0f}"
+    return f"{case.kernel:<26} {case.size:<32} {timing.seconds * 1e6:9.1f} {rates} {share:>9}"
+
+
+def record(timing: Timing, limits: Limits | None) -> dict[str, Any]:
+    """The same for the file."""
+    return {
+        "kernel": timing.case.kernel,
+        "size": timing.case.size,
+        "microseconds": round(timing.seconds * 1e6, 2),
+        "gb_s": round(timing.gb_s, 2),
+        "gflop_s": round(timing.gflop_s, 1),
+        "share_of_limit": limits and round(timing.share(limits), 4),
+    }
+
+
+def describe(limits: Limits | None) -> str:
+    if limits is None:
+        return "limits unknown: measuring them needs a C++ compiler"
+    return (
+        f"limits: reads {limits.read_gb_s:.1f} GB/s; float32 {limits.float32_gflop_s:.0f}, "
+        f"bfloat16 {limits.bfloat16_gflop_s:.0f} GFLOP/s, int8 {limits.int8_gop_s:.0f} GOP/s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(FAMILIES), metavar=",".join(FAMILIES))
+    parser.add_argument("--shape", choices=SHAPES, default="demo")
+    parser.add_argument("--match", default="", help="only cases whose line holds this text")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of calls for each case")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := set(chosen) - set(FAMILIES):
+        parser.error(f"--only knows {','.join(FAMILIES)}, not {','.join(sorted(unknown))}")
+    torch.manual_seed(0)
+    num_threads = num_compute_threads()
+    torch.set_num_threads(num_threads)
+    dispatch.select_ops("cpu")
+    dispatch.set_num_threads(num_threads)
+    found = [measure_limits(num_threads)]
+    timings: list[Timing] = []
+    for family in chosen:
+        for case in importlib.import_module(f"kernels.{family}").cases(SHAPES[args.shape]):
+            if args.match in f"{case.kernel} {case.size}":
+                timings.append(measure(case, args.seconds))
+                sys.stderr.write(f"{case.kernel}, {case.size}\n")
+        found.append(measure_limits(num_threads))
+    limits = best(found)
+    print(f"kernels: {dispatch.describe()}\n{describe(limits)}\n\n{HEAD}")
+    for timing in timings:
+        print(text(timing, limits))
+    if args.output_json:
+        content = {
+            "machine": describe_machine(),
+            "kernels": dispatch.describe(),
+            "shape": args.shape,
+            "limits": limits and asdict(limits),
+            "timings": [record(timing, limits) for timing in timings],
+        }
+        args.output_json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The kernels' benchmark: each family has cases that run, held against the limit that binds."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_lite.kernels import dispatch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that measures one case, with data that need not be beyond any cache."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("kernels.case")
+    monkeypatch.setattr(module, "BEYOND_CACHES", 1)
+    return module
+
+
+@pytest.mark.parametrize("family", ["linear", "attention", "rows", "sampling"])
+def test_the_first_case_of_a_family_is_timed(case: Any, family: str) -> None:
+    dispatch.select_ops("cpu")
+    small = case.Shape(64, 96, 4, 2, 16, 128)
+    found = list(importlib.import_module(f"kernels.{family}").cases(small))
+    timing = case.measure(found[0], 0.0)
+    assert timing.seconds > 0 and timing.gb_s > 0
+    assert len({(one.kernel, one.size) for one in found}) == len(found)
+
+
+def test_the_limit_that_binds_makes_the_floor(case: Any) -> None:
+    limits = importlib.import_module("kernels.limits").Limits(10.0, 100.0, 50.0, 400.0)
+
+    def floor(num_bytes: float, operations: float, arithmetic: str) -> float:
+        made = case.Case("", "", list, num_bytes, operations, arithmetic)
+        seconds: float = case.floor_seconds(made, limits)
+        return seconds
+
+    assert floor(1e10, 1e9, "float32") == pytest.approx(1.0)
+    assert floor(1e9, 4e11, "int8") == pytest.approx(1.0)
+    # No processor does in bfloat16 more slowly what it can do in float32.
+    assert floor(0, 1e11, "bfloat16") == pytest.approx(1.0)
+
+
+def test_the_best_of_several_measurements_is_the_limit(case: Any) -> None:
+    limits = importlib.import_module("kernels.limits")
+    low, high = limits.Limits(1.0, 9.0, 0.0, 3.0), limits.Limits(2.0, 8.0, 0.0, 4.0)
+    assert limits.best([low, None, high]) == limits.Limits(2.0, 9.0, 0.0, 4.0)
+    assert limits.best([None]) is None
