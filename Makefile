@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit bench peers compare docs format clean help
+.PHONY: demo serve test lint types unit sanitize bench peers compare docs format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -55,6 +55,9 @@ types: $(VENV)/.dev ## mypy --strict
 
 unit: $(VENV)/.dev ## pytest, all but what needs a GPU
 	$(BIN)/python -m pytest
+
+sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python tests/sanitize.py
 
 bench: $(VENV)/.dev ## offline throughput on the demo model
 	$(BIN)/python benchmarks/compare_peers.py --engines ours --only d --output build/bench

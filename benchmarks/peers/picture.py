@@ -12,7 +12,7 @@ from vllm_lite.bench.plots import BLUE, ORANGE, VERMILION, Plotter, tidy
 def draw(results: Results, path: Path) -> bool:
     """Write the picture; False where there is nothing to compare. Raises UsageError."""
     panels = {
-        pair: [line for line in lines(results) if line.engine == pair[0] and line.ratio is not None]
+        pair: [line for line in lines(results) if line.engine == pair[0] and line.ratio]
         for pair in PAIRS
     }
     shown = {pair: listed for pair, listed in panels.items() if listed}
@@ -35,16 +35,19 @@ def draw(results: Results, path: Path) -> bool:
 def _draw_panel(axes, listed: list[Line]) -> None:  # type: ignore[no-untyped-def]
     titles = [line.row.title for line in listed]
     ratios = [line.ratio or 1.0 for line in listed]
-    colours = [VERMILION if line.is_met is False else BLUE for line in listed]
+    wanted = [TARGET_RATIOS.get((line.row.name, line.engine)) for line in listed]
+    pairs = list(zip(ratios, wanted, strict=True))
+    colours = [VERMILION if least and ratio < least else BLUE for ratio, least in pairs]
     places = range(len(listed))
     axes.barh(places, [ratio - 1 for ratio in ratios], left=1, color=colours, height=0.62)
-    for place, (line, ratio) in enumerate(zip(listed, ratios, strict=True)):
-        axes.text(ratio, place, f" {ratio:.2f} ", va="center", fontsize=8.5)
-        wanted = TARGET_RATIOS.get((line.row.name, line.engine))
-        if wanted is not None:
-            axes.plot([wanted] * 2, [place - 0.42, place + 0.42], color=ORANGE, linewidth=2.5)
+    for place, (ratio, least) in enumerate(pairs):
+        axes.text(max(ratio, 1.0), place, f" {ratio:.2f} ", va="center", fontsize=8.5)
+        if least is not None:
+            axes.plot([least] * 2, [place - 0.42, place + 0.42], color=ORANGE, linewidth=2.5)
     axes.axvline(1, color="#555555", linewidth=0.8)
-    axes.set_xscale("log")
+    axes.set_xscale("log", subs=(2, 5))
+    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        which("{x:g}")
     axes.set_yticks(list(places), titles, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)

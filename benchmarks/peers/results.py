@@ -110,7 +110,7 @@ def lines(results: Results) -> Iterator[Line]:
             if ours is None:
                 continue
             ratio = None
-            if theirs is not None and ours > 0 and theirs > 0:
+            if row.is_compared and theirs is not None and ours > 0 and theirs > 0:
                 ratio = row.times_better(ours, theirs)
             target, is_met = _judge(row, engine, ours, ratio)
             yield Line(row, engine, peer, ours, theirs, ratio, target, is_met)

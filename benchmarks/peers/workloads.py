@@ -97,6 +97,8 @@ class Row:
     title: str
     unit: str
     is_less_better: bool = False
+    # What is derived from another row says no more beside a peer.
+    is_compared: bool = True
 
     def times_better(self, ours: float, peer: float) -> float:
         """How many times better ours is; above 1 is better, whatever the unit."""
@@ -110,27 +112,33 @@ def _rows() -> list[Row]:
         Row("server.idle_percent", "a", "idle server, share of a core", "%", True),
         Row("prefill.tokens_per_s", "b", f"prefill 1 x {LONG_PROMPT}", "tok/s"),
     ]
-    rows += [Row(f"decode-{n}.step_ms", "c", f"decode step, {n} seqs", "ms", True) for n in BATCHES]
+    rows += _decode_rows("decode", "c", "decode step")
     rows.append(Row("offline.tokens_per_s", "d", f"offline 64 x {PROMPT}/{OUTPUT}", "tok/s"))
     for n in CHATS:
-        rows.append(Row(f"chat-{n}.tokens_per_s", "e", f"HTTP, {n} chats, output", "tok/s"))
-        rows.append(Row(f"chat-{n}.ttft_ms", "e", f"HTTP, {n} chats, median TTFT", "ms", True))
-        rows.append(Row(f"chat-{n}.itl_ms", "e", f"HTTP, {n} chats, p99 ITL", "ms", True))
+        chats = "HTTP, 1 chat" if n == 1 else f"HTTP, {n} chats"
+        rows.append(Row(f"chat-{n}.tokens_per_s", "e", f"{chats}, output", "tok/s"))
+        rows.append(Row(f"chat-{n}.ttft_ms", "e", f"{chats}, median TTFT", "ms", True))
+        rows.append(Row(f"chat-{n}.itl_ms", "e", f"{chats}, p99 ITL", "ms", True))
     rows += [
         Row("prefix.first_ms", "f", "long system prompt, first TTFT", "ms", True),
         Row("prefix.share", "f", "the same again, share of the first", "", True),
         Row("neighbours.kept", "g", "speed kept beside busy loops", ""),
     ]
-    rows += [
-        Row(f"large-decode-{n}.step_ms", "h", f"1.1B, decode step, {n} seqs", "ms", True)
-        for n in BATCHES
-    ]
+    rows += _decode_rows("large-decode", "h", "1.1B, decode step")
     rows.append(Row("large-offline.tokens_per_s", "h", f"1.1B, 64 x {PROMPT}/{OUTPUT}", "tok/s"))
-    rows += [
-        Row("decode-1.floor_share", "c", "1 seq, share of the memory floor", ""),
-        Row("large-decode-1.floor_share", "h", "1.1B, 1 seq, share of the floor", ""),
-    ]
+    floors = {"decode-1": "1 sequence", "large-decode-1": "1.1B, 1 sequence"}
+    for (work, title), letter in zip(floors.items(), "ch", strict=True):
+        name = f"{title}, share of the memory floor"
+        rows.append(Row(f"{work}.floor_share", letter, name, "", is_compared=False))
     return rows
+
+
+def _decode_rows(work: str, letter: str, title: str) -> list[Row]:
+    return [Row(f"{work}-{n}.step_ms", letter, f"{title}, {_many(n)}", "ms", True) for n in BATCHES]
+
+
+def _many(num_seqs: int) -> str:
+    return "1 sequence" if num_seqs == 1 else f"{num_seqs} sequences"
 
 
 ROWS = _rows()
