@@ -147,10 +147,11 @@ class FakeEngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
         origin: Origin = NOBODY,
+        is_part: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         if self.errored:
             raise self.dead_error
-        if self.refusal is not None:
+        if self.refusal is not None and not is_part:
             raise self.refusal
         if not self.is_running:
             raise UnavailableError("The server is shutting down and takes no new requests")

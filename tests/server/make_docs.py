@@ -69,6 +69,10 @@ function's schema.
 `documents`, `chat_template`, `chat_template_kwargs`, `add_generation_prompt`,
 `continue_final_message`.
 
+A request with the header `endpoint-load-metrics-format: JSON` (or `TEXT`) to chat, completions or
+`/invocations` is answered with `endpoint-load-metrics`, an ORCA report of `kv_cache_usage_perc` and
+`num_requests_waiting`, for balancers.
+
 The structured output of a request is one of `response_format` and `structured_outputs`; a schema,
 an expression or a grammar that cannot be used is a 400 that says why.
 

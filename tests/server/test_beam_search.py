@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, chat, chunks, complete, error_of
+from vllm_lite.errors import QueueFullError
 
 SEARCH: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 3}
 
@@ -56,6 +57,23 @@ async def test_a_client_that_leaves_ends_its_search() -> None:
         await asyncio.sleep(0)
     await connection.leave()
     assert client.running == set()
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+async def test_a_search_that_was_let_in_is_one_request_to_its_end(send: Any) -> None:
+    class Filling(FakeEngineClient):
+        """Full from the moment that it has a request."""
+
+        def generate(self, *given: Any, **options: Any) -> Any:
+            begun = super().generate(*given, **options)
+            self.refusal = QueueFullError("too much waits")
+            return begun
+
+    client = Filling("A")
+    reply = await send(client, **SEARCH, user="me")
+    assert reply.status_code == 200 and len(client.seen) == 5
+    assert {origin.tenant for origin in client.origins} == {client.origins[0].tenant}
+    assert (await send(client, **SEARCH)).status_code == 429
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -60,6 +61,27 @@ async def test_a_reply_that_was_read_to_its_end_aborts_nothing() -> None:
     text = b"".join(message.get("body", b"") for message in connection.sent).decode()
     assert chunks(text)[-1]["choices"][0]["finish_reason"] == "stop"
     assert client.aborted == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_request_whose_client_left_is_told_of(
+    stream: bool, leaves: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="vllm_lite")
+    client = FakeEngineClient("A" * 10)
+    client.gate = asyncio.Event()
+    path, body = CHAT
+    body = {**body, "stream": stream, "request_id": "mine"}
+    connection = Connection(app_of(client, enable_log_requests=True), path, body)
+    await until_running(client, 1)
+    if leaves:
+        await connection.leave()
+    else:
+        client.gate.set()
+        await connection.task
+    assert ("Request chatcmpl-mine aborted." in caplog.text) is leaves
 
 
 async def test_a_failing_prompt_ends_its_siblings() -> None:

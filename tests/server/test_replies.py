@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from prometheus_client import Gauge
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, chat, complete, error_of, http, post
@@ -72,6 +74,36 @@ async def test_a_clients_request_id_becomes_part_of_the_replys() -> None:
         reply = await session.post(path, json=body, headers=headers)
         assert reply.json()["id"] == "chatcmpl-header"
         assert "x-request-id" not in reply.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/invocations"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_tells_of_the_load_in_the_format_asked_for(path: str, stream: bool) -> None:
+    client = FakeEngineClient()
+    for name, value in (("num_requests_waiting", 3), ("kv_cache_usage_perc", 0.5)):
+        Gauge(f"vllm:{name}", "One.", ["engine"], registry=client.registry).labels("0").set(value)
+    known = "messages" if "chat" in path else "prompt"
+    body = {known: HI if known == "messages" else "a", "stream": stream}
+
+    async def told(form: str) -> str | None:
+        headers = {"endpoint-load-metrics-format": form}
+        async with http(client, headers=headers) as session:
+            found: str | None = (await session.post(path, json=body)).headers.get(
+                "endpoint-load-metrics"
+            )
+            return found
+
+    assert await told("TEXT") == (
+        "TEXT named_metrics.num_requests_waiting=3.0, named_metrics.kv_cache_usage_perc=0.5"
+    )
+    report = await told("json")
+    assert report is not None and report.startswith("JSON ")
+    assert json.loads(report[5:]) == {
+        "named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.5}
+    }
+    assert await told("xml") is None
+    client.registry = None  # --disable-log-stats
+    assert await told("TEXT") is None
 
 
 async def test_request_id_headers_come_with_every_response_where_enabled() -> None:

@@ -58,6 +58,11 @@ class Admission:
         self._board.set(Column.NUM_UNFINISHED, num_unfinished)
         self._board.set(Column.NUM_WAITING_TOKENS, num_waiting)
 
+    def place(self, processed: ProcessedInput) -> Place:
+        """A place for a request that is let in, or is a part of one that was."""
+        num_choices = processed.params.n
+        return Place(self, num_choices, num_choices * len(processed.prompt_token_ids))
+
     def admit(self, processed: ProcessedInput, num_unfinished: int, num_waiting: int) -> Place:
         """A place beside `num_unfinished` sequences; raises QueueFullError.
 
@@ -81,4 +86,4 @@ class Admission:
             raise QueueFullError(
                 f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); try later"
             )
-        return Place(self, num_choices, asked)
+        return self.place(processed)

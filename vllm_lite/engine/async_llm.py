@@ -165,6 +165,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         origin: Origin = NOBODY,
+        is_part: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         """See EngineClient.generate."""
         self._core.check_alive()
@@ -173,8 +174,11 @@ class AsyncLLM:
         check_priority(priority)
         processed = self._inputs.process(prompt, params, cache_salt)
         processed.origin = origin
-        outputs = self._outputs
-        place = self._admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
+        outputs, admission = self._outputs, self._admission
+        if is_part:
+            place = admission.place(processed)
+        else:
+            place = admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
         return self._stream(processed, request_id, priority, time.monotonic(), place)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

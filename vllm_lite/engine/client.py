@@ -99,9 +99,11 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         origin: Origin = NOBODY,
+        is_part: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request; closing or cancelling the iterator aborts it.
 
+        One that is a part of a request that was let in goes in however much waits.
         Raises RequestError (bad prompt or parameters, queue full, draining) and
         EngineDeadError here, before the first item. Items may raise EngineGenerateError
         (this request failed alone) and EngineDeadError.

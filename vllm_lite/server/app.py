@@ -33,6 +33,7 @@ from vllm_lite.server.disconnect import ClientLeftError
 from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
+from vllm_lite.server.load_report import add_load_report
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
 from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
@@ -64,6 +65,8 @@ class Route:
     endpoint: Endpoint
     body: type[BaseModel] | None = None
     is_open: bool = False
+    # Its replies tell of the load where they are asked to.
+    tells_load: bool = False
     # How the route tells of a failure.
     refuse: Callable[[Failure], Response] = Failure.response
 
@@ -93,7 +96,7 @@ def build_app(
     for route in table:
         app.add_api_route(
             route.path,
-            _served(route, keys),
+            _served(route, keys, client),
             methods=[route.method],
             response_model=None,
             summary=route.endpoint.__doc__,
@@ -121,9 +124,9 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("GET", "/load", health.load),
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
-        Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest),
+        Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, tells_load=True),
         Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
-        Route("POST", "/v1/completions", completion.create, CompletionRequest),
+        Route("POST", "/v1/completions", completion.create, CompletionRequest, tells_load=True),
         Route("POST", "/v1/responses", responses.create, ResponsesRequest),
         Route("GET", "/v1/responses/{response_id}", responses.retrieve),
         Route("DELETE", "/v1/responses/{response_id}", responses.delete),
@@ -138,7 +141,7 @@ def _routes(context: ServingContext) -> list[Route]:
         ),
         Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
-        Route("POST", "/invocations", InvocationsService(chat, completion).create),
+        Route("POST", "/invocations", InvocationsService(chat, completion).create, tells_load=True),
     ]
     if context.server_config.enable_tokenizer_info_endpoint:
         table.append(Route("GET", "/tokenizer_info", TokenizerInfoService(context).describe))
@@ -182,14 +185,17 @@ def _schema_url(request: Request) -> str:
     return root.rstrip("/") + "/openapi.json"
 
 
-def _served(route: Route, keys: ApiKeys) -> Endpoint:
+def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
     """The route's endpoint behind its guard, its errors turned into responses."""
 
     async def endpoint(request: Request) -> Response:
         try:
             if not route.is_open:
                 origin.begin(keys.check(request.headers), request.headers)
-            return await route.endpoint(request)
+            response = await route.endpoint(request)
+            if route.tells_load:
+                add_load_report(request, response, client.registry)
+            return response
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:

@@ -60,7 +60,9 @@ async def _run(
         prompts = search.prompts()
         if not prompts:
             break
-        outputs = await _all([client.generate(one, step, request_id, **options) for one in prompts])
+        outputs = await _all(
+            [client.generate(one, step, request_id, **options, is_part=True) for one in prompts]
+        )
     try:
         tokenizer = client.tokenizer
     except UsageError:

@@ -50,7 +50,7 @@ class ServingContext:
         self.client = client
         self.server_config = server_config
         stacks.disabled = not server_config.log_error_stack
-        self.generations = Generations(client)
+        self.generations = Generations(client, tells_of_aborts=server_config.enable_log_requests)
         # build_app gives others where the server has more than one process.
         self.peers: Peers | NoPeers = NoPeers()
         model = client.config.model

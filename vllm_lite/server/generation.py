@@ -12,9 +12,12 @@ from collections.abc import AsyncIterator, Collection, Sequence
 
 from vllm_lite.engine.client import EngineClient, Prompt
 from vllm_lite.errors import UnavailableError
+from vllm_lite.log import init_logger
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.origin import current_origin
+
+logger = init_logger(__name__)
 
 
 class Generation:
@@ -30,9 +33,20 @@ class Generation:
         self.request_ids = request_ids
         self._iterators = iterators
         self._tasks: list[asyncio.Task[None]] = []
+        # Ended by itself, well or not.
+        self.has_ended = False
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Outputs of all prompts as they come; raises what any of them raises."""
+        try:
+            async for item in self._merged():
+                yield item
+        except Exception:
+            self.has_ended = True
+            raise
+        self.has_ended = True
+
+    async def _merged(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         if len(self._iterators) == 1:
             async for output in self._iterators[0]:
                 yield 0, output
@@ -91,8 +105,9 @@ async def _forward(
 class Generations:
     """Every generation that runs, and whether new ones are admitted."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, *, tells_of_aborts: bool = False) -> None:
         self._client = client
+        self._tells_of_aborts = tells_of_aborts
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -148,6 +163,9 @@ class Generations:
         """Whether `generation` was still counted; it no longer is."""
         known = generation in self._running
         self._running.discard(generation)
+        if known and self._tells_of_aborts and not generation.has_ended:
+            for request_id in generation.request_ids:
+                logger.info("Request %s aborted.", request_id)
         if not self._running:
             self._idle.set()
         return known

@@ -222,6 +222,16 @@ async def test_admission_is_bounded() -> None:
         assert samples == 1
 
 
+async def test_a_part_of_a_request_goes_in_however_much_waits() -> None:
+    async with async_engine(max_num_seqs=2, max_num_queued_reqs=1) as (engine, _):
+        promised = [engine.generate([65], delta(max_tokens=1), "r") for _ in range(3)]
+        with pytest.raises(QueueFullError):
+            engine.generate([65], delta(max_tokens=1), "r")
+        promised.append(engine.generate([65], delta(max_tokens=1), "r", is_part=True))
+        await asyncio.gather(*map(collect, promised))
+        await collect(engine.generate([65], delta(max_tokens=1), "r"))
+
+
 async def test_requests_that_have_not_begun_count_as_waiting() -> None:
     limits = {"max_num_seqs": 2, "max_num_queued_reqs": 3, "max_num_queued_tokens": 60}
     async with async_engine(**limits) as (engine, _):

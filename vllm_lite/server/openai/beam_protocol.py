@@ -17,6 +17,7 @@ from vllm_lite.server.beam_outputs import beam_outputs
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation
 from vllm_lite.server.openai.sampling_protocol import SamplingFields
+from vllm_lite.server.origin import current_origin
 
 # Continuations are compared by what the model says of them, a token at a time.
 _UNFIT = (
@@ -84,6 +85,7 @@ def start_generation(
     if not searches:
         return generations.start(prompts, params, request_id, **options)
     generations.check_open()
+    options["origin"] = current_origin()
     iterators = [
         beam_outputs(context.client, search, prompt, params, request_id, options)
         for search, prompt in zip(searches, prompts, strict=True)
