@@ -79,6 +79,7 @@ an expression or a grammar that cannot be used is a 400 that says why.
 ## Responses, messages, batches
 
 `/v1/responses` gives items: `reasoning`, `message` and `function_call`, in the order of the text.
+An `item_reference` in the input stands for an item of a stored response.
 A stream numbers its events and ends with `response.completed`, `response.incomplete` (the length)
 or `response.failed`; there is no `[DONE]`. Responses are stored in the server's memory: at most
 1000 of them, 256 MiB and a day, the least lately used first to go, and each for the API key alone

@@ -102,6 +102,31 @@ async def test_a_stream_is_as_its_golden_file_and_as_the_whole_response(
     assert json.loads(settled(json.dumps(last))) == json.loads(settled(json.dumps(whole.json())))
 
 
+async def test_an_item_may_stand_for_what_was_said_before() -> None:
+    client = FakeEngineClient("Hello")
+    key, other = ({"Authorization": f"Bearer {name}"} for name in ("k", "l"))
+    async with http(client, api_key=["k", "l"]) as session:
+        given = {"input": [{"role": "user", "content": "hi", "id": "msg_mine"}]}
+        first = (await session.post(PATH, json=given, headers=key)).json()
+        items = [
+            {"type": "item_reference", "id": "msg_mine"},
+            {"type": "item_reference", "id": first["output"][0]["id"]},
+            {"role": "user", "content": "again"},
+        ]
+        second = await session.post(PATH, json={"input": items}, headers=key)
+        assert second.status_code == 200, second.text
+        assert said(client) == "<user>hi\n<assistant>Hello\n<user>again\n<assistant>"
+        foreign = await session.post(PATH, json={"input": items}, headers=other)
+        assert (foreign.status_code, error_of(foreign)["param"]) == (404, "input.0.id")
+        await session.delete(f"{PATH}/{first['id']}", headers=key)
+        gone = await session.post(PATH, json={"input": items[1:]}, headers=key)
+        # The second response has it too.
+        assert gone.status_code == 200
+        unknown = {"input": [{"type": "item_reference", "id": "msg_none"}]}
+        missing = await session.post(PATH, json=unknown, headers=key)
+        assert (missing.status_code, error_of(missing)["param"]) == (404, "input.0.id")
+
+
 async def test_items_are_reasoning_message_and_call_in_order() -> None:
     async with http(thinker(), **PARSERS) as session:
         reply = (await session.post(PATH, json={"input": "hi", "tools": [TOOL]})).json()
@@ -154,7 +179,8 @@ async def test_an_answer_that_broke_off_is_continued() -> None:
     ("body", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.id"),
+        ({"input": [{"type": "computer_call"}]}, "input.0.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input.0.content.0.type"),
         ({"input": [{"role": 5, "content": "x"}]}, "input.0.role"),

@@ -21,7 +21,8 @@ class Clock:
 
 
 def entry(name: str, text: str = "", events: EventLog | None = None) -> StoredResponse:
-    return StoredResponse(name, "me", {"output": [text]}, [], events=events)
+    output = [{"id": f"{name}-item", "text": text}]
+    return StoredResponse(name, "me", {"output": output}, [], events=events)
 
 
 def stored(store: ResponseStore, one: StoredResponse) -> StoredResponse:
@@ -42,8 +43,21 @@ def test_the_least_lately_used_makes_room(monkeypatch: pytest.MonkeyPatch) -> No
     assert (store.get("a", "me").id, store.get("c", "me").id, len(store)) == ("a", "c", 2)
 
 
+def test_an_item_lives_as_long_as_a_response_that_has_it() -> None:
+    store = ResponseStore()
+    first = stored(store, entry("a", "x"))
+    assert store.item("a-item", "me") == {"id": "a-item", "text": "x"}
+    assert store.item("a-item", "you") is None and store.item("b-item", "me") is None
+    running = entry("b")
+    store.add(running)
+    assert store.item("b-item", "me") is None
+    store.remove(first)
+    store.remove(running)
+    assert store.item("a-item", "me") is None and store._holders == {}
+
+
 def test_bytes_are_counted_with_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_store, "MAX_BYTES", 3000)
+    monkeypatch.setattr(responses_store, "MAX_BYTES", 3200)
     store = ResponseStore()
     stored(store, entry("a", "x" * 900))
     stored(store, entry("b", "x" * 900))

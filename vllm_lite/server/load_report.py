@@ -24,7 +24,7 @@ def add_load_report(
     if form not in ("text", "json") or registry is None:
         return
     found = {
-        name: sample.value
+        name: float(sample.value)
         for family in registry.collect()
         for sample in family.samples
         if (name := sample.name.removeprefix("vllm:")) in _METRICS

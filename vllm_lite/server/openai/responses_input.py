@@ -7,9 +7,10 @@ calls) becomes one message.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.errors import UnsupportedError
 
 Item = dict[str, Any]
@@ -19,17 +20,26 @@ MAX_TEXT_PARTS = 16384
 MAX_ROLE = 64
 _REASONING = "reasoning_content"
 _KINDS = ("message", "reasoning", "function_call", "function_call_output")
+_REFERENCE = "item_reference"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _UNFINISHED = ("in_progress", "incomplete")
 
 
-def input_items(given: str | list[Item]) -> list[Item]:
-    """The items of a request's `input`, each with a type and an id; raises RequestError."""
+def input_items(given: str | list[Item], find: Callable[[str], Item | None]) -> list[Item]:
+    """The items of a request's `input`, each with a type and an id; raises RequestError.
+
+    `find` gives the item that an item_reference names, or None.
+    """
     if isinstance(given, str):
         given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
     if not given:
         raise RequestError("input must not be empty", "input")
-    return [_identified(f"input.{index}", item) for index, item in enumerate(given)]
+    return [
+        _referred(f"input.{index}", item, find)
+        if item.get("type") == _REFERENCE
+        else _identified(f"input.{index}", item)
+        for index, item in enumerate(given)
+    ]
 
 
 def continues_last(items: list[Item]) -> bool:
@@ -72,10 +82,19 @@ def chat_messages(items: list[Item], num_earlier: int = 0) -> list[dict[str, Any
     return messages
 
 
+def _referred(path: str, item: Item, find: Callable[[str], Item | None]) -> Item:
+    found = find(_text_field(path, item, "id"))
+    if found is None:
+        raise NotFoundError(
+            f"{path}: there is no stored item with the id {item['id']!r:.80}", f"{path}.id"
+        )
+    return found
+
+
 def _identified(path: str, item: Item) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind not in _KINDS:
-        known = ", ".join(_KINDS)
+        known = ", ".join((*_KINDS, _REFERENCE))
         raise UnsupportedError(
             f"{path}.type {kind!r:.40} is not supported; items are: {known}", f"{path}.type"
         )

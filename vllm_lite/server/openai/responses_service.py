@@ -152,7 +152,7 @@ class ResponsesService:
                     "The previous response is not finished yet", "previous_response_id"
                 )
             earlier = previous.conversation
-        items = input_items(body.input)
+        items = input_items(body.input, lambda item_id: self._store.item(item_id, owner))
         keeps_events = bool(body.background and body.stream)
         return StoredResponse(
             id=response_id,

@@ -43,6 +43,11 @@ class StoredResponse:
     size: int = 0
 
     @property
+    def own_items(self) -> list[dict[str, Any]]:
+        """What this response added: the items of its input, then those of its output."""
+        return [*self.input_items[self.num_earlier_items :], *self.payload["output"]]
+
+    @property
     def conversation(self) -> list[dict[str, Any]]:
         """Everything said so far, this response included."""
         return [*self.input_items, *self.payload["output"]]
@@ -54,6 +59,8 @@ class ResponseStore:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._entries: dict[str, StoredResponse] = {}
+        # (owner, item's id) -> the finished entry that added it.
+        self._holders: dict[tuple[str, str], StoredResponse] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -75,6 +82,8 @@ class ResponseStore:
         events = entry.events.size if entry.events is not None else 0
         entry.size = len(msgspec.json.encode([entry.payload, entry.input_items])) + events
         entry.is_finished, entry.finished_at = True, self._clock()
+        for item in entry.own_items:
+            self._holders[entry.owner, item["id"]] = entry
         self._size += entry.size
         self._touch(entry)
         self._make_room()
@@ -88,11 +97,23 @@ class ResponseStore:
         self._touch(entry)
         return entry
 
+    def item(self, item_id: str, owner: str) -> dict[str, Any] | None:
+        """An item of a finished response of this owner; None where there is none."""
+        self._expire()
+        holder = self._holders.get((owner, item_id))
+        if holder is None:
+            return None
+        self._touch(holder)
+        return next(item for item in holder.own_items if item["id"] == item_id)
+
     def remove(self, entry: StoredResponse) -> None:
         """Forget an entry, if it is there."""
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._size -= entry.size
+            for item in entry.own_items if entry.is_finished else ():
+                if self._holders.get((entry.owner, item["id"])) is entry:
+                    del self._holders[entry.owner, item["id"]]
 
     def _touch(self, entry: StoredResponse) -> None:
         self._entries[entry.id] = self._entries.pop(entry.id)
