@@ -18,6 +18,7 @@ from vllm_lite.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from vllm_lite.executor.executor import DoneOutput
 
 _MASK = (1 << 64) - 1
 _LOGPROB = -0.5
@@ -95,6 +96,9 @@ class ScriptedExecutor:
     def initialize_cache(self, plan: KVCachePlan) -> None:
         self._block_size = plan.block_size
         self._cache = [None] * (plan.num_blocks * plan.block_size)
+
+    def submit(self, step: SchedulerOutput) -> DoneOutput:
+        return DoneOutput(self.execute_model(step))
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         if self.raise_next is not None:

@@ -148,6 +148,8 @@ EFFECTS = {
     "--scheduling-policy": _SCHEDULER + "test_priority_admits_and_preempts_by_priority",
     "--enable-chunked-prefill": _SCHEDULER
     + "test_without_chunking_a_prompt_waits_until_it_fits_whole",
+    "--async-scheduling": "tests/unit/engine/test_core.py::"
+    "test_a_step_is_planned_while_the_one_before_runs_where_asked",
     "--stream-interval": "tests/unit/engine/test_outputs.py::"
     "test_stream_interval_gathers_tokens_but_not_the_first",
     # What 0.32 added

@@ -1,7 +1,8 @@
 """One sequence inside the engine core and its status machine.
 
 Owns the known tokens and how many of them are computed; knows no blocks and no batch.
-Invariant: 0 <= num_computed_tokens <= num_tokens == len(token_ids).
+Invariants: 0 <= num_computed_tokens <= num_tokens == len(token_ids); a step that is planned but not
+answered counts in `num_ahead_tokens` and `num_expected_tokens` alone.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ class Request:
     num_tokens: int = field(init=False)
     # Tokens whose keys and values lie in the cache.
     num_computed_tokens: int = 0
+    # What the steps not yet answered compute beyond that, and how many tokens they sample.
+    num_ahead_tokens: int = 0
+    num_expected_tokens: int = 0
     # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
     max_total_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
@@ -120,6 +124,38 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """A copy of the tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens that are computed, or will be by the steps not yet answered."""
+        return self.num_computed_tokens + self.num_ahead_tokens
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens, known or expected, that no step computes yet."""
+        return self.num_tokens + self.num_expected_tokens - self.num_planned_tokens
+
+    @property
+    def is_about_to_end(self) -> bool:
+        """Whether the steps not yet answered bring the request to its greatest length."""
+        return self.num_tokens + self.num_expected_tokens >= self.max_total_tokens
+
+    def plan(self, num_tokens: int) -> None:
+        """Note a step that computes the next `num_tokens`, and samples where none is left."""
+        self.num_ahead_tokens += num_tokens
+        if not self.num_missing_tokens:
+            self.num_expected_tokens += 1
+
+    def answer(self, num_tokens: int) -> None:
+        """Note that the oldest step not yet answered has computed its `num_tokens`."""
+        self.num_computed_tokens += num_tokens
+        self.num_ahead_tokens -= num_tokens
+        if self.num_computed_tokens == self.num_tokens:
+            self.num_expected_tokens -= 1
+
+    def start_over(self) -> None:
+        """Forget what was computed; no step may be unanswered."""
+        self.num_computed_tokens = self.num_ahead_tokens = self.num_expected_tokens = 0
 
     @property
     def can_read_prefix_cache(self) -> bool:

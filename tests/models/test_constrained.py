@@ -96,9 +96,10 @@ def test_scheduling_changes_nothing(model: Path, llm: LLM) -> None:
     prompt = "x" * 40 + "<think></think>"
     roomy = texts(run(llm, params, prompt))
     small = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 36, "max_model_len": 256}
-    with start(model, **small) as tight:
-        assert texts(run(tight, params, prompt)) == roomy
-        assert tight.get_stats().num_preemptions > 0
+    for ahead in (False, True):
+        with start(model, async_scheduling=ahead, **small) as tight:
+            assert texts(run(tight, params, prompt)) == roomy
+            assert tight.get_stats().num_preemptions > 0
     assert texts(run(llm, params, prompt)) == roomy  # by prefix hits
     for text, reason in roomy[:6]:
         assert reason == "stop"

@@ -87,9 +87,7 @@ class SchedulerConfig:
     )
     async_scheduling: bool = option(
         False,
-        "Plan a step while the one before runs.",
-        level="absent",
-        remedy="leave it out: a step is planned when the one before is done",
+        "Plan a step while the one before runs, counting tokens that are not known yet.",
     )
     disable_hybrid_kv_cache_manager: bool = option(
         False,

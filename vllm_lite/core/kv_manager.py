@@ -110,11 +110,12 @@ class KVCacheManager:
         taken, where there are not enough.
         """
         table = self._tables[request.request_id]
-        num_computed = request.num_computed_tokens
         if self._slides:
-            self._release_out_of_window(table, num_computed)
+            # Not what is only planned: its blocks are still to be published.
+            self._release_out_of_window(table, request.num_computed_tokens)
         size = self.block_size
-        missing = (num_computed + num_new_tokens + size - 1) // size - len(table.blocks)
+        end = request.num_planned_tokens + num_new_tokens
+        missing = (end + size - 1) // size - len(table.blocks)
         if missing <= 0:
             return _NOTHING
         blocks = self.pool.try_take(missing)

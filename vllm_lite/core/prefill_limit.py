@@ -58,7 +58,7 @@ class PrefillLimit:
         self._num_partial = self._num_long = 0
         if self._is_on:
             for request in running:
-                missing = request.num_tokens - request.num_computed_tokens
+                missing = request.num_missing_tokens
                 if missing > num_scheduled.get(request.request_id, 0):
                     self.count(missing, 0)
 

@@ -2,12 +2,15 @@
 
 Knows no phases: a request has tokens it has computed and tokens it should have, and a step
 closes part of that gap. Invariants: scheduling never changes tokens; a request that leaves,
-at whatever moment, leaves no block behind; one step advances at least one request.
+at whatever moment, leaves no block behind; one step advances at least one request, unless
+those before it are unanswered. A step may be planned on tokens that those are to sample: then
+it counts them, and differs in nothing else.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -52,6 +55,10 @@ class Scheduler:
         self._prefill_limit = PrefillLimit(config)
         # Known to the workers, but gone; the next step tells them.
         self._departed: list[str] = []
+        # Who is in each step that was planned and not answered, the oldest first.
+        self._unanswered: deque[list[Request]] = deque()
+        # Memory ran short while a step was unanswered, whose requests cannot be preempted.
+        self._is_short = False
         self._num_queries = self._num_hits = self._num_preemptions = 0
 
     def add_request(self, request: Request) -> None:
@@ -84,14 +91,28 @@ class Scheduler:
         return [request.request_id for request in found]
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step. Every call must be answered by update_from_output or fail_step."""
+        """Decide the next step.
+
+        Every call must be answered, in order, by update_from_output or fail_step.
+        """
+        self._is_short = False
         step = StepBuilder(self.config.scheduler.step_tokens)
         self._prefill_limit.share_among(len(self.requests))
         self._continue_running(step)
-        if not step.has_preempted:  # memory is tight: admit no one
+        if not (step.has_preempted or self._is_short):  # memory is tight: admit no one
             self._admit_waiting(step)
         departed, self._departed = self._departed, []
-        return step.build(departed)
+        planned = step.build(departed)
+        requests = [self.requests[request_id] for request_id in planned.num_scheduled_tokens]
+        for request, count in zip(requests, planned.num_scheduled_tokens.values(), strict=True):
+            request.plan(count)
+        self._unanswered.append(requests)
+        return planned
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether another step can be planned well before those unanswered are answered."""
+        return not self._is_short
 
     def update_from_output(
         self, step: SchedulerOutput, output: ModelRunnerOutput
@@ -99,9 +120,9 @@ class Scheduler:
         """Enter a step's results; requests that left since schedule() are passed over."""
         outputs = []
         num_before = len(self.requests)
-        for request_id, num_scheduled in step.num_scheduled_tokens.items():
-            request = self.requests.get(request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
+        counts = step.num_scheduled_tokens.values()
+        for request, num_scheduled in zip(self._unanswered.popleft(), counts, strict=True):
+            if request.status is not RequestStatus.RUNNING:
                 continue
             result = self._advance(request, num_scheduled, output)
             if result is not None:
@@ -116,9 +137,8 @@ class Scheduler:
         What the step told the workers about departures is told again: they may not know.
         """
         outputs = []
-        for request_id in step.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is not None and request.status is RequestStatus.RUNNING:
+        for request in self._unanswered.popleft():
+            if request.status is RequestStatus.RUNNING:
                 outputs.append(self._fail(request, message))
         self._drop_finished_from_running()
         self._departed += step.finished_request_ids + step.preempted_request_ids
@@ -162,10 +182,16 @@ class Scheduler:
         # A preemption shortens the list, possibly before `index`.
         while index < len(self.running) and step.budget > 0:
             request = self.running[index]
-            num_new = request.num_tokens - request.num_computed_tokens
+            if request.is_about_to_end:
+                index += 1
+                continue
+            num_new = request.num_missing_tokens
             if num_new > 1:
                 num_new = min(num_new, step.budget, chunk_limit)
             blocks = allocate(request, num_new)
+            if blocks is None and self._unanswered:
+                self._is_short = True
+                return
             while blocks is None:
                 victim, place = self._choose_victim()
                 del self.running[place]
@@ -233,7 +259,7 @@ class Scheduler:
         step.preempt_request(request)
         self.kv_manager.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
+        request.start_over()
         request.num_preemptions += 1
         self._num_preemptions += 1
         self.waiting.put_back(request)
@@ -248,7 +274,8 @@ class Scheduler:
             self.kv_manager.withdraw(request)
             return self._fail(request, output.errors[request_id])
         before = request.num_computed_tokens
-        request.num_computed_tokens = num_computed = before + num_scheduled
+        request.answer(num_scheduled)
+        num_computed = request.num_computed_tokens
         block_size = self.kv_manager.block_size
         if num_computed // block_size != before // block_size:
             self.kv_manager.publish_computed(request)

@@ -123,6 +123,13 @@ class SchedulerOutput:
     # Filled in after scheduling, which knows nothing of it.
     token_masks: TokenMasks | None = None
 
+    @property
+    def says_anything(self) -> bool:
+        """Whether workers have to hear of it."""
+        return bool(
+            self.num_scheduled_tokens or self.finished_request_ids or self.preempted_request_ids
+        )
+
 
 @dataclass(slots=True)
 class ModelRunnerOutput:

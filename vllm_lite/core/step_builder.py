@@ -26,7 +26,7 @@ class StepBuilder:
     def continue_request(self, request: Request, num_tokens: int, new_blocks: list[int]) -> None:
         """Compute `num_tokens` more of a request that the workers know."""
         request_id = request.request_id
-        self._cached.append(CachedRequestData(request_id, new_blocks, request.num_computed_tokens))
+        self._cached.append(CachedRequestData(request_id, new_blocks, request.num_planned_tokens))
         self.num_scheduled_tokens[request_id] = num_tokens
         self.budget -= num_tokens
 

@@ -59,6 +59,11 @@ class Constraints:
         """Sequences that wait for their grammar."""
         return len(self._waiting)
 
+    @property
+    def num_running(self) -> int:
+        """Sequences whose next token depends on those before it."""
+        return len(self._sequences)
+
     def prepare(self, params: StructuredOutputsParams) -> Future[Result]:
         """Compile a canonical constraint, unless that was done."""
         return self._cache.get(params)

@@ -1,4 +1,7 @@
-"""The engine core: scheduler and executor, one step after another, in the calling thread.
+"""The engine core: scheduler and executor, step after step, driven by the calling thread.
+
+With asynchronous scheduling the next step is planned and submitted while one still runs; what it
+samples is then counted, not known.
 
 Knows no text, no socket and no user. Invariant: a step that throws ends its own requests and
 leaves the others; where the state of the scheduler is in doubt, the exception goes up and the
@@ -7,25 +10,34 @@ core is finished.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest, SchedulerOutput
+from vllm_lite.core.step import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.constraints import Constraints
 from vllm_lite.engine.messages import CoreReady, StepOutputs
 from vllm_lite.engine.pause import PauseGate
 from vllm_lite.engine.step_log import NoStepLog, StepLog
 from vllm_lite.errors import EngineDeadError
+from vllm_lite.executor.executor import DoneOutput, FailedOutput
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from vllm_lite.executor.executor import Executor
+    from vllm_lite.executor.executor import Executor, PendingOutput
 
 logger = init_logger(__name__)
 
@@ -37,14 +49,21 @@ MAX_EMPTY_STEPS = 1000
 GRAMMAR_PATIENCE = 0.005
 
 
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A step on its way."""
+
+    step: SchedulerOutput
+    pending: PendingOutput
+    started: float  # monotonic seconds
+
+
 class EngineCore:
     """Takes sequences, gives their tokens."""
 
-    def __init__(
-        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
-    ) -> None:
+    def __init__(self, config: VllmConfig, make_executor: Callable[[VllmConfig], Executor]) -> None:
         self.config = config
-        self._executor = executor_class(config)
+        self._executor = make_executor(config)
         timeline.mark("weights")
         spec = self._executor.kv_cache_spec()
         self.plan = plan_kv_cache(config, spec, self._executor.available_memory())
@@ -56,6 +75,9 @@ class EngineCore:
         self._step_log = StepLog() if is_told else NoStepLog()
         self._gate = PauseGate()
         self.constraints = Constraints(config)
+        # Steps that were submitted and not answered, the oldest first, and how many there may be.
+        self._in_flight: deque[_Submitted] = deque()
+        self._max_in_flight = 2 if config.scheduler.async_scheduling else 1
         # Ends that came about outside a step and are still to be told.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: their going is still to be reported.
@@ -94,19 +116,22 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
         is_due = bool(self._ended) or self._stats_due or self._is_step_due()
-        return is_due or self.constraints.num_waiting > 0
+        return is_due or bool(self._in_flight) or self.constraints.num_waiting > 0
 
     def step(self) -> StepOutputs:
-        """Schedule, execute, update: everything one step gave, whoever it is for."""
+        """Plan and submit a step, and take the answer that is due: what it gave, whoever for.
+
+        Where steps run ahead, the answer is that of the step before.
+        """
         if self.constraints.num_waiting:
             self._begin_constrained()
         outputs, self._ended = self._ended, []
         self._stats_due = False
-        if self._is_step_due():
-            planned = self._scheduler.schedule()
-            self._check_progress(planned)
-            with self._step_log.timed(planned):
-                outputs += self._execute(planned)
+        can_plan = self._is_step_due() and self._can_plan()
+        if can_plan:
+            self._submit()
+        if self._in_flight and (len(self._in_flight) == self._max_in_flight or not can_plan):
+            outputs += self._collect()
         return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
 
     def make_stats(self) -> SchedulerStats:
@@ -123,6 +148,8 @@ class EngineCore:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing that was begun is still to go on."""
+        if self._in_flight:
+            return False
         if not self._gate.may_step:
             return True
         return not (self._scheduler.has_unfinished_requests() or self.constraints.num_waiting)
@@ -174,29 +201,63 @@ class EngineCore:
         reason = "the request could not be queued; see the engine's log"
         self._ended.append(_error_output(request_id, reason))
 
-    def _execute(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
+    def _can_plan(self) -> bool:
+        """Whether a step can be planned with what is known now."""
+        if not self._in_flight:
+            return True
+        # A mask says what may follow the token before.
+        return self._scheduler.can_plan_ahead and not self.constraints.num_running
+
+    def _submit(self) -> None:
+        """Plan a step and hand it over."""
+        planned = self._scheduler.schedule()
+        self._check_progress(planned)
         planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
-        outputs = self._run(planned)
+        pending: PendingOutput = DoneOutput(ModelRunnerOutput({}))
+        started = time.monotonic()
+        try:
+            if planned.says_anything or not self._in_flight:
+                pending = self._executor.submit(planned)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            pending = FailedOutput(error)
+        except BaseException:
+            self._lose(planned)
+            raise
+        self._in_flight.append(_Submitted(planned, pending, started))
+
+    def _collect(self) -> list[EngineCoreOutput]:
+        """The answer to the oldest step, entered in the books."""
+        submitted = self._in_flight.popleft()
+        planned = submitted.step
+        try:
+            result = submitted.pending.get()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            outputs = self._fail(planned, error)
+        except BaseException:
+            self._in_flight.appendleft(submitted)
+            self._lose()
+            raise
+        else:
+            if planned.total_num_scheduled_tokens:
+                self._failed_steps = 0
+            outputs = self._scheduler.update_from_output(planned, result)
+        self._step_log.tell(planned, submitted.started)
         for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
             self._scheduler.finish_requests(request_id, status)
         return outputs
 
-    def _run(self, planned: SchedulerOutput) -> list[EngineCoreOutput]:
-        try:
-            result = self._executor.execute_model(planned)
-        except EngineDeadError:
-            raise
-        except Exception as error:
-            return self._fail(planned, error)
-        except BaseException:
-            # Ctrl-C: the caller may go on, so the books have to know that this step is lost.
-            lost = self._scheduler.fail_step(planned, "the engine was interrupted")
+    def _lose(self, *planned: SchedulerOutput) -> None:
+        """After Ctrl-C the caller may go on: enter every step that is under way as lost."""
+        steps = [*(submitted.step for submitted in self._in_flight), *planned]
+        self._in_flight.clear()
+        for step in steps:
+            lost = self._scheduler.fail_step(step, "the engine was interrupted")
             self.constraints.drop(output.request_id for output in lost)
             self._ended += lost
-            raise
-        if planned.total_num_scheduled_tokens:
-            self._failed_steps = 0
-        return self._scheduler.update_from_output(planned, result)
 
     def _fail(self, planned: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
         request_ids = ", ".join(planned.num_scheduled_tokens) or "none"
@@ -212,7 +273,8 @@ class EngineCore:
         return self._scheduler.fail_step(planned, reason)
 
     def _check_progress(self, planned: SchedulerOutput) -> None:
-        if planned.total_num_scheduled_tokens or not self._scheduler.has_unfinished_requests():
+        has_tokens = bool(planned.total_num_scheduled_tokens or self._in_flight)
+        if has_tokens or not self._scheduler.has_unfinished_requests():
             self._empty_steps = 0
             return
         self._empty_steps += 1

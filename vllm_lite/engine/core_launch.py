@@ -21,9 +21,9 @@ def launch_core(
     if in_process:
         # Imported only where torch is wanted in this process.
         from vllm_lite.engine.core_thread import CoreThread
-        from vllm_lite.executor.uniproc import UniprocExecutor
+        from vllm_lite.executor.select import make_executor
 
-        handle: StartedCore = CoreThread(UniprocExecutor)
+        handle: StartedCore = CoreThread(make_executor)
     else:
         handle = CoreProcess(num_front_ends)
     handle.start(config)

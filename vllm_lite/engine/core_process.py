@@ -36,12 +36,12 @@ def build_core() -> EngineCore:
     # Imported here, once the death signal is set and errors are reported: they bring torch.
     from vllm_lite.config.vllm import VllmConfig
     from vllm_lite.engine.core import EngineCore
-    from vllm_lite.executor.uniproc import UniprocExecutor
+    from vllm_lite.executor.select import make_executor
 
     timeline.mark("imports")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
     config.logging.apply()
-    return EngineCore(config, UniprocExecutor)
+    return EngineCore(config, make_executor)
 
 
 def main(arguments: list[str]) -> int:

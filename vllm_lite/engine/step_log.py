@@ -5,9 +5,7 @@ Absent, it costs a call.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.log import init_logger
@@ -18,9 +16,8 @@ logger = init_logger(__name__)
 class NoStepLog:
     """Tells nothing."""
 
-    def timed(self, step: SchedulerOutput) -> contextlib.AbstractContextManager[None]:
-        """Around the work of one step."""
-        return contextlib.nullcontext()
+    def tell(self, step: SchedulerOutput, started: float) -> None:
+        """Of a step that is answered, and was submitted at `started` monotonic seconds."""
 
 
 class StepLog(NoStepLog):
@@ -29,12 +26,9 @@ class StepLog(NoStepLog):
     def __init__(self) -> None:
         self._number = 0
 
-    @contextlib.contextmanager
-    def timed(self, step: SchedulerOutput) -> Iterator[None]:
-        """Time the work of one step and tell of it."""
+    def tell(self, step: SchedulerOutput, started: float) -> None:
+        """One line."""
         counts = step.num_scheduled_tokens.values()
-        started = time.monotonic()
-        yield
         if not counts:
             return
         self._number += 1

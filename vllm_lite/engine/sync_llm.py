@@ -75,10 +75,10 @@ class LLMEngine:
         if not multiprocess:
             # Imported only where the model runs in this process: they bring torch.
             from vllm_lite.engine.inproc_client import InprocClient
-            from vllm_lite.executor.uniproc import UniprocExecutor
+            from vllm_lite.executor.select import make_executor
 
             tokenizer = _tokenizer_of(config)
-            core: CoreClient = InprocClient(config, UniprocExecutor)
+            core: CoreClient = InprocClient(config, make_executor)
         else:
             handle = launch_core(config)
             try:

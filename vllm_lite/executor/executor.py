@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+
+
+class PendingOutput(Protocol):
+    """The answer to a step that was submitted."""
+
+    def get(self) -> ModelRunnerOutput:
+        """Wait for the step. Raises where it failed as a whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DoneOutput:
+    """The answer to a step that ran before `submit` returned."""
+
+    output: ModelRunnerOutput
+
+    def get(self) -> ModelRunnerOutput:
+        """The answer."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutput:
+    """The answer to a step that could not be submitted."""
+
+    error: Exception
+
+    def get(self) -> ModelRunnerOutput:
+        """Raise the cause."""
+        raise self.error
 
 
 class Executor(Protocol):
@@ -24,8 +55,12 @@ class Executor(Protocol):
         """Allocate the cache; comes before the first step."""
         ...
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. Raises where the step as a whole failed."""
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Run a step after those submitted before it; may return before it is done.
+
+        A later step may rest on tokens that an earlier one, still running, samples. Answers are
+        taken in the order of the steps.
+        """
         ...
 
     def describe(self) -> str:

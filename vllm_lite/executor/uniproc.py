@@ -5,7 +5,8 @@ from __future__ import annotations
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.executor.executor import DoneOutput, PendingOutput
 from vllm_lite.worker.worker import Worker
 
 
@@ -27,9 +28,9 @@ class UniprocExecutor:
         """Allocate the cache; comes before the first step."""
         self._running.initialize_cache(plan)
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. Raises where the step as a whole failed."""
-        return self._running.execute_model(step)
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Run a step."""
+        return DoneOutput(self._running.execute_model(step))
 
     def describe(self) -> str:
         """One line for the log: kernels, device, threads."""

@@ -1,12 +1,13 @@
 """Whatever comes, goes, fails or runs short: tokens stay right and no block is lost.
 
-Requests arrive, leave and fail at random moments under tiny caches. The model is scripted:
+Requests arrive, leave and fail at random moments under tiny caches, and steps are planned before
+or after the one before is answered. The model is scripted:
 it reads its past through the block tables, so any wrong block shows as a wrong token.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.fakes import ScriptedExecutor, scripted_tokens
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
+from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenLogprobs
 from vllm_lite.request import Request, RequestStatus
 
 SIZE, CONTEXT = 8, 72
@@ -61,8 +62,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, True, False]),
         window=st.sampled_from([None, None, None, 1, 7, 20]),
         spare=st.integers(0, 8),
+        max_in_flight=st.sampled_from([1, 2]),
     )
-    def start(self, options: dict[str, Any], chunked: bool, window: int | None, spare: int) -> None:
+    def start(
+        self,
+        options: dict[str, Any],
+        chunked: bool,
+        window: int | None,
+        spare: int,
+        max_in_flight: int,
+    ) -> None:
         if not chunked:
             options["max_num_batched_tokens"] = CONTEXT
         spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=window)
@@ -72,6 +81,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         config = core_config(**options, num_gpu_blocks_override=least.num_blocks + spare)
         plan = plan_kv_cache(config, spec, 0)
         self.window = window
+        self.max_in_flight = max_in_flight
+        self.in_flight: deque[SchedulerOutput] = deque()
         self.scheduler = Scheduler(config, plan)
         self.executor = ScriptedExecutor(spec=spec, vocab_size=VOCAB)
         self.executor.initialize_cache(plan)
@@ -106,8 +117,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.executor.fail_next = {}
         else:
+            while self.in_flight:
+                self.answer()
+            step = self.plan()
             self.executor.raise_next = RuntimeError("broken")
-            self.step()
+            self.answer()
+            assert not self.executor.raise_next, step
 
     @rule()
     def reset(self) -> None:
@@ -143,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):
-            if not self.scheduler.has_requests():
+            if not (self.scheduler.has_requests() or self.in_flight):
                 break
             self.step()
         assert not self.scheduler.has_unfinished_requests(), "a request starves"
@@ -155,11 +170,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_outcome(r, self.outputs[request_id])
 
     def step(self, leave: Sequence[str] = ()) -> None:
+        """What the core does in a step: plan where it can, answer what is due."""
+        can_plan = not self.in_flight or self.scheduler.can_plan_ahead
+        if can_plan:
+            self.plan()
+        if len(self.in_flight) == self.max_in_flight or not can_plan:
+            self.answer(leave)
+
+    def plan(self) -> SchedulerOutput:
         step = self.scheduler.schedule()
         note(f"step {step.num_scheduled_tokens} preempted {step.preempted_request_ids}")
         limit = self.scheduler.config.scheduler.max_num_batched_tokens
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens <= limit
-        assert step.total_num_scheduled_tokens > 0 or not self.scheduler.requests
+        if not self.in_flight:
+            assert step.total_num_scheduled_tokens > 0 or not self.scheduler.requests
+        elif step.preempted_request_ids:
+            raise AssertionError("a step that is under way may lose no request")
+        self.in_flight.append(step)
+        return step
+
+    def answer(self, leave: Sequence[str] = ()) -> None:
+        """Execute the oldest step only now: whoever planned on it knew nothing of its tokens."""
+        step = self.in_flight.popleft()
         try:
             result = self.executor.execute_model(step)
         except RuntimeError as error:

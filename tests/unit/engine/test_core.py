@@ -54,6 +54,20 @@ def test_an_abort_frees_blocks_at_once_and_is_reported() -> None:
     assert not engine.has_work()
 
 
+def test_a_step_is_planned_while_the_one_before_runs_where_asked() -> None:
+    executor = Scripted()
+    engine = EngineCore(engine_config(async_scheduling=True), executor)
+    engine.add_requests([message(5, max_tokens=3)])
+    told = [[o.finish_reason for o in engine.step().outputs] for _ in range(5)]
+    # The fourth has nothing to plan, and the fifth tells the workers who left.
+    assert told == [[], [None], [None], ["length"], []]
+    counts = [sum(step.num_scheduled_tokens.values()) for step in executor.made.steps]
+    assert counts == [5, 1, 1, 0]
+    while engine.has_work():
+        engine.step()
+    assert executor.made.num_known_requests == 0
+
+
 def test_failures_in_a_row_end_the_core() -> None:
     engine, executor = core()
     for _ in range(MAX_FAILED_STEPS - 1):

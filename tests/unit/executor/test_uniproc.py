@@ -36,9 +36,9 @@ def test_steps_give_tokens(tmp_path: Path) -> None:
     plan = plan_kv_cache(config, executor.kv_cache_spec(), executor.available_memory())
     executor.initialize_cache(plan)
     new = NewRequestData("r", [1, 2, 3, 4, 5], SamplingParams(temperature=0), [1], 0)
-    first = executor.execute_model(SchedulerOutput([new], [], {"r": 5}, 5, [], []))
+    first = executor.submit(SchedulerOutput([new], [], {"r": 5}, 5, [], [])).get()
     again = CachedRequestData("r", [], 5)
-    second = executor.execute_model(SchedulerOutput([], [again], {"r": 1}, 1, [], []))
+    second = executor.submit(SchedulerOutput([], [again], {"r": 1}, 1, [], [])).get()
     for output in (first, second):
         assert 0 <= output.sampled_token_ids["r"] < config.facts.vocab_size
         assert not output.errors
@@ -51,7 +51,7 @@ def test_steps_give_tokens(tmp_path: Path) -> None:
 def test_steps_before_the_cache_are_refused(tmp_path: Path) -> None:
     executor = UniprocExecutor(tiny_config(tmp_path))
     with pytest.raises(RuntimeError, match="initialize_cache"):
-        executor.execute_model(SchedulerOutput([], [], {}, 0, [], []))
+        executor.submit(SchedulerOutput([], [], {}, 0, [], [])).get()
 
 
 def test_memory_is_what_the_user_says_or_a_share_of_what_is_free(

@@ -1,0 +1,15 @@
+"""Which executor runs a configuration."""
+
+from __future__ import annotations
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.executor.executor import Executor
+from vllm_lite.executor.threaded import ThreadedExecutor
+from vllm_lite.executor.uniproc import UniprocExecutor
+
+
+def make_executor(config: VllmConfig) -> Executor:
+    """The executor for `config`, its model loaded."""
+    if config.scheduler.async_scheduling:
+        return ThreadedExecutor(config)
+    return UniprocExecutor(config)
