@@ -109,10 +109,10 @@ class ScriptedExecutor:
         output = ModelRunnerOutput(sampled_token_ids={})
         assert self._computed.keys() == step.num_scheduled_tokens.keys()
         for request_id, num_scheduled in step.num_scheduled_tokens.items():
+            self._run(request_id, num_scheduled, output)
             if request_id in self.fail_next:
                 output.errors[request_id] = self.fail_next.pop(request_id)
-            else:
-                self._run(request_id, num_scheduled, output)
+                output.sampled_token_ids.pop(request_id, None)
         return output
 
     def describe(self) -> str:
