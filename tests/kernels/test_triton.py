@@ -6,6 +6,7 @@ that bfloat16 compiles is tested ahead of time.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import subprocess
@@ -19,9 +20,15 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
-from vllm_lite.kernels import reference
+from vllm_lite.kernels import (
+    reference,
+    reference_experts,
+    reference_gated,
+    reference_grouped,
+    reference_quantized,
+)
 from vllm_lite.kernels.dispatch import Ops
-from vllm_lite.kernels.triton import attention, ops
+from vllm_lite.kernels.triton import attention, device, ops
 
 ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -102,7 +109,12 @@ def test_token_masks(size: int) -> None:
 
 def test_no_operation_is_missing() -> None:
     names = {name for name in vars(Ops) if not name.startswith("_")}
-    assert names == set(ops.__all__)
+    assert names <= set(ops.__all__)
+    for module in (reference_quantized, reference_grouped, reference_gated, reference_experts):
+        for name in module.__all__:
+            theirs = inspect.signature(getattr(module, name))
+            assert inspect.signature(getattr(ops, name)) == theirs, name
+            assert name in ops.__all__
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -156,7 +168,7 @@ def test_blocks_may_lie_beyond_32_bits_of_offset() -> None:
 def test_a_split_context_gives_the_same(
     lens: list[tuple[int, int]], options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_num_processors", lambda _: 64)
+    monkeypatch.setattr(device, "num_processors", lambda _: 64)
     assert attention.num_splits(len(lens) * 3, max(n for _, n in lens), 64) > 1
     check(replace(batch(lens, size=16), **options))  # type: ignore[arg-type]
 
@@ -180,6 +192,7 @@ def test_tiles_hold_whole_queries() -> None:
 def test_every_kernel_compiles_for_gpus_within_its_recorded_resources() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, ROOT / "benchmarks/gpu/kernel_resources.py", "--check"]
+    command += ["--share", "3"]
     done = subprocess.run(
         command, env=environment | {"TRITON_DEFAULT_FP_FUSION": "1"}, capture_output=True, text=True
     )

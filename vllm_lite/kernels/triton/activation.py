@@ -10,7 +10,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def silu_and_mul_kernel(out_ptr, x_ptr, x_stride, size, BLOCK: tl.constexpr):
+def gated_kernel(out_ptr, x_ptr, x_stride, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -18,15 +18,30 @@ def silu_and_mul_kernel(out_ptr, x_ptr, x_stride, size, BLOCK: tl.constexpr):
     gate = tl.load(gate_ptrs, mask=mask, other=0.0)
     up = tl.load(gate_ptrs + size, mask=mask, other=0.0)
     wide = gate.to(tl.float32)
-    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
+    if ACTIVATION == "silu":
+        activated = wide / (1.0 + tl.exp(-wide))
+    elif ACTIVATION == "gelu":
+        activated = 0.5 * wide * (1.0 + tl.erf(wide * 0.7071067811865476))
+    else:
+        # (1 + tanh(y)) / 2 is the logistic function of 2 * y.
+        bent = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+        activated = wide / (1.0 + tl.exp(-bent))
+    product = activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(out_ptr + row * size + columns, product, mask=mask)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    return _gated(x, "silu")
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    return _gated(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def _gated(x: Tensor, activation: str) -> Tensor:
     num_rows, doubled = x.shape
     size = doubled // 2
     out = x.new_empty((num_rows, size))
     grid = (num_rows, triton.cdiv(size, _BLOCK))
-    silu_and_mul_kernel[grid](out, x, x.stride(0), size, BLOCK=_BLOCK)
+    gated_kernel[grid](out, x, x.stride(0), size, ACTIVATION=activation, BLOCK=_BLOCK)
     return out

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from vllm_lite.kernels.triton import device
 
 _LOG2_E = math.log2(math.e)
 _MIN_SPLIT_KEYS = 256
@@ -269,7 +270,7 @@ def paged_attention(
     splits = 1
     if is_decode:
         capacity = blocks_per_request * block_size
-        splits = num_splits(tiles * num_kv_heads, capacity, _num_processors(query.device))
+        splits = num_splits(tiles * num_kv_heads, capacity, device.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     partial = out
     if splits > 1:
@@ -320,10 +321,3 @@ def _merge(out: Tensor, partial: Tensor, block_d: int) -> None:
         HEAD_SIZE=out.shape[2],
         BLOCK_D=block_d,
     )
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -65,7 +65,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     num_rows, size = x.shape
     block = triton.next_power_of_2(size)
     rms_norm_kernel[(num_rows,)](
-        out, x, weight, out.stride(0), x.stride(0), size, eps, BLOCK=block, num_warps=_warps(block)
+        out,
+        x,
+        weight,
+        out.stride(0),
+        x.stride(0),
+        size,
+        eps,
+        BLOCK=block,
+        num_warps=warps_for(block),
     )
     return out
 
@@ -84,11 +92,11 @@ def fused_add_rms_norm(
         size,
         eps,
         BLOCK=block,
-        num_warps=_warps(block),
+        num_warps=warps_for(block),
     )
     return x, residual
 
 
-def _warps(block: int) -> int:
+def warps_for(block: int) -> int:
     """About 16 elements a thread, within one program's limits."""
     return min(16, max(1, block // 512))

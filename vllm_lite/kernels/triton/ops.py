@@ -1,31 +1,52 @@
 """The operations of `reference` on an NVIDIA GPU: Triton kernels, and torch's matrix products.
 
 Weights are read and dequantised on the host, by the CPU's kernels. Tokens are chosen by torch.
+What the files beside `reference` specify has twins here too, of the same names and arguments.
 """
 
 from __future__ import annotations
 
 from vllm_lite.kernels.reference import dequantize_gguf, linear, pack_linear
 from vllm_lite.kernels.reference_sampling import draw_tokens, greedy_tokens, token_logprobs
-from vllm_lite.kernels.triton.activation import silu_and_mul
+from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
+from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
+from vllm_lite.kernels.triton.grouped_linear import expand_grouped, grouped_linear
 from vllm_lite.kernels.triton.mask import apply_token_mask
 from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
+from vllm_lite.kernels.triton.quantize import (
+    fused_add_rms_norm_quantized,
+    quantize_by_scale,
+    quantize_rows,
+    rms_norm_quantized,
+)
 from vllm_lite.kernels.triton.rotary import rotary_embedding
+from vllm_lite.kernels.triton.scaled_linear import scaled_linear
 
 __all__ = [
     "apply_token_mask",
     "dequantize_gguf",
     "draw_tokens",
+    "expand_grouped",
+    "experts_mlp",
     "fused_add_rms_norm",
+    "fused_add_rms_norm_quantized",
+    "gelu_and_mul",
     "greedy_tokens",
+    "grouped_linear",
     "linear",
+    "order_by_expert",
     "pack_linear",
     "paged_attention",
+    "quantize_by_scale",
+    "quantize_rows",
     "reshape_and_cache",
     "rms_norm",
+    "rms_norm_quantized",
     "rotary_embedding",
+    "route_topk",
+    "scaled_linear",
     "silu_and_mul",
     "token_logprobs",
 ]

@@ -1,0 +1,142 @@
+"""Launches every Triton kernel as the engine would, on tensors without storage, and catches it.
+
+Knows the operations and the shapes of models; what becomes of a launch is its user's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from vllm_lite.kernels.grouped_gguf import from_gguf
+from vllm_lite.kernels.grouped_weight import from_awq
+from vllm_lite.kernels.triton import device, ops
+
+# name, query heads, kv-heads, head size, hidden size, intermediate size
+MODELS = (
+    ("SmolLM2-135M", 9, 3, 64, 576, 1536),
+    ("Llama-3.2-1B", 32, 8, 64, 2048, 8192),
+    ("Qwen3-0.6B", 16, 8, 128, 1024, 3072),
+    ("Llama-3.1-8B", 32, 8, 128, 4096, 14336),
+    ("Gemma-2-2B", 8, 4, 256, 2304, 9216),
+)
+NARROW = (torch.int8, torch.float8_e4m3fn)
+# Bytes of a block of 256 values, by the type's number: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K.
+GGUF_BYTES = {2: 144, 3: 160, 8: 272, 12: 144, 13: 176, 14: 210}
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+@contextmanager
+def caught_launches(target: int) -> Iterator[list[Launch]]:
+    """What is launched inside as (kernel, arguments, keywords), as on a GPU of `target`."""
+    launches: list[Launch] = []
+    run, real_target = JITFunction.run, device.target
+
+    def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append((kernel, args, kwargs))
+
+    JITFunction.run, device.target = catch, lambda _device: target
+    try:
+        yield launches
+    finally:
+        JITFunction.run, device.target = run, real_target
+
+
+@contextmanager
+def processors(count: int) -> Iterator[None]:
+    """Let the device have `count` processors inside."""
+    real, device.num_processors = device.num_processors, lambda _device: count
+    try:
+        yield
+    finally:
+        device.num_processors = real
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch_everything() -> None:
+    """Each operation once in each model's shapes; products once for each of their tiles."""
+    for model in MODELS:
+        launch_layers(*model[1:])
+    launch_logits()
+    for rows in (1, 64, 512):
+        launch_scaled(rows)
+        launch_grouped(rows)
+        launch_experts(rows)
+
+
+def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediate: int) -> None:
+    """What a layer does beside its products; attention in each of its modes."""
+    block_size, blocks, rows = 16, 64, 8
+    cache = tensor(1000, kv_heads, block_size, size)
+    x, weight = tensor(rows, hidden), tensor(hidden)
+    ops.rms_norm(x, weight, 1e-5)
+    ops.fused_add_rms_norm(x, tensor(rows, hidden), weight, 1e-5)
+    for dtype in NARROW:
+        ops.rms_norm_quantized(x, weight, 1e-5, dtype)
+        ops.fused_add_rms_norm_quantized(x, tensor(rows, hidden), weight, 1e-5, dtype)
+        ops.quantize_rows(tensor(rows, intermediate), dtype)
+    ops.silu_and_mul(tensor(rows, 2 * intermediate))
+    for approximate in ("none", "tanh"):
+        ops.gelu_and_mul(tensor(rows, 2 * intermediate), approximate)
+    index = tensor(rows, dtype=torch.int64)
+    query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
+    ops.rotary_embedding(index, query, key, tensor(4096, size, dtype=torch.float32))
+    ops.reshape_and_cache(key, key, cache, cache, index)
+    for count, num_requests in ((1, rows), (132, rows), (1, 2)):
+        table = tensor(num_requests, blocks, dtype=torch.int32)
+        starts = tensor(num_requests + 1, dtype=torch.int32)
+        lens = tensor(num_requests, dtype=torch.int32)
+        with processors(count):
+            ops.paged_attention(query, cache, cache, table, starts, lens, 0.1)
+
+
+def launch_logits() -> None:
+    """What is done to logits."""
+    rows, size = 8, 131072
+    logits = tensor(rows, size, dtype=torch.float32)
+    index = tensor(rows, dtype=torch.int64)
+    ops.apply_token_mask(logits, index, tensor(rows, size // 32, dtype=torch.int32))
+
+
+def launch_scaled(rows: int) -> None:
+    """Products of numbers of one byte: one scale an output, and blocks of scales."""
+    for dtype in NARROW:
+        x, weight = tensor(rows, 4096, dtype=dtype), tensor(4096, 4096, dtype=dtype)
+        for outputs, groups in ((4096, 1), (32, 32)):
+            scales = tensor(rows, groups, dtype=torch.float32)
+            weight_scales = tensor(outputs, groups, dtype=torch.float32)
+            for count in (1, 132):
+                with processors(count):
+                    ops.scaled_linear(x, scales, weight, weight_scales, None, torch.bfloat16)
+    ops.quantize_rows(tensor(rows, 4096), torch.float8_e4m3fn, 128)
+    scale = tensor(1, dtype=torch.float32)
+    ops.quantize_by_scale(tensor(rows, 4096), scale, torch.float8_e4m3fn)
+
+
+def launch_grouped(rows: int) -> None:
+    """Products of weights in groups of small integers."""
+    x = tensor(rows, 4096)
+    weights = [
+        from_gguf(tensor(4096 * 16 * size, dtype=torch.uint8), kind, 4096)
+        for kind, size in GGUF_BYTES.items()
+    ]
+    words = tensor(4096, 512, dtype=torch.int32)
+    zeros = tensor(32, 512, dtype=torch.int32)
+    weights.append(from_awq(words, zeros, tensor(32, 4096, dtype=torch.float16)))
+    for weight in weights:
+        ops.grouped_linear(x, weight)
+        ops.expand_grouped(weight, torch.bfloat16)
+
+
+def launch_experts(rows: int) -> None:
+    """A mixture of 128 experts, 8 for a token."""
+    weights, ids = ops.route_topk(tensor(rows, 128), 8)
+    gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
+    ops.experts_mlp(tensor(16 * rows, 2048), ids.repeat(16, 1), weights, gate_up, down)

@@ -1,0 +1,127 @@
+"""Weights in groups of small integers: exact from every storage, and multiplied alike by Triton."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from tests.kernels.test_dequantize import KINDS, random_storage
+from vllm_lite.kernels import reference, reference_grouped
+from vllm_lite.kernels.grouped_gguf import from_gguf, is_supported
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, from_awq, from_gptq
+
+GROUPED = [kind for kind in KINDS if is_supported(int(kind))]
+
+
+def gguf_weight(kind: GGMLQuantizationType, outputs: int) -> tuple[torch.Tensor, GroupedWeight]:
+    """A random weight as the reference expands it, and in groups; 96 inputs end within a chunk."""
+    inputs = 512 if kind.name.endswith("K") else 96
+    raw = random_storage(kind, outputs, inputs)
+    expected = reference.dequantize_gguf(raw, int(kind), (outputs, inputs), torch.float32)
+    return expected, from_gguf(raw, int(kind), outputs)
+
+
+def random_words(rows: int, columns: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, (rows, columns), dtype=torch.int32)
+
+
+def bits_of(word: int, place: int) -> int:
+    return word >> (4 * place) & 15
+
+
+def awq(inputs: int, outputs: int, group: int) -> tuple[torch.Tensor, GroupedWeight]:
+    words, zeros = random_words(inputs, outputs // 8), random_words(inputs // group, outputs // 8)
+    scales = torch.rand(inputs // group, outputs).half()
+    expected = torch.zeros(outputs, inputs)
+    for i in range(inputs):
+        for o in range(outputs):
+            place = [0, 4, 1, 5, 2, 6, 3, 7][o % 8]
+            code = bits_of(int(words[i, o // 8]), place)
+            zero = bits_of(int(zeros[i // group, o // 8]), place)
+            expected[o, i] = (code - zero) * scales[i // group, o].float()
+    return expected, from_awq(words, zeros, scales)
+
+
+def gptq(
+    inputs: int, outputs: int, group: int, is_ordered: bool
+) -> tuple[torch.Tensor, GroupedWeight]:
+    words, zeros = random_words(inputs // 8, outputs), random_words(inputs // group, outputs // 8)
+    scales = torch.rand(inputs // group, outputs).half()
+    groups = torch.arange(inputs) // group
+    if not is_ordered:
+        groups = groups[torch.randperm(inputs)]
+    expected = torch.zeros(outputs, inputs)
+    for i, g in enumerate(groups.tolist()):
+        for o in range(outputs):
+            zero = bits_of(int(zeros[g, o // 8]), o % 8) + 1
+            expected[o, i] = (bits_of(int(words[i // 8, o]), i % 8) - zero) * scales[g, o].float()
+    return expected, from_gptq(words, zeros, scales, groups.int())
+
+
+@pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
+def test_gguf_keeps_every_value(kind: GGMLQuantizationType) -> None:
+    expected, weight = gguf_weight(kind, 5)
+    assert torch.equal(expand(weight), expected)
+
+
+def test_awq_and_gptq_keep_every_value() -> None:
+    for expected, weight in (
+        awq(64, 16, 32),
+        gptq(64, 16, 32, is_ordered=True),
+        gptq(64, 16, 32, is_ordered=False),
+    ):
+        assert torch.equal(expand(weight), expected)
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    words, zeros, scales = random_words(8, 8), random_words(2, 1), torch.rand(2, 8).half()
+    with pytest.raises(ValueError, match="as often"):
+        from_gptq(words, zeros, scales, torch.tensor([0] * 33 + [1] * 31))
+    with pytest.raises(ValueError, match="in 8 groups"):
+        from_gptq(words, random_words(8, 1), torch.rand(8, 8).half())
+
+
+def check_triton(weight: GroupedWeight, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import ops
+
+    values = ops.expand_grouped(weight, dtype)
+    assert torch.equal(values, reference_grouped.expand_grouped(weight, dtype))
+    for rows in (1, 17):
+        x = torch.randn(rows, weight.num_inputs + 2).to(dtype)[:, : weight.num_inputs]
+        bias = torch.randn(weight.num_outputs) if rows > 1 else None
+        ours = ops.grouped_linear(x, weight, bias, torch.float32)
+        theirs = reference_grouped.grouped_linear(x, weight, bias, torch.float32)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
+def test_products_with_gguf_weights(kind: GGMLQuantizationType) -> None:
+    check_triton(gguf_weight(kind, 70)[1], torch.float16)
+
+
+def test_products_with_awq_and_gptq_weights() -> None:
+    check_triton(awq(128, 8, 128)[1], torch.float32)
+    check_triton(gptq(128, 8, 64, is_ordered=False)[1], torch.float32)
+
+
+def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import grouped_linear, ops
+
+    expected, weight = gguf_weight(GGMLQuantizationType.Q4_0, 6)
+    x = torch.randn(4, 96)
+    monkeypatch.setattr(grouped_linear, "_MANY_ROWS", 4)
+    torch.testing.assert_close(ops.grouped_linear(x, weight), x @ expected.T)
+
+
+def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import device, ops
+
+    _, weight = gguf_weight(GGMLQuantizationType.Q4_K, 5)
+    x, bias = torch.randn(2, 512), torch.randn(5)
+    whole = ops.grouped_linear(x, weight, bias)
+    monkeypatch.setattr(device, "num_processors", lambda _: 100)
+    torch.testing.assert_close(ops.grouped_linear(x, weight, bias), whole, rtol=1e-4, atol=1e-4)

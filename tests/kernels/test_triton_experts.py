@@ -1,0 +1,58 @@
+"""A mixture of experts by Triton's interpreter equals the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from vllm_lite.kernels import reference_experts
+from vllm_lite.kernels.triton import ops
+
+# tokens, experts, experts of a token: one token, all experts, an odd number, only one choice
+CASES = [(1, 8, 2), (7, 5, 5), (20, 12, 3), (33, 3, 1)]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
+@pytest.mark.parametrize("is_renormalized", [True, False])
+def test_routes(tokens: int, experts: int, choices: int, is_renormalized: bool) -> None:
+    logits = torch.randn(tokens, experts).round(decimals=1)  # some are equal
+    ours = ops.route_topk(logits, choices, is_renormalized)
+    theirs = reference_experts.route_topk(logits, choices, is_renormalized)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("tile_size", [16, 64])
+@pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
+def test_pairs_are_sorted_by_expert(
+    tokens: int, experts: int, choices: int, tile_size: int
+) -> None:
+    ids = torch.randint(experts, (tokens, choices), dtype=torch.int32)
+    ours = ops.order_by_expert(ids, experts, tile_size)
+    theirs = reference_experts.order_by_expert(ids, experts, tile_size)
+    assert torch.equal(ours.pairs, theirs.pairs)
+    assert torch.equal(ours.expert_of_tile, theirs.expert_of_tile)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_experts_make_of_tokens(dtype: torch.dtype) -> None:
+    for tokens, experts, choices in CASES[:3]:
+        x = torch.randn(tokens, 48).to(dtype)
+        gate_up = (torch.randn(experts, 72, 48) / 7).to(dtype)
+        down = (torch.randn(experts, 48, 36) / 6).to(dtype)
+        weights, ids = reference_experts.route_topk(torch.randn(tokens, experts), choices)
+        ours, theirs = (
+            module.experts_mlp(x, ids, weights, gate_up, down)
+            for module in (ops, reference_experts)
+        )
+        tolerance = 1e-4 if dtype is torch.float32 else 4e-3
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_any_choice_fits_the_room_for_tiles() -> None:
+    for pairs, experts, tile_size in ((1, 8, 16), (64, 3, 16), (65, 64, 16), (300, 7, 64)):
+        room = reference_experts.max_tiles(pairs, experts, tile_size)
+        for ids in (torch.zeros(pairs), torch.arange(pairs) % experts, torch.arange(pairs) // 17):
+            counts = ids.long().clamp(max=experts - 1).bincount(minlength=experts)
+            assert int((-(-counts // tile_size)).sum()) <= room

@@ -1,0 +1,152 @@
+"""Numbers of one byte by Triton's interpreter: codes equal the reference to the bit.
+
+Fused norms are tested without bfloat16, which the interpreter cuts off instead of rounding it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from vllm_lite.kernels import reference_gated, reference_quantized
+from vllm_lite.kernels.reference_quantized import LARGEST, SCALE_BLOCK
+from vllm_lite.kernels.triton import device, ops, tuning
+
+NARROW = list(LARGEST)
+INFINITY = float("inf")
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return ours.dtype is theirs.dtype and torch.equal(
+        ours.view(torch.uint8), theirs.view(torch.uint8)
+    )
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("group_size", [0, 48])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rows_are_rounded_alike(dtype: torch.dtype, group_size: int) -> None:
+    x = torch.randn(7, 144) * torch.tensor([1, 1e-3, 1e4, 0, 1e30, 1e-38, 5])[:, None]
+    x[1, 3], x[2, 7], x[6, :2] = INFINITY, float("nan"), -0.0
+    ours = ops.quantize_rows(x[:, :], dtype, group_size)
+    theirs = reference_quantized.quantize_rows(x, dtype, group_size)
+    assert same_bits(ours[0], theirs[0])
+    assert torch.equal(ours[1].nan_to_num(7.0), theirs[1].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_number_is_rounded_to_the_nearest_code(dtype: torch.dtype) -> None:
+    if dtype is torch.int8:
+        codes = torch.arange(-127, 128).to(torch.int8).float()
+    else:
+        codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+        codes = codes[codes.isfinite()]
+    codes = codes.sort().values
+    middles = (codes[1:] + codes[:-1]) / 2
+    beside = [torch.nextafter(middles, torch.tensor(end)) for end in (-1e9, 1e9)]
+    large = torch.tensor([1e5, -1e5, INFINITY, -INFINITY])
+    x = torch.cat([codes, middles, *beside, large])[None]
+    scale = torch.ones(1)
+    ours = ops.quantize_by_scale(x, scale, dtype)
+    assert same_bits(ours, reference_quantized.quantize_by_scale(x, scale, dtype))
+    assert torch.equal(ours[0, : len(codes)].float(), codes)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("stored", "size"), [(torch.float32, 577), (torch.float16, 64)])
+def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: int) -> None:
+    wide = torch.randn(3, size + 3).to(stored)[:, :size]
+    weight, residual = torch.randn(size).to(stored), torch.randn(3, size).to(stored)
+    results = []
+    for implementation in (ops, reference_quantized):
+        total = residual.clone()
+        plain = implementation.rms_norm_quantized(wide, weight, 1e-5, dtype)
+        added = implementation.fused_add_rms_norm_quantized(wide, total, weight, 1e-5, dtype)
+        results.append((plain, added, total))
+    (plain, added, total), (their_plain, their_added, their_total) = results
+    assert torch.equal(total, their_total)
+    for ours, theirs in ((plain, their_plain), (added, their_added)):
+        # A mean that differs in its last bit may move a scale by as much, and a few codes by one.
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-2, atol=0)
+        moved = (ours[0].float() * ours[1] - theirs[0].float() * theirs[1]).abs()
+        assert (moved > 0.13 * theirs[1] * LARGEST[dtype]).sum() == 0
+        assert (ours[0].float() != theirs[0].float()).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "kind"),
+    [(1, 70, 96, "outputs"), (17, 33, 200, "one"), (3, 150, 256, "blocks"), (40, 9, 64, "groups")],
+)
+def test_scaled_products(
+    dtype: torch.dtype,
+    is_native: bool,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "has_float8", lambda _: is_native)
+    group = {"blocks": SCALE_BLOCK, "groups": 32}.get(kind, 0)
+    x, x_scales = reference_quantized.quantize_rows(torch.randn(rows, inputs), dtype, group)
+    weight, scales = reference_quantized.quantize_rows(torch.randn(outputs, inputs), dtype, group)
+    if kind == "one":
+        x_scales, scales = x_scales[:1, :1], scales[:1, :1]
+    elif kind == "blocks":
+        scales = scales[::SCALE_BLOCK].contiguous()
+    bias = torch.randn(outputs) if rows < 20 else None
+    ours, theirs = (
+        module.scaled_linear(x, x_scales, weight, scales, bias, torch.float32)
+        for module in (ops, reference_quantized)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, x_scales = reference_quantized.quantize_rows(torch.randn(2, 1300), torch.int8)
+    weight, scales = reference_quantized.quantize_rows(torch.randn(30, 1300), torch.int8)
+    arguments = (x, x_scales, weight, scales, torch.randn(30), torch.float16)
+    whole = ops.scaled_linear(*arguments)
+    monkeypatch.setattr(device, "num_processors", lambda _: 100)
+    assert tuning.num_splits(1, 1300, 128, 100) == 2
+    torch.testing.assert_close(ops.scaled_linear(*arguments), whole)
+
+
+def test_weights_may_lie_beyond_32_bits_of_offset() -> None:
+    rows = torch.randint(-127, 127, (3, 64), dtype=torch.int8)
+    stride = 2**30 + 64  # the last row lies beyond 2**31 elements
+    far = torch.empty(2 * stride + 64, dtype=torch.int8).as_strided((3, 64), (stride, 1))
+    far.copy_(rows)
+    one = torch.ones(1, 1)
+    ours = ops.scaled_linear(rows, one, far, one, None, torch.float32)
+    theirs = reference_quantized.scaled_linear(rows, one, rows, one, None, torch.float32)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_gelu_and_mul(dtype: torch.dtype, approximate: str) -> None:
+    x = torch.randn(3, 2 * 1100).mul(3).to(dtype)
+    ours = ops.gelu_and_mul(x, approximate)
+    theirs = reference_gated.gelu_and_mul(x, approximate)
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_tiles_are_those_of_the_newest_target_and_the_fewest_rows() -> None:
+    kinds = {entry["kind"] for entry in tuning.load()}
+    for kind in kinds:
+        for rows in (1, 16, 17, 10**6):
+            for target in (80, 89, 90, 100):
+                tile = tuning._choose(kind, rows, target)
+                own = [e for e in tuning.load() if e["kind"] == kind and e["target"] <= target]
+                newest = [e for e in own if e["target"] == max(e["target"] for e in own)]
+                fits = [e for e in newest if e["rows"] >= rows] or newest
+                best = (min if fits is not newest else max)(fits, key=lambda e: e["rows"])
+                assert tile == tuning.ProductTile(**best["tile"])

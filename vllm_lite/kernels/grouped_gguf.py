@@ -1,0 +1,165 @@
+"""GGUF's quantised storage as `GroupedWeight`: the same values, to the bit.
+
+Layouts of the blocks: the GGUF format's documents. Rows are made of whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What blocks [M, B, bytes] hold: codes [M, B, elements], all else [M, B, numbers]."""
+
+    codes: Tensor
+    scales: Tensor
+    bits: int
+    offset: int = 0
+    minimums: Tensor | None = None
+    super_scales: Tensor | None = None
+    super_minimums: Tensor | None = None
+
+
+def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
+    """The weight whose `num_outputs` rows of blocks are the bytes `raw`; KeyError: another type."""
+    block_bytes, read = _FORMATS[ggml_type]
+    parts = read(raw.view(torch.uint8).view(num_outputs, -1, block_bytes))
+    return make_grouped(
+        parts.codes.flatten(1),
+        parts.scales.flatten(1),
+        parts.bits,
+        parts.offset,
+        minimums=_flat(parts.minimums),
+        super_scales=_flat(parts.super_scales),
+        super_minimums=_flat(parts.super_minimums),
+    )
+
+
+def is_supported(ggml_type: int) -> bool:
+    """Whether `from_gguf` reads a storage type, by its number in GGUF files."""
+    return ggml_type in _FORMATS
+
+
+def _flat(part: Tensor | None) -> Tensor | None:
+    return None if part is None else part.flatten(1)
+
+
+def _halves(blocks: Tensor, at: int) -> Tensor:
+    """The float16 number at a byte of each block, [M, B, 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+
+
+def _nibbles(low: Tensor) -> Tensor:
+    """Bytes [..., n] as [..., 2n]: all their lower halves, then all their upper ones."""
+    return torch.cat([low & 15, low >> 4], dim=-1)
+
+
+def _bits(words: Tensor, shifts: list[int], mask: int) -> Tensor:
+    """Bytes [..., n] as [..., len(shifts) * n]: the masked bits at one shift after another."""
+    return torch.cat([(words >> shift) & mask for shift in shifts], dim=-1)
+
+
+def _simple(has_minimum: bool, has_fifth_bit: bool) -> Callable[[Tensor], _Parts]:
+    """Formats 4_0, 4_1, 5_0 and 5_1: 32 values with one scale."""
+    high_at = 4 if has_minimum else 2
+    low_at = high_at + (4 if has_fifth_bit else 0)
+
+    def read(blocks: Tensor) -> _Parts:
+        codes = _nibbles(blocks[..., low_at:])
+        if has_fifth_bit:
+            shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)
+            high = (blocks[..., high_at:low_at, None] >> shifts) & 1
+            codes = codes | high.flatten(-2) << 4
+        bits = 5 if has_fifth_bit else 4
+        if has_minimum:
+            return _Parts(codes, _halves(blocks, 0), bits, minimums=-_halves(blocks, 2))
+        return _Parts(codes, _halves(blocks, 0), bits, offset=2 ** (bits - 1))
+
+    return read
+
+
+def _q8_0(blocks: Tensor) -> _Parts:
+    return _Parts(blocks[..., 2:] ^ 128, _halves(blocks, 0), 8, offset=128)
+
+
+def _q2_k(blocks: Tensor) -> _Parts:
+    scales = blocks[..., :16]
+    codes = [_bits(half, [0, 2, 4, 6], 3) for half in torch.split(blocks[..., 16:80], 32, dim=-1)]
+    return _Parts(
+        torch.cat(codes, dim=-1),
+        scales & 15,
+        4,
+        minimums=scales >> 4,
+        super_scales=_halves(blocks, 80),
+        super_minimums=_halves(blocks, 82),
+    )
+
+
+def _q3_k(blocks: Tensor) -> _Parts:
+    low = [_bits(half, [0, 2, 4, 6], 3) for half in torch.split(blocks[..., 32:96], 32, dim=-1)]
+    codes = torch.cat(low, dim=-1) | _bits(blocks[..., :32], list(range(8)), 1) << 2
+    scales = _nibbles(blocks[..., 96:104]) | _bits(blocks[..., 104:108], [0, 2, 4, 6], 3) << 4
+    return _Parts(codes, scales.to(torch.int8) - 32, 4, offset=4, super_scales=_halves(blocks, 108))
+
+
+def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """The eight 6-bit scales and minimums, [M, B, 8] uint8, of twelve bytes."""
+    first, second, rest = torch.split(packed, 4, dim=-1)
+    scales = torch.cat([first & 63, (rest & 15) | (first >> 6) << 4], dim=-1)
+    minimums = torch.cat([second & 63, (rest >> 4) | (second >> 6) << 4], dim=-1)
+    return scales, minimums
+
+
+def _q4_or_5_k(bits: int) -> Callable[[Tensor], _Parts]:
+    low_at = 16 if bits == 4 else 48
+
+    def read(blocks: Tensor) -> _Parts:
+        low = [_nibbles(chunk) for chunk in torch.split(blocks[..., low_at:], 32, dim=-1)]
+        codes = torch.cat(low, dim=-1)
+        if bits == 5:
+            codes = codes | _bits(blocks[..., 16:48], list(range(8)), 1) << 4
+        scales, minimums = _scales_of_k(blocks[..., 4:16])
+        return _Parts(
+            codes,
+            scales,
+            bits,
+            minimums=minimums,
+            super_scales=_halves(blocks, 0),
+            super_minimums=_halves(blocks, 2),
+        )
+
+    return read
+
+
+def _q6_k(blocks: Tensor) -> _Parts:
+    low = [_nibbles(half) for half in torch.split(blocks[..., :128], 64, dim=-1)]
+    high = [_bits(half, [0, 2, 4, 6], 3) for half in torch.split(blocks[..., 128:192], 32, dim=-1)]
+    return _Parts(
+        torch.cat(low, dim=-1) | torch.cat(high, dim=-1) << 4,
+        blocks[..., 192:208].contiguous().view(torch.int8),
+        6,
+        offset=32,
+        super_scales=_halves(blocks, 208),
+    )
+
+
+# By the type's number in GGUF files: the bytes of a block, and how it is read.
+_FORMATS: dict[int, tuple[int, Callable[[Tensor], _Parts]]] = {
+    2: (18, _simple(False, False)),  # Q4_0
+    3: (20, _simple(True, False)),  # Q4_1
+    6: (22, _simple(False, True)),  # Q5_0
+    7: (24, _simple(True, True)),  # Q5_1
+    8: (34, _q8_0),
+    10: (84, _q2_k),
+    11: (110, _q3_k),
+    12: (144, _q4_or_5_k(4)),
+    13: (176, _q4_or_5_k(5)),
+    14: (210, _q6_k),
+}
