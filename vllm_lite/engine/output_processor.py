@@ -19,6 +19,7 @@ from vllm_lite.engine.request_state import ChoiceState, RequestState, Sink
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.request_stats import StepStats
 from vllm_lite.metrics.tracing import make_tracer
+from vllm_lite.outputs import RequestMetrics
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -73,13 +74,14 @@ class OutputProcessor:
             arrival_time=arrival_time,
             sink=sink,
             stream_interval=max(self._stream_interval, params.stream_interval or 1),
-            with_metrics=self._with_metrics,
+            metrics=RequestMetrics(arrival_time) if self._with_metrics else None,
             decode_token=tokenizer.decode_token if tokenizer and params.detokenize else None,
         )
         request.choices = [
             ChoiceState(request, core_id, index, tokenizer)
             for index, core_id in enumerate(core_ids)
         ]
+        request.num_open = len(core_ids)
         for choice in request.choices:
             self._choices[choice.core_id] = choice
         self._requests.setdefault(request_id, []).append(request)
@@ -123,6 +125,7 @@ class OutputProcessor:
         for request in requests:
             for choice in request.choices:
                 choice.finish_reason = choice.finish_reason or "error"
+            request.num_open = 0
             request.sink.fail(error)
 
     def abort_states(self, requests: Iterable[RequestState], *, show: bool) -> ProcessedStep:
@@ -162,7 +165,7 @@ class OutputProcessor:
     def _show(self, request: RequestState, now: float, step: ProcessedStep) -> None:
         if request.has_failed:
             self._end_open_choices(request, "abort", now, step)
-        if request.is_finished:
+        if not request.num_open:
             self._forget(request, step)
         output = request.take_output()
         if output is not None:
@@ -179,6 +182,7 @@ class OutputProcessor:
 
     def _end(self, choice: ChoiceState, now: float, step: ProcessedStep) -> None:
         self._leave_queue(choice)
+        choice.request.num_open -= 1
         self._choices.pop(choice.core_id, None)
         step.stats.finished.append(choice.summary(now))
 

@@ -28,6 +28,9 @@ from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
 
+# What a choice has to show.
+NOTHING, LATER, NOW = range(3)
+
 
 class Sink(Protocol):
     """Where a request's outputs go; neither method may wait."""
@@ -69,19 +72,16 @@ class ChoiceState:
         self._num_shown = 0
         self._is_end_shown = False
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there are tokens, or an end, that no output has carried yet."""
-        if len(self.token_ids) > self._num_shown:
-            return True
-        return self.finish_reason is not None and not self._is_end_shown
-
-    def is_due(self, interval: int) -> bool:
-        """Whether to show the news, if any, now: an end, a first token, or `interval` tokens."""
+    def urgency(self, interval: int) -> int:
+        """NOTHING to show, LATER, or NOW: an end, a first token, or `interval` tokens."""
+        if self.finish_reason is not None:
+            is_shown = self._is_end_shown and len(self.token_ids) == self._num_shown
+            return NOTHING if is_shown else NOW
         shown = self._num_shown
-        return (
-            self.finish_reason is not None or shown == 0 or len(self.token_ids) - shown >= interval
-        )
+        num_new = len(self.token_ids) - shown
+        if num_new <= 0:
+            return NOTHING
+        return NOW if num_new >= interval or shown == 0 else LATER
 
     def update(self, output: EngineCoreOutput) -> bool:
         """Take in a step's output; True where a stop string ended the choice just now."""
@@ -118,6 +118,11 @@ class ChoiceState:
         else:
             stats.inter_token_latencies.append(now - self.last_token_time)
         self.last_token_time = now
+        metrics = self.request.metrics
+        if metrics is not None and self.index == 0:
+            metrics.first_scheduled_time = self.scheduled_time
+            metrics.first_token_time = self.first_token_time
+            metrics.last_token_time = now
 
     def show(self, is_delta: bool) -> CompletionOutput:
         """What a caller is to see now: all of it, or what is new."""
@@ -163,9 +168,12 @@ class RequestState:
     arrival_time: float
     sink: Sink
     stream_interval: int = 1
-    with_metrics: bool = False
+    # Of the first choice, where they are kept; every output shows the same.
+    metrics: RequestMetrics | None = None
     decode_token: Callable[[int], str] | None = None
     choices: list[ChoiceState] = field(default_factory=list)
+    # Choices that have not ended.
+    num_open: int = 0
     # Where they were asked for and not delivered yet. The first token has none.
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     # Already in the list of this step's changed requests.
@@ -180,10 +188,7 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
-        for choice in self.choices:  # noqa: SIM110 - a generator costs more, for every token
-            if choice.finish_reason is None:
-                return False
-        return True
+        return self.num_open == 0
 
     def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
         """Take in the prompt positions that a step computed."""
@@ -194,15 +199,16 @@ class RequestState:
 
     def take_output(self) -> RequestOutput | None:
         """What the caller is to see after a step; None where nothing is due yet."""
-        kind, finished = self.input.params.output_kind, self.is_finished
+        kind, finished = self.input.params.output_kind, self.num_open == 0
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
-        is_due, news = False, []
+        most, news = NOTHING, []
         for choice in self.choices:
-            if choice.has_news:
+            urgency = choice.urgency(self.stream_interval)
+            if urgency:
                 news.append(choice)
-                is_due = is_due or choice.is_due(self.stream_interval)
-        if not is_due:
+                most = max(most, urgency)
+        if most != NOW:
             return None
         is_delta = kind is RequestOutputKind.DELTA
         prompt_logprobs = self.prompt_logprobs
@@ -219,7 +225,7 @@ class RequestState:
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.choices[0].num_cached_tokens,
-            metrics=self._metrics() if self.with_metrics else None,
+            metrics=self.metrics,
         )
 
     def summary(self) -> FinishedGroup:
@@ -237,13 +243,4 @@ class RequestState:
             self.choices[0].first_token_time,
             [choice.summary(now) for choice in self.choices],
             self.input.origin.trace_headers,
-        )
-
-    def _metrics(self) -> RequestMetrics:
-        first = self.choices[0]
-        return RequestMetrics(
-            arrival_time=self.arrival_time,
-            first_scheduled_time=first.scheduled_time,
-            first_token_time=first.first_token_time,
-            last_token_time=first.last_token_time,
         )

@@ -7,7 +7,6 @@ a config and an address is taken, so that it loads while this process imports th
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
+from vllm_lite.server.garbage import settle
 from vllm_lite.server.listen import Listener
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers
@@ -94,8 +94,7 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     timeline.mark("app")
     log_ready(client.ready)
     _log_listening(app, listener)
-    # What lives now lives to the end; collections need not look at it.
-    gc.freeze()
+    settle()
     uvloop.run(serve(client, app, server_config, listener, replicas))
 
 

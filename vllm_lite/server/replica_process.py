@@ -6,7 +6,6 @@ process does, on a socket and an engine core that it inherits, and dies with tha
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -75,12 +74,13 @@ def _serve(job: ReplicaJob, client: AsyncLLM) -> None:
     import uvloop
 
     from vllm_lite.server.app import build_app
+    from vllm_lite.server.garbage import settle
     from vllm_lite.server.launch import serve
     from vllm_lite.server.listen import Listener
     from vllm_lite.server.peers import Peers
 
     app = build_app(client, job.server_config, peers=Peers(job.index, job.peer_fds))
-    gc.freeze()
+    settle()
     os.write(job.ready_fd, b"r")
     listener = Listener.inherited(job.server_config, job.listener_fd, job.url)
     uvloop.run(serve(client, app, job.server_config, listener))
