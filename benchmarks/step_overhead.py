@@ -34,13 +34,14 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
 from vllm_lite.engine.channel import Channel
 from vllm_lite.engine.constraints import Constraints
 from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import AddRequests, Shutdown, StepOutputs
+from vllm_lite.executor.executor import DoneOutput, PendingOutput
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import model_runner
@@ -100,9 +101,9 @@ class NoModelExecutor:
         model: Any = NoModel(self._config.scheduler.max_num_batched_tokens)
         self._runner = ModelRunner(self._config, plan, model, torch.device("cpu"))
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None
-        return self._runner.execute_model(step)
+        return DoneOutput(self._runner.execute_model(step))
 
     def describe(self) -> str:
         return "no model"
