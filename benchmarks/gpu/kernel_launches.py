@@ -102,7 +102,18 @@ def launch_logits() -> None:
     rows, size = 8, 131072
     logits = tensor(rows, size, dtype=torch.float32)
     index = tensor(rows, dtype=torch.int64)
-    ops.apply_token_mask(logits, index, tensor(rows, size // 32, dtype=torch.int32))
+    share = tensor(rows, dtype=torch.float32)
+    bits = tensor(rows, size // 32, dtype=torch.int32)
+    ops.apply_token_mask(logits, index, bits)
+    ops.add_to_logits(logits, index, index, share)
+    counts = tensor(rows, size, dtype=torch.int16)
+    ops.count_tokens(counts, index, index)
+    ops.penalize_logits(logits, index, bits, counts, share, share, share)
+    chances = ops.counter_uniforms(index, index)
+    ops.greedy_tokens(logits)
+    ops.draw_tokens(logits, share, share, index, share, chances)
+    for num_top in (0, 20):
+        ops.token_logprobs(logits, index, index, num_top)
 
 
 def launch_scaled(rows: int) -> None:

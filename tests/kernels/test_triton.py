@@ -25,12 +25,20 @@ from vllm_lite.kernels import (
     reference_experts,
     reference_gated,
     reference_grouped,
+    reference_logits,
     reference_quantized,
 )
 from vllm_lite.kernels.dispatch import Ops
 from vllm_lite.kernels.triton import attention, device, ops
 
 ROOT = Path(__file__).parents[2]
+SPECIFICATIONS = (
+    reference_experts,
+    reference_gated,
+    reference_grouped,
+    reference_logits,
+    reference_quantized,
+)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -110,7 +118,7 @@ def test_token_masks(size: int) -> None:
 def test_no_operation_is_missing() -> None:
     names = {name for name in vars(Ops) if not name.startswith("_")}
     assert names <= set(ops.__all__)
-    for module in (reference_quantized, reference_grouped, reference_gated, reference_experts):
+    for module in SPECIFICATIONS:
         for name in module.__all__:
             theirs = inspect.signature(getattr(module, name))
             assert inspect.signature(getattr(ops, name)) == theirs, name

@@ -1,18 +1,23 @@
 """The operations of `reference` on an NVIDIA GPU: Triton kernels, and torch's matrix products.
 
-Weights are read and dequantised on the host, by the CPU's kernels. Tokens are chosen by torch.
+Weights are read and dequantised on the host, by the CPU's kernels.
 What the files beside `reference` specify has twins here too, of the same names and arguments.
 """
 
 from __future__ import annotations
 
 from vllm_lite.kernels.reference import dequantize_gguf, linear, pack_linear
-from vllm_lite.kernels.reference_sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
 from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
 from vllm_lite.kernels.triton.grouped_linear import expand_grouped, grouped_linear
+from vllm_lite.kernels.triton.logits import (
+    add_to_logits,
+    count_tokens,
+    counter_uniforms,
+    penalize_logits,
+)
 from vllm_lite.kernels.triton.mask import apply_token_mask
 from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.triton.quantize import (
@@ -22,10 +27,14 @@ from vllm_lite.kernels.triton.quantize import (
     rms_norm_quantized,
 )
 from vllm_lite.kernels.triton.rotary import rotary_embedding
+from vllm_lite.kernels.triton.sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.scaled_linear import scaled_linear
 
 __all__ = [
+    "add_to_logits",
     "apply_token_mask",
+    "count_tokens",
+    "counter_uniforms",
     "dequantize_gguf",
     "draw_tokens",
     "expand_grouped",
@@ -39,6 +48,7 @@ __all__ = [
     "order_by_expert",
     "pack_linear",
     "paged_attention",
+    "penalize_logits",
     "quantize_by_scale",
     "quantize_rows",
     "reshape_and_cache",
