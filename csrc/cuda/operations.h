@@ -1,0 +1,23 @@
+// The operations as the host starts them: a launch queues work on a stream and returns at once.
+//
+// Each returns null, or one line on what went wrong. Shapes, types and alignment are the caller's
+// to check: vllm_lite/kernels/cuda/ops.py does.
+#pragma once
+
+#include "cuda/kernels.h"
+
+namespace vllm_lite::cuda {
+
+enum class DType : int { kHalf = 0, kBFloat16 = 1, kFloat8E4M3 = 2, kFloat8E5M2 = 3 };
+
+using Failure = const char*;
+
+// One pass, and where num_splits > 1 another that merges.
+Failure decode_attention(const DecodeAttention& work, DType query, DType cache, int head_size,
+                         void* stream);
+
+Failure reshape_and_cache(const CacheWrite& work, DType source, DType cache, void* stream);
+
+Failure copy_blocks(const BlockCopy& work, int64_t num_pairs, void* stream);
+
+}  // namespace vllm_lite::cuda

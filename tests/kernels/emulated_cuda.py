@@ -1,0 +1,69 @@
+"""The CUDA kernels, compiled for the host under csrc/cuda/emulation: the calls of _cuda by ctypes.
+
+Test-only. A build is kept for as long as the sources stay the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+CSRC = Path(__file__).parents[2] / "csrc"
+SOURCES = ("calls.cpp", "operations.cu", "decode_half.cu", "decode_bfloat16.cu")
+OPTIONS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+COMPILERS = ("g++", "c++", "clang++")
+
+
+class EmulatedCuda:
+    """Has the functions of vllm_lite._cuda; `stream` is ignored, a call ends with its work done."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+
+    def attend(self, *numbers: float) -> str | None:
+        return self._call("attend", numbers)
+
+    def write_cache(self, *numbers: float) -> str | None:
+        return self._call("write_cache", numbers)
+
+    def copy_blocks(self, *numbers: float) -> str | None:
+        return self._call("copy_blocks", numbers)
+
+    def run_backwards(self, is_wanted: bool) -> None:
+        """Whether the last threads of a block run first."""
+        self._library["vllm_lite_run_backwards"](ctypes.c_int64(is_wanted))
+
+    def _call(self, name: str, numbers: tuple[float, ...]) -> str | None:
+        function = self._library[f"vllm_lite_cuda_{name}"]
+        function.restype = ctypes.c_char_p
+        types = {int: ctypes.c_int64, float: ctypes.c_double}
+        failure: bytes | None = function(*(types[type(number)](number) for number in numbers))
+        return failure.decode() if failure else None
+
+
+def compiler() -> str | None:
+    """A C++ compiler of this machine."""
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def build() -> EmulatedCuda:
+    """Compile the kernels, a matter of seconds."""
+    digest = hashlib.sha256(repr((compiler(), OPTIONS)).encode())
+    for path in sorted((CSRC / "cuda").rglob("*.*")):
+        digest.update(path.read_bytes())
+    folder = Path(tempfile.gettempdir()) / f"vllm-lite-emulated-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    library = folder / f"{digest.hexdigest()[:24]}.so"
+    if not library.exists():
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        sources = [str(CSRC / "cuda" / name) for name in SOURCES]
+        command = [str(compiler()), *OPTIONS, "-DVLLM_LITE_EMULATED", f"-I{CSRC}"]
+        command += ["-fPIC", "-shared", "-fvisibility=hidden", "-x", "c++", *sources]
+        subprocess.run([*command, "-o", str(unfinished)], check=True)
+        unfinished.replace(library)
+    return EmulatedCuda(library)
