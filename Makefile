@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The CPU build where there is no NVIDIA GPU: the default one pulls gigabytes of CUDA.
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
 .PHONY: demo serve test lint types unit sanitize bench peers compare docs format clean help
 
@@ -80,4 +80,4 @@ format: $(VENV)/.dev ## apply ruff's and clang-format's style
 	$(BIN)/ruff format .
 
 clean: ## remove build products, keep .venv
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache vllm_lite/_cpu*.so
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache vllm_lite/_cpu*.so vllm_lite/_cuda*.so

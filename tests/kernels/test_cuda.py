@@ -5,7 +5,11 @@ What no emulation shows is tested on a GPU by benchmarks/gpu/check_kernels.py.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from tests.kernels.test_attention import Batch, batch
 from vllm_lite.kernels import reference
 from vllm_lite.kernels.cuda.paged import HEAD_SIZES, MAX_UNITS, PagedOps, plan_splits
 
+ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float16, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -251,3 +256,11 @@ def test_contexts_are_cut_until_the_device_is_full() -> None:
     assert plan_splits(1000, 2048, 132) == (1, 1)
     assert plan_splits(1000, 10**6, 132) == (4, 16)
     assert plan_splits(10_000, 10**6, 132) == (1, 1)
+
+
+def test_every_kernel_compiles_for_gpus_within_its_recorded_resources() -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the path")
+    command = [sys.executable, ROOT / "benchmarks/gpu/cuda_resources.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cpu, dispatch, reference
+from vllm_lite.kernels.gpu import gpu_ops
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,18 @@ def test_the_machine_s_best_is_the_default(monkeypatch: pytest.MonkeyPatch) -> N
     assert dispatch.ops() is cpu
     assert _cpu.selected_isa() == _cpu.supported_isas()[0]
     assert dispatch.describe().startswith(f"{_cpu.selected_isa()}, {_cpu.num_threads()} thread")
+
+
+def test_the_cpu_loads_no_kernels_of_gpus() -> None:
+    code = """
+import sys
+import vllm_lite.worker.worker
+from vllm_lite.kernels import dispatch
+dispatch.select_ops("cpu")
+print(*(m for m in sys.modules if m.startswith(("vllm_lite._cuda", "vllm_lite.kernels.cuda"))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("name", _cpu.supported_isas())
@@ -44,8 +58,26 @@ def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UsageError, match="'mmx' is unknown; choose from auto, avx512_bf16"):
         dispatch.select_ops("cpu")
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="no kernels for device 'cuda'"):
-        dispatch.select_ops("cuda")
+    for device in ("tpu", "cuda"):
+        with pytest.raises(UsageError, match=f"can use no device '{device}' here; use"):
+            dispatch.select_ops(device)
+
+
+@pytest.mark.parametrize("backend", [None, "TRITON_ATTN", "TORCH_SDPA"])
+def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
+    pytest.importorskip("triton")
+    operations = gpu_ops(backend)
+    names = {name for name in vars(dispatch.Ops) if not name.startswith("_")}
+    assert names == set(operations.__all__)
+
+
+def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLASH_ATTN", "FLASHINFER"):
+        with pytest.raises(UsageError, match=rf"{name} has no kernels.*; use TRITON_ATTN, CUDA"):
+            gpu_ops(name)
+    monkeypatch.setitem(sys.modules, "vllm_lite._cuda", None)
+    with pytest.raises(UsageError, match=r"CUDA cannot be used .*VLLM_LITE_CUDA=ON"):
+        gpu_ops("CUDA")
 
 
 def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ class AttentionConfig:
     backend: (
         Literal[
             "CPU_ATTN",
+            "CUDA",
             "FLASH_ATTN",
             "FLASHINFER",
             "FLEX_ATTENTION",
@@ -30,7 +31,7 @@ class AttentionConfig:
         | None
     ) = option(
         None,
-        "The kernel, by vLLM's name; CPU_ATTN: the one of this package for CPU.",
+        "The kernel, by vLLM's name; CPU_ATTN: this package's for CPU, CUDA: its own for GPUs.",
         alone="attention_backend",
         works=("CPU_ATTN",),
         remedy="use CPU_ATTN or leave it out",

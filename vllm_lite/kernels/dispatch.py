@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import reference
+from vllm_lite.kernels.gpu import gpu_ops
 from vllm_lite.kernels.reference import PackedLinear
 
 
@@ -117,15 +118,19 @@ def ops() -> Ops:
     return _selected if _selected is not None else select_ops("cpu")
 
 
-def select_ops(device_type: str = "cpu") -> Ops:
+def select_ops(device_type: str = "cpu", attention_backend: str | None = None) -> Ops:
     """Choose the implementation for a device; VLLM_LITE_CPU_ISA forces one of ISA_CHOICES.
 
-    Raises UsageError for an unknown device or instruction set, for one that this machine lacks,
-    and where the compiled module is missing.
+    The attention's backend is a choice on GPUs alone. Raises UsageError for an unknown device,
+    backend or instruction set, for one that this machine lacks, and where the compiled module is
+    missing.
     """
     global _selected, _plain_name
+    if device_type == "cuda" and torch.cuda.is_available():
+        _selected, _plain_name = gpu_ops(attention_backend), attention_backend or "TRITON_ATTN"
+        return _selected
     if device_type != "cpu":
-        raise UsageError(f"there are no kernels for device {device_type!r}; use --device cpu")
+        raise UsageError(f"torch can use no device {device_type!r} here; use --device cpu")
     isa = envs.VLLM_LITE_CPU_ISA.lower()
     if isa not in ISA_CHOICES:
         raise UsageError(

@@ -32,7 +32,7 @@ class Worker:
         self._runner: ModelRunner | None = None
         num_threads = platform.num_compute_threads()
         torch.set_num_threads(num_threads)
-        dispatch.select_ops(config.device)
+        dispatch.select_ops(config.device, config.attention.backend)
         dispatch.set_num_threads(num_threads)
         self._model = load_model(config, config.device)
 

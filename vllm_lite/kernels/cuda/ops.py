@@ -1,0 +1,66 @@
+"""The operations of `reference` on an NVIDIA GPU, with csrc/cuda's for the paged cache.
+
+Steps that only decode attend by CUDA, where one pass over a context serves one token; all others,
+and whatever is no matter of the cache, are Triton's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vllm_lite import _cuda
+from vllm_lite.kernels.cuda.paged import PagedOps
+from vllm_lite.kernels.triton import attention as triton_attention
+from vllm_lite.kernels.triton.ops import (
+    apply_token_mask,
+    dequantize_gguf,
+    fused_add_rms_norm,
+    linear,
+    pack_linear,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
+
+__all__ = [
+    "apply_token_mask",
+    "dequantize_gguf",
+    "fused_add_rms_norm",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "reshape_and_cache",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+]
+
+_paged = PagedOps(_cuda)
+reshape_and_cache = _paged.reshape_and_cache
+copy_blocks = _paged.copy_blocks
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+) -> Tensor:
+    is_decode = query.shape[0] == block_table.shape[0]
+    attend = _paged.paged_attention if is_decode else triton_attention.paged_attention
+    return attend(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        scale,
+        sliding_window,
+        logits_soft_cap,
+    )
