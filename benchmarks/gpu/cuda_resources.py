@@ -89,7 +89,7 @@ def complaints(found: Found, version: str) -> list[str]:
     for name, targets in found.items():
         for target, now in targets.items():
             if now["spills"] or now["stack"]:
-                result.append(f"{name} for {target} spills: {now}")
+                result.append(f"{name} for {target} spills or keeps an array in memory: {now}")
             if not is_comparable:
                 continue
             before = recorded["kernels"].get(name, {}).get(target)
@@ -114,7 +114,8 @@ def main() -> None:
     version, found = nvcc_version(nvcc), measure(nvcc)
     for name, targets in found.items():
         for target, now in targets.items():
-            print(f"{target} {now['registers']:4} registers {now['spills']:4} B spilled  {name}")
+            stack = max(now["stack"], now["spills"])
+            print(f"{target} {now['registers']:4} registers {stack:4} B of stack  {name}")
     if args.write:
         RECORD.write_text(json.dumps({"nvcc": version, "kernels": found}, indent=1) + "\n")
     problems = complaints(found, version) if args.check else []

@@ -49,13 +49,18 @@ __global__ void __launch_bounds__(kCacheThreads) write_cache_kernel(const CacheW
   const int64_t token = blockIdx.y;
   const int64_t slot = p.slots[token];
   if (slot < 0 || slot >= p.num_slots) return;
-  const int which = blockIdx.z;
+  // Field by field: a choice of the whole would be made in memory.
+  const bool is_keys = blockIdx.z == 0;
+  const void* source = is_keys ? p.keys.source : p.values.source;
+  void* cache = is_keys ? p.keys.cache : p.values.cache;
+  const int64_t token_stride = is_keys ? p.keys.token_stride : p.values.token_stride;
+  const int64_t head_stride = is_keys ? p.keys.head_stride : p.values.head_stride;
+  const int64_t block_stride = is_keys ? p.keys.block_stride : p.values.block_stride;
   const int64_t head = part / parts_of_head;
   const int column = part % parts_of_head * kPart;
-  const Source* from = static_cast<const Source*>(p.source[which]) +
-                       token * p.token_strides[which] + head * p.head_strides[which] + column;
-  Cached* to = static_cast<Cached*>(p.cache[which]) +
-               slot / p.block_size * p.block_strides[which] +
+  const Source* from =
+      static_cast<const Source*>(source) + token * token_stride + head * head_stride + column;
+  Cached* to = static_cast<Cached*>(cache) + slot / p.block_size * block_stride +
                (head * p.block_size + slot % p.block_size) * p.head_size + column;
   const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(from);
   if constexpr (sizeof(Cached) == 1) {

@@ -46,19 +46,14 @@ const char* vllm_lite_cuda_write_cache(int64_t key, int64_t value, int64_t key_c
                                        int64_t num_slots, int64_t num_tokens, int64_t num_kv_heads,
                                        int64_t block_size, int64_t head_size, int64_t dtype_number,
                                        int64_t cache_dtype, int64_t stream) {
-  return vllm_lite::cuda::reshape_and_cache({{pointer<void>(key), pointer<void>(value)},
-                                             {pointer<void>(key_cache), pointer<void>(value_cache)},
-                                             pointer<int64_t>(slots),
-                                             {key_token_stride, value_token_stride},
-                                             {key_head_stride, value_head_stride},
-                                             {key_block_stride, value_block_stride},
-                                             num_slots,
-                                             small(num_tokens),
-                                             small(num_kv_heads),
-                                             small(block_size),
-                                             small(head_size)},
-                                            dtype(dtype_number), dtype(cache_dtype),
-                                            pointer<void>(stream));
+  return vllm_lite::cuda::reshape_and_cache(
+      {{pointer<void>(key), pointer<void>(key_cache), key_token_stride, key_head_stride,
+        key_block_stride},
+       {pointer<void>(value), pointer<void>(value_cache), value_token_stride, value_head_stride,
+        value_block_stride},
+       pointer<int64_t>(slots), num_slots, small(num_tokens), small(num_kv_heads),
+       small(block_size), small(head_size)},
+      dtype(dtype_number), dtype(cache_dtype), pointer<void>(stream));
 }
 
 const char* vllm_lite_cuda_copy_blocks(int64_t cache, int64_t pairs, int64_t block_stride_bytes,

@@ -39,14 +39,19 @@ struct DecodeAttention {
   float soft_cap_log2;     // 0: none
 };
 
-// Writes one of keys and values; launched for both at once.
+// Keys or values on their way into a cache.
+struct CachedRows {
+  const void* source;  // [T, K, D]
+  void* cache;         // [B, K, S, D], last three dimensions dense
+  int64_t token_stride;
+  int64_t head_stride;
+  int64_t block_stride;
+};
+
 struct CacheWrite {
-  const void* source[2];  // [T, K, D]
-  void* cache[2];         // [B, K, S, D], last three dimensions dense
-  const int64_t* slots;   // [T]
-  int64_t token_strides[2];
-  int64_t head_strides[2];
-  int64_t block_strides[2];
+  CachedRows keys;
+  CachedRows values;
+  const int64_t* slots;  // [T]
   int64_t num_slots;
   int32_t num_tokens;
   int32_t num_kv_heads;

@@ -17,9 +17,8 @@ Failure launch_write(const CacheWrite& work, void* stream) {
   for (int64_t first = 0; first < work.num_tokens; first += kMaxRows) {
     CacheWrite some = work;
     some.slots += first;
-    for (int i = 0; i < 2; ++i) {
-      some.source[i] =
-          static_cast<const Source*>(work.source[i]) + first * work.token_strides[i];
+    for (CachedRows* rows : {&some.keys, &some.values}) {
+      rows->source = static_cast<const Source*>(rows->source) + first * rows->token_stride;
     }
     const int64_t left = work.num_tokens - first;
     const dim3 grid(columns, static_cast<unsigned>(left < kMaxRows ? left : kMaxRows), 2);

@@ -66,9 +66,13 @@ def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("backend", [None, "TRITON_ATTN", "TORCH_SDPA"])
 def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
     pytest.importorskip("triton")
-    operations = gpu_ops(backend)
-    names = {name for name in vars(dispatch.Ops) if not name.startswith("_")}
-    assert names == set(operations.__all__)
+    from vllm_lite.kernels import sdpa
+    from vllm_lite.kernels.triton import ops
+
+    chosen = gpu_ops(backend)
+    own = {"paged_attention": sdpa.paged_attention} if backend == "TORCH_SDPA" else {}
+    for name in ops.__all__:
+        assert getattr(chosen, name) is own.get(name, getattr(ops, name))
 
 
 def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +80,8 @@ def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UsageError, match=rf"{name} has no kernels.*; use TRITON_ATTN, CUDA"):
             gpu_ops(name)
     monkeypatch.setitem(sys.modules, "vllm_lite._cuda", None)
+    monkeypatch.delitem(sys.modules, "vllm_lite.kernels.cuda.ops", raising=False)
+    pytest.importorskip("triton")
     with pytest.raises(UsageError, match=r"CUDA cannot be used .*VLLM_LITE_CUDA=ON"):
         gpu_ops("CUDA")
 

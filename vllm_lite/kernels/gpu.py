@@ -5,30 +5,47 @@ Imports a backend when it is asked for, and no sooner.
 
 from __future__ import annotations
 
-from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from vllm_lite.errors import UsageError
 
 # vLLM's names, and CUDA for this package's own kernels; the first is the default.
-_MODULES = {
-    "TRITON_ATTN": "vllm_lite.kernels.triton.ops",
-    "CUDA": "vllm_lite.kernels.cuda.ops",
-    "TORCH_SDPA": "vllm_lite.kernels.sdpa",
-}
+BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA")
 _BUILD = "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc"
 
 
 def gpu_ops(backend: str | None) -> Any:
-    """The operations (dispatch.Ops) of `backend`, or of the default; raises UsageError."""
-    name = backend or next(iter(_MODULES))
-    if name not in _MODULES:
+    """The operations (dispatch.Ops) of `backend`, or of the default; raises UsageError.
+
+    They are Triton's, but for those that the backend has of its own.
+    """
+    name = backend or BACKENDS[0]
+    if name not in BACKENDS:
         raise UsageError(
             f"--attention-backend {name} has no kernels in this build; "
-            f"use {', '.join(_MODULES)} or leave it out"
+            f"use {', '.join(BACKENDS)} or leave it out"
         )
     try:
-        return import_module(_MODULES[name])
+        from vllm_lite.kernels.triton import ops
+
+        operations = {operation: getattr(ops, operation) for operation in ops.__all__}
+        return SimpleNamespace(**operations | _own_operations(name))
     except ImportError as error:
         fix = _BUILD if "_cuda" in str(error) else "run `pip install triton`"
         raise UsageError(f"--attention-backend {name} cannot be used ({error}); {fix}") from None
+
+
+def _own_operations(name: str) -> dict[str, Any]:
+    if name == "CUDA":
+        from vllm_lite.kernels.cuda import ops
+
+        return {
+            "paged_attention": ops.paged_attention,
+            "reshape_and_cache": ops.reshape_and_cache,
+        }
+    if name == "TORCH_SDPA":
+        from vllm_lite.kernels import sdpa
+
+        return {"paged_attention": sdpa.paged_attention}
+    return {}

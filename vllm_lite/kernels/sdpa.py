@@ -1,7 +1,6 @@
-"""The operations of `reference` on any GPU that torch knows, with attention by torch's own kernels.
+"""Paged attention by torch's own kernels, on any device that torch knows.
 
-The fallback: it gathers each request's keys and values, and so waits for the lengths. The rest is
-Triton's.
+The fallback: it gathers each request's keys and values, and so waits for the lengths.
 """
 
 from __future__ import annotations
@@ -11,31 +10,6 @@ import math
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from vllm_lite.kernels.triton.ops import (
-    apply_token_mask,
-    dequantize_gguf,
-    fused_add_rms_norm,
-    linear,
-    pack_linear,
-    reshape_and_cache,
-    rms_norm,
-    rotary_embedding,
-    silu_and_mul,
-)
-
-__all__ = [
-    "apply_token_mask",
-    "dequantize_gguf",
-    "fused_add_rms_norm",
-    "linear",
-    "pack_linear",
-    "paged_attention",
-    "reshape_and_cache",
-    "rms_norm",
-    "rotary_embedding",
-    "silu_and_mul",
-]
 
 
 def paged_attention(

@@ -1,7 +1,7 @@
-"""The operations of `reference` on an NVIDIA GPU, with csrc/cuda's for the paged cache.
+"""The paged cache's operations on an NVIDIA GPU, by the compiled module vllm_lite._cuda.
 
-Steps that only decode attend by CUDA, where one pass over a context serves one token; all others,
-and whatever is no matter of the cache, are Triton's.
+Steps that only decode attend by CUDA, where one pass over a context serves one token; all others
+by Triton.
 """
 
 from __future__ import annotations
@@ -11,29 +11,6 @@ from torch import Tensor
 from vllm_lite import _cuda
 from vllm_lite.kernels.cuda.paged import PagedOps
 from vllm_lite.kernels.triton import attention as triton_attention
-from vllm_lite.kernels.triton.ops import (
-    apply_token_mask,
-    dequantize_gguf,
-    fused_add_rms_norm,
-    linear,
-    pack_linear,
-    rms_norm,
-    rotary_embedding,
-    silu_and_mul,
-)
-
-__all__ = [
-    "apply_token_mask",
-    "dequantize_gguf",
-    "fused_add_rms_norm",
-    "linear",
-    "pack_linear",
-    "paged_attention",
-    "reshape_and_cache",
-    "rms_norm",
-    "rotary_embedding",
-    "silu_and_mul",
-]
 
 _paged = PagedOps(_cuda)
 reshape_and_cache = _paged.reshape_and_cache
