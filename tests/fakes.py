@@ -12,13 +12,13 @@ from typing import Any
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.pending import DoneOutput
 from vllm_lite.core.step import (
     ModelRunnerOutput,
     NewRequestData,
     SchedulerOutput,
     TokenLogprobs,
 )
-from vllm_lite.executor.executor import DoneOutput
 
 _MASK = (1 << 64) - 1
 _LOGPROB = -0.5

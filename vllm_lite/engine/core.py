@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
+from vllm_lite.core.pending import DoneOutput, FailedOutput, PendingOutput
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import (
     EngineCoreOutput,
@@ -31,13 +32,12 @@ from vllm_lite.engine.messages import CoreReady, StepOutputs
 from vllm_lite.engine.pause import PauseGate
 from vllm_lite.engine.step_log import NoStepLog, StepLog
 from vllm_lite.errors import EngineDeadError
-from vllm_lite.executor.executor import DoneOutput, FailedOutput
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from vllm_lite.executor.executor import Executor, PendingOutput
+    from vllm_lite.executor.executor import Executor
 
 logger = init_logger(__name__)
 

@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
-
-
-class PendingOutput(Protocol):
-    """The answer to a step that was submitted."""
-
-    def get(self) -> ModelRunnerOutput:
-        """Wait for the step. Raises where it failed as a whole."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DoneOutput:
-    """The answer to a step that ran before `submit` returned."""
-
-    output: ModelRunnerOutput
-
-    def get(self) -> ModelRunnerOutput:
-        """The answer."""
-        return self.output
-
-
-@dataclass(frozen=True, slots=True)
-class FailedOutput:
-    """The answer to a step that could not be submitted."""
-
-    error: Exception
-
-    def get(self) -> ModelRunnerOutput:
-        """Raise the cause."""
-        raise self.error
+from vllm_lite.core.pending import PendingOutput
+from vllm_lite.core.step import SchedulerOutput
 
 
 class Executor(Protocol):

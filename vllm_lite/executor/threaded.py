@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
-from vllm_lite.executor.executor import PendingOutput
 from vllm_lite.worker.worker import Worker
 
 _P = ParamSpec("_P")
@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 class FutureOutput:
     """The answer to a step that another thread runs."""
 
-    future: Future[ModelRunnerOutput]
+    future: Future[PendingOutput]
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the step. Raises what it raised."""
-        return self.future.result()
+        return self.future.result().get()
 
 
 class ThreadedExecutor:
@@ -53,7 +53,7 @@ class ThreadedExecutor:
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Queue a step."""
-        return FutureOutput(self._thread.submit(self._running.execute_model, step))
+        return FutureOutput(self._thread.submit(self._running.submit, step))
 
     def describe(self) -> str:
         """One line for the log: kernels, device, threads."""

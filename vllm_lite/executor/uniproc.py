@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
-from vllm_lite.executor.executor import DoneOutput, PendingOutput
 from vllm_lite.worker.worker import Worker
 
 
@@ -30,7 +30,7 @@ class UniprocExecutor:
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Run a step."""
-        return DoneOutput(self._running.execute_model(step))
+        return self._running.submit(step)
 
     def describe(self) -> str:
         """One line for the log: kernels, device, threads."""

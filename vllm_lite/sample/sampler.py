@@ -38,6 +38,22 @@ class SamplerOutput:
     logprobs: dict[int, TokenLogprobs]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What R rows sampled, on the device."""
+
+    token_ids: Tensor  # [R] int64
+    # [R] bool: False where the logits admit no token.
+    is_sound: Tensor
+    logprobs: dict[int, TokenLogprobs]
+
+    def read(self) -> SamplerOutput:
+        """The same on the host; waits for the device."""
+        is_sound = self.is_sound
+        failed = [] if bool(is_sound.all()) else (~is_sound).nonzero()[:, 0].tolist()
+        return SamplerOutput(self.token_ids.tolist(), failed, self.logprobs)
+
+
 class Sampler:
     """Samples batches over one vocabulary."""
 
@@ -55,6 +71,13 @@ class Sampler:
 
         `mask` comes after every bias and penalty: nothing brings a banned token back.
         """
+        return self.choose(logits, batch, mask).read()
+
+    def choose(self, logits: Tensor, batch: SamplingBatch, mask: TokenMask | None = None) -> Choice:
+        """As `sample`, the tokens staying on the device.
+
+        Waits for the device only where log-probabilities are asked for.
+        """
         reports = bool(batch.logprob_rows)
         raw: Tensor | None = None
         if reports and self._is_raw and (batch.processors or mask is not None):
@@ -69,14 +92,12 @@ class Sampler:
             tokens, largest = ops().greedy_tokens(logits)
         else:
             tokens, largest = self._draw(logits, batch.random)
-        is_sound = largest.isfinite()
-        failed = [] if bool(is_sound.all()) else (~is_sound).nonzero()[:, 0].tolist()
         logprobs: dict[int, TokenLogprobs] = {}
         if reports:
             if not self._is_raw:
                 raw = _processed(logits, batch)
             logprobs = self._report(logits, raw, tokens, batch)
-        return SamplerOutput(tokens.tolist(), failed, logprobs)
+        return Choice(tokens, largest.isfinite(), logprobs)
 
     def _draw(self, logits: Tensor, random: RandomRows) -> tuple[Tensor, Tensor]:
         slots, table = random.slots, self._table

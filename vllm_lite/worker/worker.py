@@ -1,7 +1,7 @@
 """One device's worker: loads the model, says what memory is left, holds the cache, runs steps.
 
 Knows nothing of scheduling. Order of calls: construct, available_memory, initialize_cache,
-then execute_model.
+then submit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from vllm_lite import envs, platform
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.pending import DoneOutput, PendingOutput
+from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
@@ -62,11 +63,11 @@ class Worker:
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
         self._runner = ModelRunner(self._config, plan, self._model, self._device)
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Run one step."""
         if self._runner is None:
-            raise RuntimeError("initialize_cache comes before execute_model")
-        return self._runner.execute_model(step)
+            raise RuntimeError("initialize_cache comes before submit")
+        return DoneOutput(self._runner.execute_model(step))
 
     def describe(self) -> str:
         """One line for the log: device, number type, kernels, threads."""
