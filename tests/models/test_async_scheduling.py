@@ -1,14 +1,26 @@
-"""Steps that run ahead of their answers: the same tokens, whatever a request asks for."""
+"""Steps that run ahead of their answers: the same tokens, whatever a request asks for.
+
+On the CPU's worker in a thread, and on a stand-in for a device: its runner, with inputs prepared
+and batches padded as there, the operations being the CPU's.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.checkpoints import write_hf
 from vllm_lite import LLM, SamplingParams
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.core import EngineCore
+from vllm_lite.executor.uniproc import UniprocExecutor
+from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.outputs import RequestOutput
+from vllm_lite.worker.device_runner import DeviceRunner
+from vllm_lite.worker.worker import Worker
 
 PROMPTS = [
     [7 + i * 3 % 90 for i in range(start, start + length)]
@@ -56,3 +68,51 @@ def test_running_ahead_changes_nothing_that_is_told(model: str, options: dict[st
     ahead, num_preemptions = run(model, async_scheduling=True, **options)
     assert ahead == in_turn
     assert bool(num_preemptions) == ("num_gpu_blocks_override" in options)
+
+
+class StandIn(Worker):
+    """A worker whose steps are given out as to a device."""
+
+    graph_sizes: ClassVar[tuple[int, ...]] = ()
+
+    def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> DeviceRunner:
+        return DeviceRunner(self._config, plan, model, self._device, self.graph_sizes)
+
+
+def serve(model: str, make_worker: type[Worker], **options: Any) -> dict[str, list[Any]]:
+    """What a core tells of each request; new ones come while others run."""
+    settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
+    settings |= {"skip_tokenizer_init": True, "block_size": 8, "max_num_batched_tokens": 24}
+    args = EngineArgs(model=model, **(settings | {"max_num_seqs": 6} | options))
+    core = EngineCore(
+        args.create_engine_config(), lambda config: UniprocExecutor(config, make_worker)
+    )
+    waiting = [
+        EngineCoreRequest(f"{turn}-{i}", ids, params, [2], 0.0)
+        for turn in range(2)
+        for i, (ids, params) in enumerate(zip(PROMPTS, KINDS, strict=True))
+    ]
+    told: dict[str, list[Any]] = {request.request_id: [[], [], [], []] for request in waiting}
+    while waiting or core.has_work():
+        core.add_requests(waiting[:1])
+        del waiting[:1]
+        for output in core.step().outputs:
+            tokens, logprobs, prompt_logprobs, ends = told[output.request_id]
+            tokens += output.new_token_ids
+            logprobs += output.new_logprobs or []
+            prompt_logprobs += output.new_prompt_logprobs or []
+            if output.finish_reason is not None:
+                ends += [output.finish_reason, output.stop_reason]
+    core.shutdown()
+    return told
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2, 5)])
+@pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 14}])
+def test_a_device_that_runs_ahead_gives_the_same_tokens(
+    model: str, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(StandIn, "graph_sizes", sizes)
+    in_turn = serve(model, Worker, **options)
+    assert serve(model, StandIn, **options) == in_turn
+    assert serve(model, StandIn, async_scheduling=True, **options) == in_turn

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
@@ -13,8 +15,10 @@ from vllm_lite.worker.worker import Worker
 class UniprocExecutor:
     """Runs steps on a worker of its own."""
 
-    def __init__(self, config: VllmConfig) -> None:
-        self._worker: Worker | None = Worker(config)
+    def __init__(
+        self, config: VllmConfig, make_worker: Callable[[VllmConfig], Worker] = Worker
+    ) -> None:
+        self._worker: Worker | None = make_worker(config)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""

@@ -6,25 +6,23 @@ that sample or report; a row whose logits are not sound fails its own request an
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_lite.attention.metadata import attention_metadata
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
+from vllm_lite.core.pending import DoneOutput, PendingOutput
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from vllm_lite.models.interfaces import CausalLM
-from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sample.sampler import Sampler, SamplerOutput
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Batch, build_batch
 from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import RequestStates
 
-# Prompt logits at a time: 8 Mi elements, 32 MiB.
-MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
 UNSOUND_LOGITS = (
     "the model gave this request no usable logits: they are not finite, or every token is banned"
 )
@@ -41,15 +39,19 @@ class ModelRunner:
         blocks = BlockTable(num_slots, max_blocks, plan.block_size, plan.spec.sliding_window)
         self._device = device
         self._model = model
-        self._vocab_size = config.facts.vocab_size
+        vocab_size = config.facts.vocab_size
         self._requests = RequestStates(num_slots, max_len, blocks)
         tokens = self._requests.tokens
-        self._sampling = SamplingStates(tokens, self._vocab_size, config.model.seed, device)
+        self._sampling = SamplingStates(tokens, vocab_size, config.model.seed, device)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)
+        self._prompt_logprobs = PromptLogprobs(model, vocab_size)
+
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Compute one step and sample where a request's last known token is in it."""
+        return DoneOutput(self._execute(step))
 
     @torch.inference_mode()
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step and sample where a request's last known token is in it."""
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._update_requests(step)
         if not step.num_scheduled_tokens:
             return ModelRunnerOutput({})
@@ -60,7 +62,14 @@ class ModelRunner:
         if len(batch.sampling_rows):
             self._sample(hidden, batch, step.token_masks, output)
         if self._requests.prompt_logprobs:
-            output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
+            output.prompt_logprobs = self._prompt_logprobs.collect(
+                hidden,
+                self._requests,
+                batch.request_ids,
+                batch.slots,
+                batch.starts,
+                batch.num_scheduled,
+            )
         return output
 
     def _update_requests(self, step: SchedulerOutput) -> None:
@@ -111,35 +120,3 @@ class ModelRunner:
         if len(batch.sampling_rows) == len(batch.request_ids):
             return batch.request_ids
         return [batch.request_ids[row] for row in batch.sampling_rows.tolist()]
-
-    def _prompt_logprobs(self, hidden: Tensor, batch: Batch) -> dict[str, list[TokenLogprobs]]:
-        """Log-probabilities of the prompt tokens that follow this step's positions."""
-        found: dict[str, list[TokenLogprobs]] = {}
-        tokens = self._requests.tokens
-        first_token = np.concatenate([[0], np.cumsum(batch.num_scheduled)]).tolist()
-        for row, slot in enumerate(batch.slots.tolist()):
-            wanted = self._requests.prompt_logprobs.get(slot)
-            if wanted is None:
-                continue
-            start, length = int(batch.starts[row]), int(tokens.num_prompt_tokens[slot])
-            # The prompt's last position predicts the first output, not a prompt token.
-            count = min(int(batch.num_scheduled[row]), length - 1 - start)
-            if count > 0:
-                targets = tokens.token_ids[slot, start + 1 : start + 1 + count]
-                rows = hidden[first_token[row] : first_token[row] + count]
-                ids = torch.from_numpy(targets.astype(np.int64)).to(self._device)
-                found[batch.request_ids[row]] = self._score(rows, ids, wanted)
-            if start + int(batch.num_scheduled[row]) >= length:
-                del self._requests.prompt_logprobs[slot]
-        return found
-
-    def _score(self, hidden: Tensor, targets: Tensor, wanted: int) -> list[TokenLogprobs]:
-        """Log-probabilities of `targets` [P] after the positions `hidden` [P, N]."""
-        size = max(1, MAX_PROMPT_LOGIT_ELEMENTS // self._vocab_size)
-        found: list[TokenLogprobs] = []
-        for start in range(0, len(targets), size):
-            logits = self._model.compute_logits(hidden[start : start + size])
-            part = targets[start : start + size]
-            rows = torch.arange(len(part), device=part.device)
-            found += gather_logprobs(logits, rows, part, [wanted] * len(part))
-        return found

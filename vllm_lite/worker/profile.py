@@ -6,7 +6,7 @@ Computed, not measured: a trial step of full size would take longer than the res
 from __future__ import annotations
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.worker.model_runner import MAX_PROMPT_LOGIT_ELEMENTS
+from vllm_lite.worker.prompt_logprobs import MAX_PROMPT_LOGIT_ELEMENTS
 
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Hidden-sized tensors alive at a time in a layer: stream, normed, projections, attention.

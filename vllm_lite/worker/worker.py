@@ -6,22 +6,33 @@ then submit.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from vllm_lite import envs, platform
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.core.pending import DoneOutput, PendingOutput
+from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
+from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
 
 _GIB = 1 << 30
+
+
+class Runner(Protocol):
+    """What runs a worker's steps."""
+
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Run a step after those submitted before it."""
+        ...
 
 
 class Worker:
@@ -30,7 +41,7 @@ class Worker:
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
         self._device = torch.device(config.device)
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         num_threads = platform.num_compute_threads()
         torch.set_num_threads(num_threads)
         dispatch.select_ops(config.device, config.attention.backend)
@@ -61,13 +72,16 @@ class Worker:
     def initialize_cache(self, plan: KVCachePlan) -> None:
         """Allocate the cache and make ready to run."""
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
-        self._runner = ModelRunner(self._config, plan, self._model, self._device)
+        self._runner = self._make_runner(plan, self._model)
+
+    def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> Runner:
+        return ModelRunner(self._config, plan, model, self._device)
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Run one step."""
         if self._runner is None:
             raise RuntimeError("initialize_cache comes before submit")
-        return DoneOutput(self._runner.execute_model(step))
+        return self._runner.submit(step)
 
     def describe(self) -> str:
         """One line for the log: device, number type, kernels, threads."""

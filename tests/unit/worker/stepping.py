@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,7 @@ from vllm_lite.core.step import (
     TokenLogprobs,
 )
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker.device_runner import DeviceRunner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.model_runner import ModelRunner
 
@@ -46,13 +47,29 @@ class Running:
 class Stepper:
     """A runner over a tiny model, and block ids to give out."""
 
-    def __init__(self, block_size: int = 8, num_blocks: int = 200, **options: Any) -> None:
+    # Sizes of graphs for a runner as on a device; None: one as on a CPU.
+    graph_sizes: ClassVar[tuple[int, ...] | None] = None
+
+    def __init__(
+        self,
+        block_size: int = 8,
+        num_blocks: int = 200,
+        on_host: bool = False,
+        **options: Any,
+    ) -> None:
         self.model = TinyModel(VOCAB)
         config = core_config(block_size=block_size, **options)
         spec = self.model.kv_cache_spec()
         plan = KVCachePlan(spec, num_blocks, block_size, 0)
         self.model.bind_kv_cache(allocate_kv_cache(plan, torch.device("cpu")))
-        self.runner = ModelRunner(config, plan, self.model, torch.device("cpu"))
+        device = torch.device("cpu")
+        runner: ModelRunner | DeviceRunner
+        if on_host or self.graph_sizes is None:
+            runner = ModelRunner(config, plan, self.model, device)
+        else:
+            runner = DeviceRunner(config, plan, self.model, device, self.graph_sizes)
+        self.submit = runner.submit
+        self.requests_of_runner = runner._requests
         self.block_size = block_size
         # Scattered, so that neighbours in a request are none in memory.
         self.free_blocks = [1 + (i * 37) % (num_blocks - 1) for i in range(num_blocks - 1)]
@@ -106,7 +123,7 @@ class Stepper:
             new, cached, counts, sum(counts.values()), self._gone, self._preempted
         )
         self._gone, self._preempted = [], []
-        output = self.runner.execute_model(step)
+        output = self.submit(step).get()
         self._learn(counts, output)
         return output
 

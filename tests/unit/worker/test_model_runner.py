@@ -1,7 +1,12 @@
-"""Scheduling never changes tokens: any chunks, order, company or preemption gives the same."""
+"""Scheduling never changes tokens: any chunks, order, company or preemption gives the same.
+
+All of it for the runner that computes where it stands, and for the one that gives steps out to a
+device, eagerly and by graphs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -12,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.stepping import VOCAB, Running, Stepper
 from vllm_lite.core.step import SchedulerOutput
-from vllm_lite.worker import model_runner
+from vllm_lite.worker import prompt_logprobs as scoring
 
 PROMPTS = {
     "a": [3],
@@ -40,12 +45,23 @@ def outputs(stepper: Stepper) -> dict[str, list[int]]:
     return {name: request.output for name, request in stepper.requests.items()}
 
 
+@pytest.fixture(scope="module", params=[None, (), (1, 3)], ids=["host", "device", "graphs"])
+def graph_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Which runner the steppers of a test drive."""
+    Stepper.graph_sizes = request.param
+    yield
+    Stepper.graph_sizes = None
+
+
+pytestmark = pytest.mark.usefixtures("graph_sizes")
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    """Each request alone, its prompt in one step."""
+    """Each request alone, its prompt in one step, on the host."""
     found = {}
     for name in PROMPTS:
-        stepper = started(name)
+        stepper = started(name, on_host=True)
         stepper.generate(12, chunk=1000)
         found |= outputs(stepper)
     assert len({tuple(tokens) for tokens in found.values()}) == 4
@@ -110,7 +126,7 @@ def test_prompt_logprobs_cover_the_prompt_once_whatever_the_chunks(chunk: int) -
 
 
 def test_prompt_logits_come_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "MAX_PROMPT_LOGIT_ELEMENTS", 5 * VOCAB)
+    monkeypatch.setattr(scoring, "MAX_PROMPT_LOGIT_ELEMENTS", 5 * VOCAB)
     stepper, request = prompt_logprobs()
     stepper.generate(1, 1000)
     assert stepper.model.most_logit_rows == 5
@@ -164,8 +180,8 @@ def test_a_step_without_requests_only_lets_go() -> None:
     stepper = started("a")
     stepper.step({"a": 1})
     empty = SchedulerOutput([], [], {}, 0, ["a", "never met"], [])
-    assert stepper.runner.execute_model(empty).sampled_token_ids == {}
-    assert len(stepper.runner._requests) == 0
+    assert stepper.submit(empty).get().sampled_token_ids == {}
+    assert len(stepper.requests_of_runner) == 0
 
 
 def test_a_failed_step_leaves_the_other_requests_as_they_were(

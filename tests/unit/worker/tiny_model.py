@@ -39,9 +39,11 @@ class TinyModel(nn.Module):
         hidden = self.embedding[input_ids] + self.places[positions]
         query, key, value = ((hidden @ w).view(-1, HEADS, HEAD_SIZE) for w in self.mix)
         size = keys.shape[2]
-        block, offset = metadata.slot_mapping // size, metadata.slot_mapping % size
-        keys[block, :, offset] = key
-        values[block, :, offset] = value
+        is_kept = metadata.slot_mapping >= 0
+        slots = metadata.slot_mapping[is_kept]
+        block, offset = slots // size, slots % size
+        keys[block, :, offset] = key[is_kept]
+        values[block, :, offset] = value[is_kept]
         mixed = torch.empty_like(query)
         starts = metadata.query_start_loc.tolist()
         for row, length in enumerate(metadata.seq_lens.tolist()):

@@ -1,0 +1,73 @@
+"""Log-probabilities of prompts, as the steps that compute them go by.
+
+Logits are made some rows at a time: a prompt's would be larger than the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vllm_lite.core.step import TokenLogprobs
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.sample.logprobs import gather_logprobs
+from vllm_lite.worker.request_states import RequestStates
+
+Int64s = npt.NDArray[np.int64]
+
+# Prompt logits at a time: 8 Mi elements, 32 MiB.
+MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
+
+
+class PromptLogprobs:
+    """Scores the prompt tokens that follow a step's positions."""
+
+    def __init__(self, model: CausalLM, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+
+    def collect(
+        self,
+        hidden: Tensor,
+        states: RequestStates,
+        request_ids: list[str],
+        slots: Int64s,
+        starts: Int64s,
+        counts: Int64s,
+    ) -> dict[str, list[TokenLogprobs]]:
+        """What the requests of a step that want it get of it, by request id.
+
+        `hidden` [T, N] are the step's, request by request; the rest is [R]: who, from which
+        position on and how many tokens. A request whose prompt is done is asked no more.
+        """
+        found: dict[str, list[TokenLogprobs]] = {}
+        tokens, wanting = states.tokens, states.prompt_logprobs
+        first_token = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        for row, slot in enumerate(slots.tolist()):
+            wanted = wanting.get(slot)
+            if wanted is None:
+                continue
+            start, length = int(starts[row]), int(tokens.num_prompt_tokens[slot])
+            # The prompt's last position predicts the first output, not a prompt token.
+            count = min(int(counts[row]), length - 1 - start)
+            if count > 0:
+                targets = tokens.token_ids[slot, start + 1 : start + 1 + count]
+                rows = hidden[first_token[row] : first_token[row] + count]
+                ids = torch.from_numpy(targets.astype(np.int64)).to(hidden.device)
+                found[request_ids[row]] = self._score(rows, ids, wanted)
+            if start + int(counts[row]) >= length:
+                del wanting[slot]
+        return found
+
+    def _score(self, hidden: Tensor, targets: Tensor, wanted: int) -> list[TokenLogprobs]:
+        """Log-probabilities of `targets` [P] after the positions `hidden` [P, N]."""
+        size = max(1, MAX_PROMPT_LOGIT_ELEMENTS // self._vocab_size)
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(targets), size):
+            logits = self._model.compute_logits(hidden[start : start + size])
+            part = targets[start : start + size]
+            rows = torch.arange(len(part), device=part.device)
+            found += gather_logprobs(logits, rows, part, [wanted] * len(part))
+        return found
