@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu/isa.h"
+#include "cpu/memory.h"
 #include "cpu/ops.h"
 #include "cpu/thread_pool.h"
 
@@ -175,6 +176,10 @@ NB_MODULE(_cpu, m) {
   m.def("supported_isas", supported_isas);
   m.def("select_isa", select_isa);
   m.def("selected_isa", selected_isa);
+  m.def(
+      "read_seconds",
+      [](Address data, int64_t num_bytes) { return read_seconds(pointer<void>(data), num_bytes); },
+      no_gil);
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_num_threads, no_gil);
 }

@@ -18,8 +18,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The library that must be there before the interpreter, which is not built for it.
+# The library that must be there before the interpreter, which is not built for it; and what it
+# looks into at once, to follow exceptions, though the interpreter knows no C++.
 RUNTIMES = {"address": "libasan.so", "undefined": "libubsan.so"}
+CXX_LIBRARY = "libstdc++.so.6"
 OPTIONS = {
     # The interpreter does not free everything, and exits all the same.
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:strict_string_checks=1",
@@ -53,16 +55,22 @@ def build(sanitizer: str) -> Path:
     return module
 
 
+def library(name: str) -> str:
+    """Where the compiler finds one of its libraries."""
+    words = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def check(sanitizer: str, arguments: list[str]) -> None:
     """Build and test with one sanitizer."""
     module = build(sanitizer)
-    compiler = os.environ.get("CXX", "c++")
-    asked = [compiler, f"-print-file-name={RUNTIMES[sanitizer]}"]
-    runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    preloaded = f"{library(RUNTIMES[sanitizer])} {library(CXX_LIBRARY)}"
     words = [sys.executable, "-m", "pytest", "-p", "tests.sanitized_module"]
-    words += ["--cpu-module", str(module), "-p", "no:cacheprovider", "-o", "timeout=0"]
+    # What a sanitizer says goes to the terminal, past Python.
+    words += ["--cpu-module", str(module), "--capture=sys", "-p", "no:cacheprovider"]
+    words += ["-o", "timeout=0"]
     words += [f"--ignore=tests/kernels/{name}" for name in LEFT_OUT]
-    run([*words, *(arguments or ["tests/kernels"])], {"LD_PRELOAD": runtime, **OPTIONS})
+    run([*words, *(arguments or ["tests/kernels"])], {"LD_PRELOAD": preloaded, **OPTIONS})
 
 
 def main() -> None:

@@ -21,9 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-module", required=True, help="the file to load as vllm_lite._cpu")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Before any test module is imported, so that nothing has the other one yet.
-    spec = importlib.util.spec_from_file_location(NAME, config.getoption("--cpu-module"))
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # Before any module of the tests is imported, so that nothing has the other one yet.
+    file = early_config.known_args_namespace.cpu_module
+    spec = importlib.util.spec_from_file_location(NAME, file)
     assert spec is not None and spec.loader is not None and NAME not in sys.modules
     module = importlib.util.module_from_spec(spec)
     sys.modules[NAME] = vllm_lite._cpu = module

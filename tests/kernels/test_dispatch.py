@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
@@ -91,3 +92,18 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr("vllm_lite._cpu", raising=False)
     with pytest.raises(UsageError, match=r"run `pip install \.`"):
         dispatch.select_ops("cpu")
+
+
+def test_reading_speed_is_of_whole_units_and_of_no_more_than_asked() -> None:
+    unit = dispatch.READ_UNIT
+    assert dispatch.read_bandwidth([torch.ones(unit - 1, dtype=torch.uint8)], unit) is None
+    assert dispatch.read_bandwidth([], unit) is None
+    assert dispatch.read_bandwidth([torch.ones(unit)], unit - 1) is None
+    speed = dispatch.read_bandwidth([torch.ones(8 * unit), torch.ones(3)], 64 * unit)
+    assert speed is not None and 1e7 < speed < 1e13
+
+
+def test_plain_torch_reads_at_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LITE_CPU_ISA", "reference")
+    dispatch.select_ops("cpu")
+    assert dispatch.read_bandwidth([torch.ones(1 << 20)], 1 << 30) is None

@@ -6,7 +6,7 @@ twin. Knows no model and no layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -108,6 +108,9 @@ class Ops(Protocol):
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
 ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference", "triton")
 
+# Bytes that are read at a time to measure how fast that is; a rest is left out.
+READ_UNIT = 256 * 1024
+
 _selected: Ops | None = None
 # What `_selected` is called where it is not the compiled module, and runs on torch's threads.
 _plain_name: str | None = None
@@ -161,6 +164,25 @@ def describe() -> str:
         return f"{_plain_name}, {torch.get_num_threads()} threads"
     module = _module()
     return f"{module.selected_isa()}, {module.num_threads()} threads"
+
+
+def read_bandwidth(tensors: Iterable[Tensor], max_bytes: int) -> float | None:
+    """Bytes a second at which the threads read dense `tensors`, at most `max_bytes` of them.
+
+    None where there is nothing to read, or no compiled module to read it. Tensors smaller than
+    the memory's caches together tell the speed of those.
+    """
+    ops()
+    if _plain_name is not None:
+        return None
+    module = _module()
+    num_bytes, seconds = 0, 0.0
+    for tensor in tensors:
+        size = min(tensor.nbytes, max_bytes - num_bytes) // READ_UNIT * READ_UNIT
+        if size:
+            seconds += module.read_seconds(tensor.data_ptr(), size)
+            num_bytes += size
+    return num_bytes / seconds if seconds else None
 
 
 def _interpreted() -> Ops:
