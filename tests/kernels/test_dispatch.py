@@ -94,16 +94,18 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
         dispatch.select_ops("cpu")
 
 
-def test_reading_speed_is_of_whole_units_and_of_no_more_than_asked() -> None:
-    unit = dispatch.READ_UNIT
-    assert dispatch.read_bandwidth([torch.ones(unit - 1, dtype=torch.uint8)], unit) is None
-    assert dispatch.read_bandwidth([], unit) is None
-    assert dispatch.read_bandwidth([torch.ones(unit)], unit - 1) is None
-    speed = dispatch.read_bandwidth([torch.ones(8 * unit), torch.ones(3)], 64 * unit)
-    assert speed is not None and 1e7 < speed < 1e13
+def test_reading_speed_is_known_once_a_piece_was_read() -> None:
+    piece = dispatch.READ_PIECE
+    whole, half = (torch.ones(size, dtype=torch.uint8) for size in (piece, piece // 2))
+    for tensors in ([], [half], [torch.ones(dispatch.READ_UNIT - 1, dtype=torch.uint8)] * 3):
+        assert dispatch.read_bandwidth(tensors, 60.0) is None
+    assert dispatch.read_bandwidth([whole], 0.0) is None
+    for tensors in ([whole], [half, half], [half, whole, half]):
+        speed = dispatch.read_bandwidth(tensors, 60.0)
+        assert speed is not None and 1e6 < speed < 1e13
 
 
 def test_plain_torch_reads_at_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "reference")
     dispatch.select_ops("cpu")
-    assert dispatch.read_bandwidth([torch.ones(1 << 20)], 1 << 30) is None
+    assert dispatch.read_bandwidth([torch.ones(dispatch.READ_PIECE)], 60.0) is None

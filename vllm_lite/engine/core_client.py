@@ -369,8 +369,7 @@ def stuck_step(handle: CoreHandle) -> str | None:
 
 def log_ready(ready: CoreReady) -> None:
     """Tell what the core found out about itself while it started."""
-    logger.info("%s", ready.kernels)
-    logger.info("%s", ready.kv_cache)
+    logger.info("%s; %s", ready.kernels, ready.kv_cache)
     phases = " | ".join(f"{name} {seconds:.2f}" for name, seconds in ready.timeline)
     total = sum(seconds for _, seconds in ready.timeline)
     logger.info("Engine core ready in %.2f s: %s", total, phases)

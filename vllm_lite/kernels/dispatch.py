@@ -108,8 +108,9 @@ class Ops(Protocol):
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
 ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference", "triton")
 
-# Bytes that are read at a time to measure how fast that is; a rest is left out.
-READ_UNIT = 256 * 1024
+# Bytes by which threads take turns at reading (csrc/cpu/memory.cpp), and that are timed together.
+READ_UNIT = 256 << 10
+READ_PIECE = 16 << 20
 
 _selected: Ops | None = None
 # What `_selected` is called where it is not the compiled module, and runs on torch's threads.
@@ -166,23 +167,30 @@ def describe() -> str:
     return f"{module.selected_isa()}, {module.num_threads()} threads"
 
 
-def read_bandwidth(tensors: Iterable[Tensor], max_bytes: int) -> float | None:
-    """Bytes a second at which the threads read dense `tensors`, at most `max_bytes` of them.
+def read_bandwidth(tensors: Iterable[Tensor], max_seconds: float) -> float | None:
+    """Bytes a second at which the threads read dense `tensors`, as far as the time reaches.
 
-    None where there is nothing to read, or no compiled module to read it. Tensors smaller than
-    the memory's caches together tell the speed of those.
+    The upper quartile over pieces of READ_PIECE bytes: a busy machine slows some, a cache holds
+    others. None where there is no whole piece, or no compiled module to read it.
     """
     ops()
     if _plain_name is not None:
         return None
-    module = _module()
-    num_bytes, seconds = 0, 0.0
+    read_seconds = _module().read_seconds
+    speeds: list[float] = []
+    num_bytes, seconds, left = 0, 0.0, max_seconds
     for tensor in tensors:
-        size = min(tensor.nbytes, max_bytes - num_bytes) // READ_UNIT * READ_UNIT
-        if size:
-            seconds += module.read_seconds(tensor.data_ptr(), size)
-            num_bytes += size
-    return num_bytes / seconds if seconds else None
+        if left <= 0:
+            break
+        for start in range(0, tensor.nbytes, READ_PIECE):
+            size = min(tensor.nbytes - start, READ_PIECE)
+            seconds += read_seconds(tensor.data_ptr() + start, size)
+            num_bytes += size // READ_UNIT * READ_UNIT
+            if num_bytes >= READ_PIECE:
+                speeds.append(num_bytes / seconds)
+                left -= seconds
+                num_bytes, seconds = 0, 0.0
+    return sorted(speeds)[len(speeds) * 3 // 4] if speeds else None
 
 
 def _interpreted() -> Ops:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.platform import isa_flags
 from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.storage import StoredWeight, StoringKernel
 
 
 class UnquantizedLinearMethod:
@@ -54,7 +55,8 @@ def _own_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> 
     packed = ops().pack_linear(weight)
     wide = None if bias is None else bias.float()
     linear = ops().linear
-    return lambda x: linear(x, packed, wide, out_dtype)
+    stored = StoredWeight(_name(weight.dtype), packed.data.nbytes, packed.data)
+    return StoringKernel(lambda x: linear(x, packed, wide, out_dtype), (stored,))
 
 
 def _onednn_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
@@ -65,4 +67,10 @@ def _onednn_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) 
         result: Tensor = linear(x, packed, bias, "none", [], "")
         return result if result.dtype is out_dtype else result.to(out_dtype)
 
-    return kernel
+    # Its tensor is opaque: as many bytes, and no address.
+    stored = StoredWeight(f"{_name(weight.dtype)} (oneDNN)", weight.nbytes, None)
+    return StoringKernel(kernel, (stored,))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

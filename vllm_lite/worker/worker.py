@@ -20,6 +20,7 @@ from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
@@ -84,5 +85,6 @@ class Worker:
         return self._runner.submit(step)
 
     def describe(self) -> str:
-        """One line for the log: device, number type, kernels, threads."""
-        return f"{self._device.type}, {self._config.model.dtype}, kernels {dispatch.describe()}"
+        """For the log: device, number type, kernels, threads, weights and the time to read them."""
+        chosen = f"{self._device.type}, {self._config.model.dtype}, kernels {dispatch.describe()}"
+        return f"{chosen}; {describe_weights(stored_weights(self._model))}"
