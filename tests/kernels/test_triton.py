@@ -189,10 +189,11 @@ def test_splits_fill_the_device_and_stay_long_enough() -> None:
 
 
 def test_tiles_hold_whole_queries() -> None:
+    cpu = torch.device("cpu")
     for group in (1, 2, 3, 7, 64, 71):
         for size in (8, 64, 80, 128, 256):
             for is_decode in (True, False):
-                tiling = attention.choose_tiling(group, size, is_decode, False)
+                tiling = attention.choose_tiling(group, size, is_decode, False, cpu)
                 assert tiling.block_q >= 1 and tiling.block_q * group <= tiling.block_m
                 assert tiling.block_d >= size and math.log2(tiling.block_m).is_integer()
 

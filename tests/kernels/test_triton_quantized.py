@@ -139,14 +139,22 @@ def test_gelu_and_mul(dtype: torch.dtype, approximate: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_tiles_are_those_of_the_newest_target_and_the_fewest_rows() -> None:
-    kinds = {entry["kind"] for entry in tuning.load()}
-    for kind in kinds:
-        for rows in (1, 16, 17, 10**6):
-            for target in (80, 89, 90, 100):
-                tile = tuning._choose(kind, rows, target)
-                own = [e for e in tuning.load() if e["kind"] == kind and e["target"] <= target]
+@pytest.mark.parametrize("table", ["products", "attention"])
+def test_an_entry_is_of_the_newest_target_and_the_least_size_that_fits(table: str) -> None:
+    entries = tuning.load(table)
+    for kind in {entry["kind"] for entry in entries}:
+        for size in (1, 16, 17, 128, 10**6):
+            for target in (80, 86, 89, 90, 100):
+                own = [e for e in entries if e["kind"] == kind and e["target"] <= target]
                 newest = [e for e in own if e["target"] == max(e["target"] for e in own)]
-                fits = [e for e in newest if e["rows"] >= rows] or newest
-                best = (min if fits is not newest else max)(fits, key=lambda e: e["rows"])
-                assert tile == tuning.ProductTile(**best["tile"])
+                fitting = [e for e in newest if e["size"] >= size]
+                best = min(fitting, key=lambda e: e["size"]) if fitting else newest[-1]
+                assert tuning.entry(table, kind, size, target) == best
+
+
+def test_tables_are_sorted_and_say_where_entries_come_from() -> None:
+    for table in ("products", "attention"):
+        entries = tuning.load(table)
+        places = [(e["kind"], e["target"], e["size"]) for e in entries]
+        assert places == sorted(set(places))
+        assert all(e["origin"] == "compiled" or "measured on" in e["origin"] for e in entries)

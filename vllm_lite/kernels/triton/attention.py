@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.triton import device
+from vllm_lite.kernels.triton import device, tuning
 
 _LOG2_E = math.log2(math.e)
 _MIN_SPLIT_KEYS = 256
@@ -209,7 +209,7 @@ class Tiling:
     block_n: int
     block_d: int
     num_warps: int
-    num_stages: int = 2
+    num_stages: int
 
     def launch(self) -> dict[str, int]:
         """The tiling as a launch's arguments."""
@@ -223,20 +223,25 @@ class Tiling:
         }
 
 
-def choose_tiling(group: int, head_size: int, is_decode: bool, is_wide: bool) -> Tiling:
+def choose_tiling(
+    group: int, head_size: int, is_decode: bool, is_wide: bool, on: torch.device
+) -> Tiling:
     """The tile for `group` query heads a kv-head; `is_wide` says that elements have 4 bytes.
 
-    Decode takes the fewest rows that a matrix instruction has, prefill what registers hold.
+    Decode takes the fewest rows that a matrix instruction has, prefill what registers hold; more
+    where a group has more heads.
     """
+    kind = ("decode" if is_decode else "prefill") + (" wide" if is_wide else "")
+    tile = tuning.attention_tile(kind, head_size, on)
     block_d = max(16, triton.next_power_of_2(head_size))
-    rows = 16 if is_decode else (32 if block_d > 128 or is_wide else 64)
-    block_m = max(rows, triton.next_power_of_2(group))
+    block_m = max(tile.rows, triton.next_power_of_2(group))
     return Tiling(
         block_q=1 if is_decode else block_m // group,
         block_m=block_m,
-        block_n=32 if block_d > 128 or is_wide else 64,
+        block_n=tile.keys,
         block_d=block_d,
-        num_warps=8 if block_m * block_d >= 64 * 128 else 4,
+        num_warps=max(tile.num_warps, 8 if block_m * block_d >= 64 * 128 else 1),
+        num_stages=tile.num_stages,
     )
 
 
@@ -264,13 +269,12 @@ def paged_attention(
     num_requests, blocks_per_request = block_table.shape
     group = num_heads // num_kv_heads
     is_decode = num_tokens == num_requests
-    tiling = choose_tiling(group, head_size, is_decode, query.dtype is torch.float32)
+    is_wide = query.dtype is torch.float32
+    tiling = choose_tiling(group, head_size, is_decode, is_wide, query.device)
     # Enough tiles whatever the lengths; the kernel returns where there is nothing.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
-    splits = 1
-    if is_decode:
-        capacity = blocks_per_request * block_size
-        splits = num_splits(tiles * num_kv_heads, capacity, device.num_processors(query.device))
+    capacity = blocks_per_request * block_size
+    splits = num_splits(tiles * num_kv_heads, capacity, device.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     partial = out
     if splits > 1:

@@ -1,9 +1,9 @@
-"""Which tile a product is cut into: looked up in `tuned/products.json`, never searched.
+"""How work is cut into tiles: looked up in the tables of `tuned/`, never searched while serving.
 
-Of a kind's entries those of the newest target that is not newer than the device count, and of
-these the one with the fewest rows that hold the product's, else the one with the most.
-`benchmarks/tune.py` adds entries; each says whether it was measured or only fits the registers
-and shared memory that ahead-of-time compilation finds.
+An entry is for a kind of work, a size and a target. Of a kind's entries those of the newest target
+that is not newer than the device count, and of these the smallest that holds the work's size, else
+the largest. An entry's origin says whether it was measured, or only fits the registers and shared
+memory that ahead-of-time compilation finds; `benchmarks/tune.py` makes both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from vllm_lite.kernels.triton import device as devices
 
-PRODUCTS = Path(__file__).with_name("tuned") / "products.json"
+TABLES = Path(__file__).with_name("tuned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,25 @@ class ProductTile:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """Rows (queries times heads of a group) and keys of a tile, and what runs it."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
 def product_tile(kind: str, num_rows: int, device: torch.device) -> ProductTile:
     """The tile for `num_rows` rows of a product of `kind`."""
-    return _choose(kind, num_rows, devices.target(device))
+    return ProductTile(**entry("products", kind, num_rows, devices.target(device))["tile"])
+
+
+def attention_tile(kind: str, head_size: int, device: torch.device) -> AttentionTile:
+    """The tile for heads of `head_size`; kind is "decode" or "prefill", "wide" for float32."""
+    found = entry("attention", kind, head_size, devices.target(device))
+    return AttentionTile(**found["tile"])
 
 
 def num_splits(num_tiles: int, num_inputs: int, block_k: int, num_processors: int) -> int:
@@ -58,16 +74,16 @@ def num_splits(num_tiles: int, num_inputs: int, block_k: int, num_processors: in
 
 
 @cache
-def _choose(kind: str, num_rows: int, target: int) -> ProductTile:
-    entries = [entry for entry in load() if entry["kind"] == kind and entry["target"] <= target]
-    newest = max(entry["target"] for entry in entries)
-    entries = sorted((e for e in entries if e["target"] == newest), key=lambda e: e["rows"])
-    entry = next((e for e in entries if e["rows"] >= num_rows), entries[-1])
-    return ProductTile(**entry["tile"])
+def entry(table: str, kind: str, size: int, target: int) -> dict[str, Any]:
+    """The entry of a table for work of a kind and size on a device of `target`."""
+    entries = [e for e in load(table) if e["kind"] == kind and e["target"] <= target]
+    newest = max(e["target"] for e in entries)
+    entries = sorted((e for e in entries if e["target"] == newest), key=lambda e: int(e["size"]))
+    return next((e for e in entries if e["size"] >= size), entries[-1])
 
 
 @cache
-def load() -> list[dict[str, Any]]:
-    """The table's entries."""
-    entries: list[dict[str, Any]] = json.loads(PRODUCTS.read_text())["entries"]
+def load(table: str) -> list[dict[str, Any]]:
+    """All entries of a table."""
+    entries: list[dict[str, Any]] = json.loads((TABLES / f"{table}.json").read_text())
     return entries
