@@ -17,7 +17,7 @@ from vllm_lite.kernels.triton import device, tuning
 from vllm_lite.kernels.triton.split_sums import add_parts, new_parts, tile_of
 
 # From here on expanding a weight for every tile of rows costs more than writing it once.
-_MANY_ROWS = 1024
+MANY_ROWS = 1024
 _EXPANDED_OUTPUTS = 64
 
 _CHUNK = tl.constexpr(CHUNK)
@@ -259,7 +259,7 @@ def grouped_linear(
 ) -> Tensor:
     num_rows, num_outputs = len(x), weight.num_outputs
     out_dtype = x.dtype if out_dtype is None else out_dtype
-    if num_rows >= _MANY_ROWS and out_dtype is x.dtype:
+    if num_rows >= MANY_ROWS and out_dtype is x.dtype:
         narrow = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), narrow)
     if weight.permutation is not None:
