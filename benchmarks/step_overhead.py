@@ -33,6 +33,7 @@ from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
 from vllm_lite.engine.channel import Channel
@@ -41,7 +42,6 @@ from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import AddRequests, Shutdown, StepOutputs
-from vllm_lite.executor.executor import DoneOutput, PendingOutput
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import model_runner
@@ -62,7 +62,7 @@ PHASES: list[tuple[str, Any, str]] = [
     ("worker: requests", ModelRunner, "_update_requests"),
     ("worker: batch", model_runner, "build_batch"),
     ("worker: sampling", Sampler, "sample"),
-    ("worker: rest", ModelRunner, "execute_model"),
+    ("worker: rest", ModelRunner, "submit"),
     ("update from output", Scheduler, "update_from_output"),
     ("statistics", EngineCore, "make_stats"),
     ("core: rest", EngineCore, "step"),
@@ -103,7 +103,7 @@ class NoModelExecutor:
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None
-        return DoneOutput(self._runner.execute_model(step))
+        return self._runner.submit(step)
 
     def describe(self) -> str:
         return "no model"
