@@ -286,6 +286,8 @@ def test_code_of_a_tokenizer_runs_only_where_trusted(
 def test_names_of_the_model_are_those_that_are_served(model: str) -> None:
     assert resolved(model=model).model.served_model_name == [model]
     assert resolved(model=model, served_model_name="a").model.served_model_name == ["a"]
+    with pytest.raises(UsageError, match="--served-model-name must not be empty"):
+        resolved(model=model, served_model_name=["a", ""])
 
 
 def test_a_context_is_as_long_as_said(model: str) -> None:

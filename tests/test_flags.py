@@ -426,6 +426,12 @@ def test_the_page_of_the_command_line_is_up_to_date() -> None:
         assert f"`{row['flag']}`" in page
 
 
+def test_numbers_that_no_process_could_be_told_are_refused() -> None:
+    for name in ("seed", "max_num_seqs", "max_model_len"):
+        with pytest.raises(UsageError, match="must fit in 64 bits"):
+            option_table(VllmConfig)[name].check(1 << 63)
+
+
 def test_python_programs_get_the_same_answers() -> None:
     with pytest.raises(NotInBuildError, match="--enable-lora is not available in this build"):
         EngineArgs(model="demo", enable_lora=True).create_engine_config()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,29 @@ def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path)
     assert cause in last and last.startswith(f"vllm-lite {line.split()[0]}: error: ")
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sign"),
+    [
+        ("serve demo --host 127.0.0.1 --port 0", "model demo"),
+        ("bench startup --model demo", "Cold startup"),
+    ],
+)
+def test_an_interrupted_start_is_no_traceback(line: str, sign: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_lite", *line.split()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    shown = b""
+    while sign.encode() not in shown:
+        shown += os.read(process.stderr.fileno(), 4096)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in shown + errors
 
 
 def test_a_batch_that_is_interrupted_while_the_model_loads_leaves_nothing(tmp_path: Path) -> None:

@@ -30,4 +30,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # of the terminal, which interrupts the benchmark too
+        sys.exit(130)

@@ -10,6 +10,7 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"vllm-lite {words[0]}: error: {' '.join(str(error).split())}\n")
         return 1
     except KeyboardInterrupt:
+        if argv is None:
+            # The process ends here: what it still has to clear away takes no second one.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 130
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python must not complain at its own exit.

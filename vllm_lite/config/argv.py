@@ -187,8 +187,7 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
     except OSError as error:
         raise UsageError(f"--config {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise UsageError(f"--config {file} is not valid YAML: {first}") from None
+        raise UsageError(f"--config {file} is not valid YAML: {_fault(error)}") from None
     if content is None:
         return [], None
     if not isinstance(content, dict):
@@ -206,6 +205,14 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
             f"--config {file}: a value holds itself, or is nested too deeply"
         ) from None
     return flags, None if model is None else str(model)
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a file, and in which line, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'unreadable'}"
 
 
 def _words(key: str, value: Any, spellings: Mapping[str, Option]) -> list[str]:

@@ -83,6 +83,8 @@ class Rules(TypedDict, total=False):
 
 
 _KEY = "option"
+# Where whole numbers end between processes.
+_INT64 = 1 << 63
 _KIND_NAMES = {
     int: "a whole number",
     float: "a number",
@@ -192,6 +194,8 @@ class Option:
             known[key].check(item)
 
     def _check_range(self, value: Any) -> None:
+        if isinstance(value, int) and not -_INT64 <= value < _INT64:
+            raise UsageError(f"{self.flag} must fit in 64 bits, unlike {value}")
         ge, gt, le = (self.rules.get(key) for key in ("ge", "gt", "le"))
         if ge is None and gt is None and le is None:
             return

@@ -108,7 +108,8 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
         resolve_model_source(name, **source)
     values.pop("hf_token", None)  # of no use from here on, so it goes no further
     values["hf_overrides"] = overrides
-    values.setdefault("served_model_name", [name])
+    if not all(values.setdefault("served_model_name", [name])):
+        raise UsageError("--served-model-name must not be empty")
     values["tokenizer"] = _find_tokenizer(values, facts, source)
     return _with_generation_config(facts, values.get("generation_config", "auto"))
 

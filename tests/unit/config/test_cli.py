@@ -230,7 +230,8 @@ class TestConfigFile:
         [
             ("nothing: 1", "unrecognized arguments: --nothing"),
             ("config: other.yaml", "unrecognized arguments: --config=other.yaml"),
-            ("a: [", "is not valid YAML"),
+            ("a: [", "is not valid YAML: line 1: "),
+            ("port: 1\n\tb: 2", "is not valid YAML: line 2: found character '\\t'"),
             ("- a", "must hold keys and values"),
             ("nothing: [1, 2]", "unrecognized arguments: --nothing\n"),
             ("a: &x [*x]", "a value holds itself"),
