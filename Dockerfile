@@ -29,7 +29,8 @@ COPY vllm_lite vllm_lite
 RUN pip install .
 
 FROM build AS build-cuda
-# The default build of torch brings the CUDA libraries; the driver comes from the host.
+# The default build of torch brings the CUDA libraries; the driver comes from the host. Attention is
+# Triton's: --attention-backend CUDA needs nvcc here and -C cmake.define.VLLM_LITE_CUDA=ON below.
 RUN pip install "torch>=2.11" "triton>=3.6"
 COPY pyproject.toml README.md LICENSE ./
 COPY csrc csrc

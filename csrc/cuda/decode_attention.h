@@ -167,8 +167,12 @@ class Decoder {
     const void* cache = kIsKey ? p_.key_cache : p_.value_cache;
     unsigned char* slot = kIsKey ? key_slot(tile) : value_slot(tile);
     const Place* from = places(tile);
-#pragma unroll
-    for (int i = thread_; i < Tiling::kKeys * Tiling::kChunks; i += kDecodeThreads) {
+    constexpr int kCopies = Tiling::kKeys * Tiling::kChunks;
+    constexpr int kRounds = (kCopies + kDecodeThreads - 1) / kDecodeThreads;
+#pragma unroll 4
+    for (int round = 0; round < kRounds; ++round) {
+      const int i = round * kDecodeThreads + thread_;
+      if (kCopies % kDecodeThreads != 0 && i >= kCopies) continue;
       const int row = i / Tiling::kChunks;
       const int byte = i % Tiling::kChunks * 16;
       const int64_t place = kIsKey ? from[row].key : from[row].value;

@@ -1,0 +1,201 @@
+"""Checks every Triton and CUDA kernel on the GPU against references in float64.
+
+    python benchmarks/gpu/check_kernels.py                     each kernel, and its worst error
+    python benchmarks/gpu/check_kernels.py --only cuda         those whose line has the word
+    python benchmarks/gpu/check_kernels.py --sanitize          memcheck and racecheck of csrc/cuda
+    python benchmarks/gpu/check_kernels.py --dry-run           without a GPU; proves the script
+
+A dry run interprets Triton and emulates CUDA on the host, in small shapes, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+ROOT = Path(__file__).parents[2]
+SANITIZERS = ("memcheck", "racecheck")
+# A place of (error, allowed) of a case.
+Result = tuple[float, float]
+
+
+class InFloat64(TorchFunctionMode):
+    """Inside, what asks for float32 gets float64: the references then have no error to speak of."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*args, **kwargs)
+
+
+def moved(value: Any, change: Any) -> Any:
+    """`value` with `change` made to each tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        tensors = {f.name: moved(getattr(value, f.name), change) for f in fields(value)}
+        return replace(value, **tensors)
+    return value
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A copy for the reference; numbers of one byte stay what they are."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
+        return tensor.double()
+    return tensor.clone()
+
+
+def errors(case: Any, ours: Any, exact: Any) -> Result:
+    """The case's worst error and what is allowed."""
+    worst, allowed = 0.0, case.tolerance
+    for mine, true in zip(ours, exact, strict=True):
+        mine = mine.cpu()
+        if not mine.is_floating_point():
+            differing = (mine.long() != true.long()).double().mean().item()
+            if differing > case.may_differ:
+                return differing, case.may_differ
+            continue
+        mine, true = mine.double(), true.double()
+        usual = true[true.isfinite()].square().mean().sqrt()
+        distance = torch.where(mine == true, 0.0, (mine - true).abs() / (true.abs() + usual))
+        worst = max(worst, distance.nan_to_num(float("inf")).max().item())
+    return worst, allowed
+
+
+def check(case: Any, operations: Any, device: str) -> Result:
+    """Run the case both ways."""
+    tensors = [moved(value, lambda t: t.clone().to(device)) for value in case.arguments]
+    ours = case.call(operations, tensors, case.dtype)
+    if case.tolerance == 0.0:  # nothing is computed, or float32 is the specification
+        exact = case.call(
+            case.reference, [moved(v, torch.clone) for v in case.arguments], case.dtype
+        )
+        return errors(case, ours, exact)
+    with InFloat64():
+        wide = [moved(value, widened) for value in case.arguments]
+        exact = case.call(case.reference, wide, torch.float64)
+    return errors(case, ours, exact)
+
+
+def jobs(is_dry: bool) -> Iterator[tuple[str, Any, Any]]:
+    """(backend, case, its operations) of everything that can run here."""
+    import kernel_cases as cases
+
+    from vllm_lite.kernels.triton import ops
+
+    paged = cuda_operations(is_dry)
+    # The interpreter multiplies no tiles of bfloat16, and is slow.
+    types = (torch.float16,) if is_dry else (torch.float16, torch.bfloat16)
+    rows, size, vocabulary, longest = (5, 96, 600, 300) if is_dry else (64, 4096, 151936, 9000)
+    for dtype in types:
+        for make in (
+            cases.layer_cases(dtype, rows, size),
+            cases.attention_cases(dtype, longest),
+            cases.write_cases(dtype, dtype),
+            cases.narrow_cases(dtype, rows, size),
+            cases.weight_cases(dtype, rows),
+        ):
+            for case in make:
+                yield "triton", case, ops
+                if case.is_paged and paged is not None:
+                    yield "cuda", case, paged
+        if paged is not None:
+            for case in cases.narrow_cache_cases(dtype):
+                yield "cuda", case, paged
+    for case in cases.logit_cases(rows, vocabulary):
+        yield "triton", case, ops
+
+
+def cuda_operations(is_dry: bool) -> Any:
+    """csrc/cuda's, or None where it is not built."""
+    from vllm_lite.kernels.cuda.paged import PagedOps
+
+    if is_dry:
+        sys.path.insert(0, str(ROOT))
+        from tests.kernels import emulated_cuda
+
+        return PagedOps(emulated_cuda.build(), "cpu", 64)
+    try:
+        from vllm_lite import _cuda
+    except ImportError as error:
+        print(f"csrc/cuda is not checked: {error}", file=sys.stderr)
+        return None
+    return PagedOps(_cuda)
+
+
+def sanitizer_commands() -> list[list[str]]:
+    script = [sys.executable, str(Path(__file__).resolve()), "--only", "cuda"]
+    return [
+        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *script]
+        for tool in SANITIZERS
+    ]
+
+
+def sanitize() -> int:
+    """Run the CUDA kernels under each sanitizer; the number of those that complain."""
+    if shutil.which("compute-sanitizer") is None:
+        raise SystemExit("compute-sanitizer is not on the path; it comes with the CUDA toolkit")
+    failures = 0
+    for command in sanitizer_commands():
+        print(shlex.join(command), flush=True)
+        failures += subprocess.run(command).returncode != 0
+    return failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="a word of the backend and case")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    args = parser.parse_args()
+    if args.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif not torch.cuda.is_available():
+        raise SystemExit("torch sees no NVIDIA GPU; --dry-run proves the script without one")
+    if args.sanitize:
+        if args.dry_run:
+            print(*map(shlex.join, sanitizer_commands()), sep="\n")
+            return
+        sys.exit(sanitize())
+    torch.manual_seed(0)
+    results, failures = [], 0
+    for backend, case, operations in jobs(args.dry_run):
+        line = f"{backend} {case.name}"
+        if args.only not in line:
+            continue
+        worst, allowed = check(case, operations, "cpu" if args.dry_run else "cuda")
+        failures += worst > allowed
+        results.append({"backend": backend, "case": case.name, "error": worst, "allowed": allowed})
+        verdict = "ok   " if worst <= allowed else "WRONG"
+        print(f"{verdict} {worst:9.2e} of {allowed:7.1e}  {line}", flush=True)
+    where = "interpreted and emulated on the host" if args.dry_run else torch.cuda.get_device_name()
+    print(f"{len(results) - failures} of {len(results)} right, {where}")
+    if args.dry_run:
+        print("dry run: no GPU was used and nothing was measured")
+    if args.output:
+        record = {"device": where, "is_dry_run": args.dry_run, "results": results}
+        args.output.write_text(json.dumps(record, indent=1) + "\n")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""What check_kernels.py runs: each operation of a GPU once or more, on tensors of random numbers.
+
+A case is the same call of two implementations, so that it knows neither device nor reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels import (
+    reference,
+    reference_experts,
+    reference_gated,
+    reference_grouped,
+    reference_logits,
+    reference_quantized,
+    reference_sampling,
+)
+from vllm_lite.kernels.grouped_gguf import from_gguf
+from vllm_lite.kernels.grouped_weight import from_awq
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# Two roundings to the type, and what a sum in float32 adds.
+ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`call(operations, arguments, dtype)` returns what is compared; dtype is that of results."""
+
+    name: str
+    reference: Any
+    call: Callable[[Any, Sequence[Any], torch.dtype], Any]
+    arguments: Sequence[Any]
+    dtype: torch.dtype = torch.float32
+    # Of numbers, relative to their own size and the root of their mean square.
+    tolerance: float = 0.0
+    # Of whole numbers, the share that may differ.
+    may_differ: float = 0.0
+    # The CUDA kernels do it too.
+    is_paged: bool = False
+
+
+def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
+    """Norms, activations and rotary embedding."""
+    x, residual, weight = torch.randn(2 * rows + 1, size).to(dtype).split([rows, rows, 1])
+    norm = [x, residual, weight[0]]
+
+    def case(name: str, call: Any, arguments: Sequence[Any], spec: Any = reference) -> Case:
+        return Case(f"{name} {dtype}", spec, call, arguments, dtype, ROUNDING[dtype])
+
+    yield case("rms_norm", lambda o, t, _: o.rms_norm(t[0], t[2], 1e-5), norm)
+    yield case(
+        "fused_add_rms_norm", lambda o, t, _: o.fused_add_rms_norm(t[0], t[1], t[2], 1e-5), norm
+    )
+    gated = [torch.randn(rows, 2 * size).to(dtype)]
+    yield case("silu_and_mul", lambda o, t, _: o.silu_and_mul(t[0]), gated)
+    for how in ("none", "tanh"):
+        yield case(
+            f"gelu_and_mul {how}",
+            lambda o, t, _, how=how: o.gelu_and_mul(t[0], how),
+            gated,
+            reference_gated,
+        )
+    heads = [torch.randn(rows, count, 128).to(dtype) for count in (9, 3)]
+    positions, table = torch.randint(500, (rows,)), torch.randn(500, 96)
+
+    def rotate(o: Any, t: Sequence[Any], is_neox: bool) -> list[Tensor]:
+        o.rotary_embedding(*t, is_neox)
+        return [t[1], t[2]]
+
+    for is_neox in (True, False):
+        yield case(
+            f"rotary_embedding {'halves' if is_neox else 'pairs'}",
+            lambda o, t, _, is_neox=is_neox: rotate(o, t, is_neox),
+            [positions, *heads, table],
+        )
+
+
+def paged_arguments(
+    lens: Sequence[tuple[int, int]], heads: tuple[int, int], size: int, block_size: int
+) -> list[Tensor]:
+    """query, caches, block_table, query_start_loc and seq_lens in float32, blocks shuffled."""
+    counts = [-(-seq_len // block_size) for _, seq_len in lens]
+    table = torch.zeros(len(lens), max(counts) + 2, dtype=torch.int32)
+    for row, ids in zip(table, torch.randperm(sum(counts)).int().split(counts), strict=True):
+        row[: len(ids)] = ids
+    starts = torch.tensor([0] + [queries for queries, _ in lens]).cumsum(0).int()
+    caches = torch.randn(2, sum(counts), heads[1], block_size, size)
+    query = torch.randn(int(starts[-1]), heads[0], size)
+    seq_lens = torch.tensor([seq_len for _, seq_len in lens], dtype=torch.int32)
+    return [query, caches[0], caches[1], table, starts, seq_lens]
+
+
+def attention_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
+    """Decoding, mixed steps, windows, bent scores and caches of one byte."""
+    decode = [(1, 1), (1, 16), (1, 17), (1, longest), (1, longest // 3)]
+    mixed = [(5, 5), (1, longest // 2), (17, 40), (0, 0), (2, 2)]
+    shapes = [
+        (64, (9, 3), 16),
+        (80, (4, 4), 8),
+        (96, (32, 8), 32),
+        (128, (32, 8), 16),
+        (256, (8, 4), 128),
+    ]
+    for size, heads, block_size in shapes:
+        for window, cap in ((0, 0.0), (100, 0.0), (0, 2.0)):
+            for kind, lens in (("decode", decode), ("mixed", mixed)):
+                tensors = paged_arguments(lens, heads, size, block_size)
+                yield Case(
+                    f"paged_attention {kind} {dtype} D={size} window={window} cap={cap}",
+                    reference,
+                    lambda o, t, _, window=window, cap=cap, scale=size**-0.5: o.paged_attention(
+                        *t, scale, window, cap
+                    ),
+                    [t.to(dtype) if t.is_floating_point() else t for t in tensors],
+                    dtype,
+                    ROUNDING[dtype],
+                    is_paged=True,
+                )
+
+
+def narrow_cache_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Only the CUDA kernels are asked to read these."""
+    for cached in FLOAT8:
+        for size in (64, 80, 96, 128, 256):
+            query, keys, values, *rest = paged_arguments([(1, 7), (1, 600)], (8, 2), size, 16)
+            yield Case(
+                f"paged_attention over {cached} {dtype} D={size}",
+                reference,
+                lambda o, t, _, scale=size**-0.5: o.paged_attention(*t, scale),
+                [query.to(dtype), keys.to(cached), values.to(cached), *rest],
+                dtype,
+                ROUNDING[dtype],
+                is_paged=True,
+            )
+
+
+def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
+    """Keys and values into the cache, to the bit."""
+
+    def write(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        o.reshape_and_cache(*t)
+        return [t[2].float(), t[3].float()]
+
+    rows = torch.randn(2, 40, 3, 96).to(dtype)
+    caches = torch.zeros(2, 30, 3, 8, 96).to(cached)
+    slots = torch.randperm(240)[:40]
+    slots[3] = -1
+    yield Case(
+        f"reshape_and_cache {dtype} as {cached}",
+        reference,
+        write,
+        [rows[0], rows[1], caches[0], caches[1], slots],
+        is_paged=True,
+    )
+
+
+def logit_cases(rows: int, size: int) -> Iterator[Case]:
+    """What is done to logits, and what is drawn from them."""
+    logits = torch.randn(rows, size) * 4
+    slots, tokens = torch.randperm(rows), torch.randint(size, (rows,))
+    bits = torch.randint(-(2**31), 2**31 - 1, (rows, -(-size // 32)), dtype=torch.int32)
+    counts = torch.randint(0, 3, (rows, size), dtype=torch.int16)
+    factors = [torch.rand(rows) + 0.5, torch.rand(rows), torch.rand(rows)]
+
+    def changed(name: str) -> Callable[[Any, Sequence[Any], torch.dtype], Any]:
+        def call(o: Any, t: Sequence[Any], _: torch.dtype) -> Any:
+            getattr(o, name)(*t)
+            return [t[0]]
+
+        return call
+
+    logit = reference_logits
+    yield Case("apply_token_mask", reference, changed("apply_token_mask"), [logits, slots, bits])
+    pairs = [logits, slots, tokens, torch.randn(rows)]
+    yield Case("add_to_logits", logit, changed("add_to_logits"), pairs, tolerance=1e-6)
+    yield Case("count_tokens", logit, changed("count_tokens"), [counts, slots, tokens])
+    penalties = [logits, slots, bits, counts, *factors]
+    yield Case("penalize_logits", logit, changed("penalize_logits"), penalties, tolerance=1e-5)
+    keys = torch.randint(-(2**62), 2**62, (rows,))
+    yield Case("counter_uniforms", logit, lambda o, t, _: [o.counter_uniforms(*t)], [keys, tokens])
+    draws = reference_sampling
+    yield Case("greedy_tokens", draws, lambda o, t, _: o.greedy_tokens(t[0]), [logits])
+    how = [torch.rand(rows) + 0.5, torch.rand(rows) * 0.1, torch.randint(1, 50, (rows,))]
+    how += [torch.rand(rows) * 0.5 + 0.5, torch.rand(rows, dtype=torch.float64)]
+    yield Case(
+        "draw_tokens",
+        draws,
+        lambda o, t, _: [o.draw_tokens(*t)[0]],
+        [logits, *how],
+        may_differ=0.05,  # where a chance falls between two tokens, the last bit decides
+    )
+    yield Case(
+        "token_logprobs",
+        draws,
+        lambda o, t, _: o.token_logprobs(t[0], t[1], t[2], min(20, size)),
+        [logits, slots, tokens],
+        tolerance=1e-5,
+    )
+
+
+def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
+    """Numbers of one byte: rows rounded to them, read back, and their products."""
+    x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
+    steps = {torch.int8: 0.02, torch.float8_e4m3fn: 0.07, torch.float8_e5m2: 0.14}
+    spec = reference_quantized
+
+    def read(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
+        codes, scales = pair
+        return [(codes.float().reshape(*scales.shape, -1) * scales[..., None]).flatten(-2)]
+
+    for narrow, step in steps.items():
+        for group in (0, 32):
+            yield Case(
+                f"quantize_rows {dtype} to {narrow} group={group}",
+                spec,
+                lambda o, t, _, narrow=narrow, group=group: read(
+                    o.quantize_rows(t[0], narrow, group)
+                ),
+                [x],
+                tolerance=step,
+            )
+        yield Case(
+            f"quantize_by_scale {dtype} to {narrow}",
+            spec,
+            lambda o, t, _, narrow=narrow: [o.quantize_by_scale(t[0], t[1], narrow).float()],
+            [x, torch.tensor([0.05])],
+            tolerance=step,
+        )
+        for name in ("rms_norm_quantized", "fused_add_rms_norm_quantized"):
+            arguments = [x, weight] if name.startswith("rms") else [x, x.clone(), weight]
+            yield Case(
+                f"{name} {dtype} to {narrow}",
+                spec,
+                lambda o, t, _, name=name, narrow=narrow: read(getattr(o, name)(*t, 1e-5, narrow)),
+                arguments,
+                tolerance=step,
+            )
+        if narrow is not torch.float8_e5m2:
+            yield from product_cases(dtype, narrow, rows, size)
+
+
+def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int) -> Iterator[Case]:
+    """Scaled products of codes."""
+    outputs = 48
+    codes = (torch.randn(rows + outputs, size) * 20).clamp(-127, 127).round().to(narrow)
+    bias = torch.randn(outputs)
+    yield Case(
+        f"scaled_linear {narrow} to {dtype}",
+        reference_quantized,
+        lambda o, t, dtype: [o.scaled_linear(*t, dtype)],
+        [codes[:rows], torch.rand(rows, 1), codes[rows:], torch.rand(outputs, 1), bias],
+        dtype,
+        ROUNDING[dtype],
+    )
+
+
+def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
+    """Weights in groups of small integers, and experts."""
+    spec = reference_grouped
+    words = torch.randint(-(2**31), 2**31 - 1, (256, 8), dtype=torch.int32)
+    zeros = torch.randint(-(2**31), 2**31 - 1, (4, 8), dtype=torch.int32)
+    blocks = torch.randint(0, 256, (64, 16, 34), dtype=torch.uint8)  # Q8_0: a scale, 32 codes
+    blocks[..., :2] = torch.rand(64, 16, 1).half().view(torch.uint8)
+    weights = {
+        "AWQ": from_awq(words, zeros, torch.rand(4, 64).half()),
+        "Q8_0": from_gguf(blocks.flatten(), 8, 64),
+    }
+    for name, weight in weights.items():
+        x = torch.randn(rows, weight.num_inputs).to(dtype)
+        yield Case(
+            f"grouped_linear {name} {dtype}",
+            spec,
+            lambda o, t, _: [o.grouped_linear(t[0], t[1])],
+            [x, weight],
+            dtype,
+            ROUNDING[dtype],
+        )
+        yield Case(
+            f"expand_grouped {name} {dtype}",
+            spec,
+            lambda o, t, dtype: [o.expand_grouped(t[0], dtype)],
+            [weight],
+            dtype,
+            ROUNDING[dtype],
+        )
+    experts = reference_experts
+    logits = torch.randn(rows, 12)
+    yield Case(
+        "route_topk", experts, lambda o, t, _: o.route_topk(t[0], 3), [logits], tolerance=1e-5
+    )
+    shares, ids = experts.route_topk(logits, 3)
+    yield Case(
+        "order_by_expert",
+        experts,
+        lambda o, t, _: [(order := o.order_by_expert(t[0], 12, 16)).pairs, order.expert_of_tile],
+        [ids],
+    )
+    x = torch.randn(rows, 96).to(dtype)
+    up, down = (torch.randn(12, 144, 96) / 10).to(dtype), (torch.randn(12, 96, 72) / 8).to(dtype)
+    yield Case(
+        f"experts_mlp {dtype}",
+        experts,
+        lambda o, t, _: [o.experts_mlp(*t)],
+        [x, ids, shares, up, down],
+        dtype,
+        ROUNDING[dtype],
+    )

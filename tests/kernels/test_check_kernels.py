@@ -1,0 +1,73 @@
+"""The script that checks kernels on a GPU runs without one, leaves none out and can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels import emulated_cuda
+from vllm_lite.kernels.triton import ops
+
+FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
+# They run on the host, or by torch's own kernels.
+NOT_KERNELS = {"dequantize_gguf", "linear", "pack_linear"}
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "check_kernels.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
+def test_a_dry_run_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    done = run("--dry-run", "--only", "decode torch.float16 D=64", "--output", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "6 of 6 right" in done.stdout and "nothing was measured" in done.stdout
+    assert '"is_dry_run": true' in (tmp_path / "out").read_text()
+
+
+def test_sanitizers_see_the_cuda_kernels_alone() -> None:
+    lines = run("--dry-run", "--sanitize").stdout.splitlines()
+    assert [line.split()[2] for line in lines] == ["memcheck", "racecheck"]
+    assert all(line.endswith("check_kernels.py --only cuda") for line in lines)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_how_to_go_on() -> None:
+    done = run()
+    assert done.returncode == 1 and "--dry-run" in done.stderr
+
+
+def test_every_operation_is_checked() -> None:
+    import check_kernels
+
+    checked = {case.name.split()[0] for backend, case, _ in check_kernels.jobs(is_dry=True)}
+    assert checked == set(ops.__all__) - NOT_KERNELS
+
+
+def test_a_wrong_number_is_noticed() -> None:
+    import check_kernels
+    import kernel_cases
+
+    case = next(kernel_cases.layer_cases(torch.float16, 3, 64))
+
+    class Wrong:
+        def rms_norm(self, *arguments: object) -> torch.Tensor:
+            result = ops.rms_norm(*arguments)
+            result[1, 2] *= 1.1
+            return result
+
+    right, allowed = check_kernels.check(case, ops, "cpu")
+    wrong, _ = check_kernels.check(case, Wrong(), "cpu")
+    assert right <= allowed < wrong
