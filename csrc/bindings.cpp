@@ -61,7 +61,7 @@ void call_reshape_and_cache(Address key, Address value, Address key_cache, Addre
                             int64_t value_token_stride, int64_t value_head_stride,
                             int64_t num_blocks, int64_t key_block_stride,
                             int64_t value_block_stride, int64_t num_kv_heads, int64_t block_size,
-                            int64_t head_size) {
+                            int64_t head_size, bool has_row_scales) {
   const auto write = [&](Address source, int64_t token_stride, int64_t head_stride, Address cache,
                          int64_t block_stride) {
     return CacheWrite{static_cast<DType>(dtype),
@@ -74,7 +74,8 @@ void call_reshape_and_cache(Address key, Address value, Address key_cache, Addre
                       pointer<int64_t>(slots),
                       num_kv_heads,
                       block_size,
-                      head_size};
+                      head_size,
+                      has_row_scales};
   };
   reshape_and_cache(
       write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
@@ -90,12 +91,12 @@ void call_paged_attention(Address query, Address output, Address key_cache, Addr
                           int64_t key_block_stride, int64_t value_block_stride,
                           int64_t num_requests, int64_t blocks_per_request,
                           int64_t block_table_stride, float scale, int64_t sliding_window,
-                          float soft_cap) {
+                          float soft_cap, bool has_row_scales) {
   paged_attention(
       {static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
        query_token_stride, query_head_stride, pointer<void>(output), pointer<void>(key_cache),
        pointer<void>(value_cache), key_block_stride, value_block_stride, num_heads, num_kv_heads,
-       head_size, block_size, sliding_window, scale, soft_cap},
+       head_size, block_size, sliding_window, scale, soft_cap, has_row_scales},
       {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
        pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
        num_blocks});

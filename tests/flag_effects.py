@@ -139,6 +139,8 @@ EFFECTS = {
     "--kv-cache-memory-bytes": _USERS_NUMBERS,
     "--num-gpu-blocks-override": _USERS_NUMBERS,
     "--enable-prefix-caching": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
+    "--kv-cache-dtype": "tests/e2e/test_tokens.py::"
+    "test_scheduling_never_changes_tokens_of_a_small_cache",
     # SchedulerConfig
     "--max-num-batched-tokens": _RESOLVE + "test_step_sizes_follow_what_is_set",
     "--max-num-seqs": _RESOLVE + "test_step_sizes_follow_what_is_set",

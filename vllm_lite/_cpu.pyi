@@ -54,6 +54,7 @@ def reshape_and_cache(
     num_kv_heads: int,
     block_size: int,
     head_size: int,
+    has_row_scales: bool,
     /,
 ) -> None: ...
 def paged_attention(
@@ -82,6 +83,7 @@ def paged_attention(
     scale: float,
     sliding_window: int,
     soft_cap: float,
+    has_row_scales: bool,
     /,
 ) -> None: ...
 def apply_token_mask(

@@ -88,13 +88,17 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     index = tensor(rows, dtype=torch.int64)
     query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
     ops.rotary_embedding(index, query, key, tensor(4096, size, dtype=torch.float32))
-    ops.reshape_and_cache(key, key, cache, cache, index)
+    scaled = tensor(1000, kv_heads, block_size, size + 4, dtype=torch.int8)
+    caches = [cache, scaled, tensor(*cache.shape, dtype=torch.float8_e4m3fn)]
+    for stored in caches:
+        ops.reshape_and_cache(key, key, stored, stored, index)
     for count, num_requests in ((1, rows), (132, rows), (1, 2)):
         table = tensor(num_requests, blocks, dtype=torch.int32)
         starts = tensor(num_requests + 1, dtype=torch.int32)
         lens = tensor(num_requests, dtype=torch.int32)
         with processors(count):
-            ops.paged_attention(query, cache, cache, table, starts, lens, 0.1)
+            for stored in caches:
+                ops.paged_attention(query, stored, stored, table, starts, lens, 0.1)
 
 
 def launch_logits() -> None:

@@ -10,7 +10,14 @@
 
 namespace vllm_lite {
 
-enum class DType : int { kFloat32 = 0, kBFloat16 = 1 };
+// The last three are types of KV caches only.
+enum class DType : int {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat8E4M3 = 2,
+  kFloat8E5M2 = 3,
+  kInt8 = 4
+};
 
 struct BFloat16 {
   uint16_t bits;
@@ -50,19 +57,21 @@ struct SiluAndMul {
   int64_t out_stride;
 };
 
-// Writes one of keys and values; called twice.
+// Writes one of keys and values; called twice. A cached row is D numbers and, where
+// `has_row_scales` (types of one byte only), the float32 that they are multiplied by.
 struct CacheWrite {
   DType dtype;
   DType cache_dtype;
   const void* source;  // [T, K, D]
   int64_t token_stride;
   int64_t head_stride;
-  void* cache;  // [B, K, S, D], last three dimensions dense
+  void* cache;  // [B, K, S, row], last three dimensions dense
   int64_t block_stride;
   const int64_t* slots;
   int64_t num_kv_heads;
   int64_t block_size;
   int64_t head_size;
+  bool has_row_scales;
 };
 
 struct Attention {
@@ -73,7 +82,7 @@ struct Attention {
   int64_t query_head_stride;
   void* output;  // [T, H, D], dense
   const void* key_cache;
-  const void* value_cache;  // both [B, K, S, D], last three dimensions dense
+  const void* value_cache;  // both [B, K, S, row], last three dimensions dense
   int64_t key_block_stride;
   int64_t value_block_stride;
   int64_t num_heads;
@@ -83,7 +92,13 @@ struct Attention {
   int64_t sliding_window;  // 0: none
   float scale;
   float soft_cap;  // 0: none
+  bool has_row_scales;
 };
+
+// Elements from one cached row to the next, in a cache of one-byte numbers if they have scales.
+static inline int64_t cached_row_size(int64_t head_size, bool has_row_scales) {
+  return head_size + (has_row_scales ? static_cast<int64_t>(sizeof(float)) : 0);
+}
 
 // Consecutive queries of one request, for all query heads of one kv-head. Row r of a tile is
 // query head (kv_head * group + r % group) of token (first_token + r / group).

@@ -114,6 +114,24 @@ def test_no_option_of_scheduling_or_caching_changes_tokens(options: dict[str, An
         assert tokens(llm, [PROMPTS[i] for i in order]) == [EXPECTED[i] for i in order]
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_scheduling_never_changes_tokens_of_a_small_cache(kv_cache_dtype: str) -> None:
+    """Whole prompts into an empty cache; then in chunks, preempted, and from a warm cache."""
+    options = {"kv_cache_dtype": kv_cache_dtype, "dtype": "bfloat16"}
+    prompts = PROMPTS[1::4]
+    with engine(enable_prefix_caching=False, **options) as llm:
+        cold = tokens(llm, prompts)
+    tight = {"num_gpu_blocks_override": 40, "max_model_len": 512, "max_num_batched_tokens": 64}
+    with engine(**tight, **options) as llm:
+        assert tokens(llm, prompts) == cold
+        assert llm.get_stats().num_preemptions > 0
+    with engine(**options) as llm:
+        assert tokens(llm, prompts[::-1])[::-1] == cold
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert [list(o.outputs[0].token_ids) for o in outputs] == cold
+        assert sum(o.num_cached_tokens or 0 for o in outputs) > 200
+
+
 def test_bfloat16_agrees_where_the_choice_is_clear() -> None:
     """Teacher-forced: each step is judged on transformers' own prefix, by one prompt pass."""
     prompts, due = [], []

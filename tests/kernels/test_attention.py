@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels import cached_rows, cpu, reference
 
 DTYPES = [torch.float32, torch.bfloat16]
+# Types of one byte: without a scale for each row, and with one.
+NARROW = {
+    "e4m3": (torch.float8_e4m3fn, 0),
+    "e5m2": (torch.float8_e5m2, 0),
+    "scaled e4m3": (torch.float8_e4m3fn, cached_rows.SCALE_BYTES),
+    "scaled int8": (torch.int8, cached_rows.SCALE_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ def batch(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
+    narrow: str | None = None,
 ) -> Batch:
     num_heads, num_kv_heads = heads
     counts = [math.ceil(seq_len / block_size) for _, seq_len in lens]
@@ -64,7 +72,15 @@ def batch(
     for row, ids in zip(block_table, free.split(counts), strict=True):
         row[: len(ids)] = ids
     shape = (sum(counts) + 1, num_kv_heads, block_size, size)
-    caches = torch.randn(2, *shape).to(cache_dtype or dtype)
+    caches = torch.randn(2, *shape)
+    if narrow is None:
+        caches = caches.to(cache_dtype or dtype)
+    else:
+        kind, scale_bytes = NARROW[narrow]
+        example = torch.empty(0, size + scale_bytes, dtype=kind)
+        # Rows of very different sizes show whether each is read with its own scale.
+        sizes = torch.rand(2, *shape[:3], 1) + 0.25 if scale_bytes else 1.0
+        caches = cached_rows.encode(caches * sizes, example)
     starts = torch.tensor([0] + [queries for queries, _ in lens]).cumsum(0).int()
     num_tokens = int(starts[-1])
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * size).to(dtype)
@@ -87,6 +103,16 @@ MIXED = [(1, 1), (1, 16), (5, 5), (1, 333), (40, 41), (17, 130), (1, 64), (3, 11
 @pytest.mark.parametrize("size", [16, 40, 64, 80, 96, 128, 256])
 def test_head_sizes_and_types(dtype: torch.dtype, cache_dtype: torch.dtype, size: int) -> None:
     batch(MIXED, size=size, dtype=dtype, cache_dtype=cache_dtype).check()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("size", [1, 7, 40, 64, 96, 128, 256])
+def test_numbers_of_one_byte(dtype: torch.dtype, narrow: str, size: int) -> None:
+    batch(MIXED, size=size, dtype=dtype, narrow=narrow).check()
+    case = batch([(1, 130), (70, 140)], (4, 2), size, 24, dtype=dtype, narrow=narrow)
+    replace(case, sliding_window=67, soft_cap=5.0).check()
 
 
 @pytest.mark.usefixtures("isa")
@@ -157,10 +183,16 @@ def test_nan_stays_within_its_request() -> None:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 100])
-@pytest.mark.parametrize("size", [64, 40])
-def test_chunking_never_changes_a_bit(dtype: torch.dtype, window: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "narrow"),
+    [(64, None), (40, None), (64, "e4m3"), (64, "scaled int8"), (40, "scaled e4m3")],
+)
+def test_chunking_never_changes_a_bit(
+    dtype: torch.dtype, window: int, size: int, narrow: str | None
+) -> None:
     """A prompt in one chunk, in uneven chunks, and token by token."""
-    whole = replace(batch([(1300, 1300)], dtype=dtype, size=size), sliding_window=window)
+    case = batch([(1300, 1300)], dtype=dtype, size=size, narrow=narrow)
+    whole = replace(case, sliding_window=window)
     expected = whole.attend()
     cuts = [0, 1, 2, 65, 512, 700, 1024, *range(1290, 1301)]
     for begin, end in pairwise(cuts):
@@ -175,8 +207,9 @@ def test_chunking_never_changes_a_bit(dtype: torch.dtype, window: int, size: int
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_other_requests_never_change_a_bit(dtype: torch.dtype) -> None:
-    together = batch([*MIXED, (1, 3000)], dtype=dtype)
+@pytest.mark.parametrize("narrow", [None, "e5m2", "scaled int8"])
+def test_other_requests_never_change_a_bit(dtype: torch.dtype, narrow: str | None) -> None:
+    together = batch([*MIXED, (1, 3000)], dtype=dtype, narrow=narrow)
     outputs = together.attend()
     bounds = together.query_start_loc.tolist()
     for r, (begin, end) in enumerate(pairwise(bounds)):

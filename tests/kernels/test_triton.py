@@ -19,7 +19,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.test_attention import Batch, batch
+from tests.kernels.test_attention import NARROW, Batch, batch
 from vllm_lite.kernels import (
     reference,
     reference_experts,
@@ -101,6 +101,31 @@ def test_cache_writes(block_size: int, cache_dtype: torch.dtype) -> None:
         implementation.reshape_and_cache(key, value, caches[0], caches[1], slots)
         results.append(caches)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("size", [7, 80])
+def test_writes_of_one_byte_a_number(narrow: str, size: int) -> None:
+    kind, scale_bytes = NARROW[narrow]
+    sizes = torch.tensor([0.0, 1e-45, 1e-31, 1e-5, 1.0, 1e3, 1e6, 3e38, torch.inf, torch.nan])
+    key, value = torch.rand(2, len(sizes), 3, size) * 2 - 1
+    key, value = key * sizes[:, None, None], value * sizes.flip(0)[:, None, None]
+    if scale_bytes:
+        key[-2:], value[:2] = 1.0, 1.0  # which NaN a scale becomes is nobody's promise
+    slots = torch.tensor([17, -1, 3, 63, 16, 40, 5, 6, 7, 8])
+    results = []
+    for implementation in (ops, reference):
+        caches = torch.zeros(2, 4, 3, 16, size + scale_bytes, dtype=torch.uint8)
+        implementation.reshape_and_cache(key, value, *caches.view(kind), slots)
+        results.append(caches)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_attention_to_numbers_of_one_byte(narrow: str) -> None:
+    check(batch([(3, 40), (1, 70), (20, 20)], size=24, narrow=narrow))
+    case = batch([(1, 40), (1, 90)], size=64, narrow=narrow)
+    check(replace(case, sliding_window=33, soft_cap=2.0))
 
 
 @pytest.mark.parametrize("size", [31, 32, 1500])

@@ -30,12 +30,43 @@ class CacheConfig:
     )
     num_gpu_blocks_override: int | None = option(None, "Use exactly this many cache blocks.", ge=1)
     kv_cache_dtype: Literal[
-        "auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"
+        "auto",
+        "float32",
+        "float16",
+        "bfloat16",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp8_per_token_head",
+        "int8",
+        "int8_per_token_head",
+        "int4_per_token_head",
+        "fp8_ds_mla",
+        "fp8_inc",
+        "nvfp4",
+        "nvfp4_4over6",
+        "nvfp4_ds_mla",
+        "turboquant_3bit_nc",
+        "turboquant_4bit_nc",
+        "turboquant_k3v4_nc",
+        "turboquant_k8v4",
+        "ultraquant_4bit",
     ] = option(
         "auto",
-        "Numbers that keys and values are stored in; auto: those of --dtype.",
-        works=("auto", "float32", "bfloat16"),
-        remedy="use auto or bfloat16",
+        "Numbers that keys and values are stored in; auto: those of --dtype. fp8 is fp8_e4m3, "
+        "without scales; int8 is int8_per_token_head, with a scale for each token and head.",
+        works=(
+            "auto",
+            "float32",
+            "bfloat16",
+            "fp8",
+            "fp8_e4m3",
+            "fp8_e5m2",
+            "fp8_per_token_head",
+            "int8",
+            "int8_per_token_head",
+        ),
+        remedy="use auto, bfloat16, fp8 or int8",
     )
     enable_prefix_caching: bool = option(
         True, "Reuse cached blocks between requests that begin alike."
@@ -57,7 +88,8 @@ class CacheConfig:
         False,
         "Derive the scales of an fp8 cache while running.",
         level="absent",
-        remedy="leave it out: the cache is not quantised here",
+        remedy="leave it out, and use --kv-cache-dtype fp8_per_token_head or int8 for scales that "
+        "do not depend on which prompt came first",
     )
     kv_offloading_size: float | None = option(
         None,

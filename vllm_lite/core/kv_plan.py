@@ -58,8 +58,10 @@ def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -
 def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
     """One line for the log: size, tokens, and how many requests of full length fit."""
     concurrency = (plan.num_blocks - 1) / _blocks_per_request(config, plan.spec)
+    chosen = config.cache.kv_cache_dtype
+    numbers = plan.spec.dtype if chosen == "auto" else chosen
     return (
-        f"KV cache: {plan.total_bytes / _GIB:.2f} GiB, {plan.num_tokens:,} tokens, "
+        f"KV cache: {plan.total_bytes / _GIB:.2f} GiB of {numbers}, {plan.num_tokens:,} tokens, "
         f"{concurrency:.2f}x concurrency at {config.model.max_model_len:,} tokens per request"
     )
 

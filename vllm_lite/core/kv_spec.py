@@ -4,7 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEM_SIZES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+_SCALE_BYTES = 4  # of a float32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """How a key or value is stored: numbers of a torch type, and maybe one scale for all of them.
+
+    The scale, a float32 that the numbers are multiplied by, follows them in the cache.
+    """
+
+    dtype: str
+    has_row_scales: bool = False
+
+
+# What --kv-cache-dtype means; any other name means the model's own numbers.
+CACHE_FORMATS = {
+    "float32": CacheFormat("float32"),
+    "bfloat16": CacheFormat("bfloat16"),
+    "fp8": CacheFormat("float8_e4m3fn"),
+    "fp8_e4m3": CacheFormat("float8_e4m3fn"),
+    "fp8_e5m2": CacheFormat("float8_e5m2"),
+    "fp8_per_token_head": CacheFormat("float8_e4m3fn", has_row_scales=True),
+    "int8": CacheFormat("int8", has_row_scales=True),
+    "int8_per_token_head": CacheFormat("int8", has_row_scales=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +51,15 @@ class KVCacheSpec:
     head_size: int
     dtype: str
     sliding_window: int | None = None
+    has_row_scales: bool = False
 
     @property
-    def item_size(self) -> int:
-        """Bytes of one element."""
-        return _ITEM_SIZES[self.dtype]
+    def row_size(self) -> int:
+        """Elements of one key or value of one head, its scale included."""
+        return self.head_size + (_SCALE_BYTES if self.has_row_scales else 0)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.item_size
+        row_bytes = self.row_size * _ITEM_SIZES[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * row_bytes

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cached_rows import has_row_scales
 from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
 from vllm_lite.kernels.reference import PackedLinear
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 
 
 def _refuse(operation: str, reason: str) -> ValueError:
@@ -144,9 +146,9 @@ def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
     num_tokens, num_kv_heads, head_size = key.shape
-    cache_dtype = _check_caches("reshape_and_cache", key_cache, value_cache)
-    num_blocks, cache_heads, block_size, cache_head_size = key_cache.shape
-    if value.shape != key.shape or cache_heads != num_kv_heads or cache_head_size != head_size:
+    cache_dtype, is_scaled = _check_caches("reshape_and_cache", key_cache, value_cache, head_size)
+    num_blocks, cache_heads, block_size, _ = key_cache.shape
+    if value.shape != key.shape or cache_heads != num_kv_heads:
         raise _refuse("reshape_and_cache", "key, value and caches do not fit together")
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise _refuse("reshape_and_cache", "takes dense heads")
@@ -170,6 +172,7 @@ def reshape_and_cache(
         num_kv_heads,
         block_size,
         head_size,
+        is_scaled,
     )
 
 
@@ -185,10 +188,10 @@ def paged_attention(
     logits_soft_cap: float = 0.0,
 ) -> Tensor:
     num_tokens, num_heads, head_size = query.shape
-    num_blocks, num_kv_heads, block_size, cache_head_size = key_cache.shape
+    num_blocks, num_kv_heads, block_size, _ = key_cache.shape
     num_requests, blocks_per_request = block_table.shape
-    cache_dtype = _check_caches("paged_attention", key_cache, value_cache)
-    if cache_head_size != head_size or num_heads % num_kv_heads or query.stride(2) != 1:
+    cache_dtype, is_scaled = _check_caches("paged_attention", key_cache, value_cache, head_size)
+    if num_heads % num_kv_heads or query.stride(2) != 1:
         raise _refuse("paged_attention", "query and caches do not fit together")
     _check_index("paged_attention", query_start_loc, torch.int32, num_requests + 1)
     _check_index("paged_attention", seq_lens, torch.int32, num_requests)
@@ -221,6 +224,7 @@ def paged_attention(
         scale,
         sliding_window,
         logits_soft_cap,
+        is_scaled,
     )
     return output
 
@@ -313,10 +317,19 @@ def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -
         raise _refuse(operation, f"an index must be dense {dtype} with {size} entries")
 
 
-def _check_caches(operation: str, key_cache: Tensor, value_cache: Tensor) -> int:
+def _check_caches(
+    operation: str, key_cache: Tensor, value_cache: Tensor, head_size: int
+) -> tuple[int, bool]:
+    """The kernels' number for the caches' type, and whether their rows end in a scale."""
+    dtype = _CACHE_DTYPES.get(key_cache.dtype)
+    if dtype is None or value_cache.dtype != key_cache.dtype:
+        raise _refuse(operation, f"cannot use caches of {key_cache.dtype} and {value_cache.dtype}")
     if key_cache.shape != value_cache.shape:
         raise _refuse(operation, "key and value caches must have one shape")
     for cache in (key_cache, value_cache):
         if not cache.is_contiguous() and not cache[0].is_contiguous():
             raise _refuse(operation, "the blocks of a cache must be dense")
-    return _dtype(operation, key_cache, value_cache)
+    try:
+        return dtype, has_row_scales(key_cache, head_size)
+    except ValueError as error:
+        raise _refuse(operation, f"query, key and caches do not fit together: {error}") from None

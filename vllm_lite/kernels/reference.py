@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels import cached_rows
 from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs
@@ -67,18 +68,25 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Write key and value [T, K, D] into caches [B, K, S, D] at slots [T] = block * S + offset.
+    """Write key and value [T, K, D] into caches [B, K, S, row] at slots [T] = block * S + offset.
 
-    A negative slot is skipped; a slot beyond the cache raises IndexError.
+    A row is D numbers, and their scale where `cached_rows` says so. A negative slot is skipped; a
+    slot beyond the cache raises IndexError.
     """
     block_size = key_cache.shape[2]
     if slot_mapping.numel() and int(slot_mapping.max()) >= key_cache.shape[0] * block_size:
         raise IndexError(f"slot_mapping holds {int(slot_mapping.max())}, beyond the cache")
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
+    if not slots.numel():
+        return
     blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, :, offsets] = key[kept].to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value[kept].to(value_cache.dtype)
+    for rows, cache in ((key, key_cache), (value, value_cache)):
+        encoded = cached_rows.encode(rows[kept], cache)
+        # torch indexes no 8-bit floats, so that numbers of one byte are moved as bytes.
+        if cache.dtype.itemsize == 1:
+            encoded, cache = encoded.view(torch.uint8), cache.view(torch.uint8)
+        cache[blocks, :, offsets] = encoded
 
 
 def paged_attention(
@@ -92,7 +100,7 @@ def paged_attention(
     sliding_window: int = 0,
     logits_soft_cap: float = 0.0,
 ) -> Tensor:
-    """Causal attention of query [T, H, D] over caches [B, K, S, D]; returns [T, H, D].
+    """Causal attention of query [T, H, D] over caches [B, K, S, row]; returns [T, H, D].
 
     Request r owns queries query_start_loc[r] : query_start_loc[r + 1] ([R + 1] int32); they are the
     last of its seq_lens[r] positions ([R] int32). Position j lies in block block_table[r, j // S]
@@ -107,8 +115,8 @@ def paged_attention(
         if start == end:
             continue
         blocks = block_table[r, : math.ceil(seq_len / block_size)].long()
-        keys = _gather(key_cache, blocks, seq_len, query.shape[1])
-        values = _gather(value_cache, blocks, seq_len, query.shape[1])
+        keys = _gather(key_cache, blocks, seq_len, query)
+        values = _gather(value_cache, blocks, seq_len, query)
         scores = torch.einsum("thd,hjd->htj", query[start:end].float(), keys) * scale
         if logits_soft_cap > 0:
             scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)
@@ -122,10 +130,14 @@ def paged_attention(
     return output
 
 
-def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int) -> Tensor:
+def _gather(cache: Tensor, blocks: Tensor, seq_len: int, query: Tensor) -> Tensor:
     """A request's keys or values [H, seq_len, D] float32, each kv-head repeated for its group."""
-    _, num_kv_heads, _, head_size = cache.shape
-    rows = cache[blocks].float().transpose(0, 1).reshape(num_kv_heads, -1, head_size)
+    num_kv_heads = cache.shape[1]
+    _, num_heads, head_size = query.shape
+    narrow = cache.dtype.itemsize == 1
+    stored = cache.view(torch.uint8)[blocks].view(cache.dtype) if narrow else cache[blocks]
+    rows = cached_rows.decode(stored, head_size)
+    rows = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_size)
     return rows[:, :seq_len].repeat_interleave(num_heads // num_kv_heads, dim=0)
 
 

@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self._ops = ops()
 
     def bind_kv_cache(self, key_cache: Tensor, value_cache: Tensor) -> None:
-        """Use these [B, K, S, D] tensors from now on."""
+        """Use these [B, K, S, row] tensors from now on."""
         self._key_cache = key_cache
         self._value_cache = value_cache
 

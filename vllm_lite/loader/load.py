@@ -18,6 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.dummy import make_dummies
@@ -45,7 +46,9 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     dtype = _DTYPES[config.model.dtype]
     options = BuildOptions(
         dtype=dtype,
-        cache_dtype=_DTYPES.get(config.cache.kv_cache_dtype, dtype),
+        cache_format=CACHE_FORMATS.get(
+            config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
+        ),
         max_model_len=config.model.max_model_len,
         linear_method=get_linear_method(config.model.quantization, dtype),
     )

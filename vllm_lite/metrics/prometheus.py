@@ -269,4 +269,5 @@ def _bounds(config: VllmConfig) -> dict[str, Sequence[float]]:
 
 def _cache_info(config: VllmConfig, num_blocks: int) -> dict[str, str]:
     info = {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
-    return {**info, "num_gpu_blocks": str(num_blocks)}
+    # vLLM's name of the option's field.
+    return {**info, "cache_dtype": config.cache.kv_cache_dtype, "num_gpu_blocks": str(num_blocks)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec
 from vllm_lite.distributed.groups import head_shards
 from vllm_lite.layers.attention import Attention
 from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -30,7 +30,7 @@ class BuildOptions:
     """How the engine wants a model built, whatever its architecture."""
 
     dtype: torch.dtype
-    cache_dtype: torch.dtype
+    cache_format: CacheFormat
     max_model_len: int
     linear_method: LinearMethod
 
@@ -140,7 +140,7 @@ class DecoderForCausalLM(nn.Module):
         )
         self._spec = spec
         self._num_kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)[1].size
-        self._cache_dtype = options.cache_dtype
+        self._cache_format = options.cache_format
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -162,7 +162,8 @@ class DecoderForCausalLM(nn.Module):
             num_layers=spec.num_layers,
             num_kv_heads=self._num_kv_heads,
             head_size=spec.head_size,
-            dtype=str(self._cache_dtype).removeprefix("torch."),
+            dtype=self._cache_format.dtype,
+            has_row_scales=self._cache_format.has_row_scales,
             # Blocks may be let go only when no layer looks further back.
             sliding_window=None if None in windows else max(w for w in windows if w),
         )

@@ -1,4 +1,4 @@
-"""The KV cache's tensors: one pair a layer, [B, K, S, D], all zeros, in memory touched late.
+"""The KV cache's tensors: one pair a layer, [B, K, S, row], all zeros, in memory touched late.
 
 A page costs memory only once a block in it is written. What was never written reads as zero,
 so that masked positions and the null block, where padding points, are always finite.
@@ -21,7 +21,7 @@ _ALIGNMENT = 64  # bytes of a cache line
 def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """(key, value) tensors of each layer for `plan`; UsageError where memory does not reach."""
     spec = plan.spec
-    shape = (plan.num_blocks, spec.num_kv_heads, plan.block_size, spec.head_size)
+    shape = (plan.num_blocks, spec.num_kv_heads, plan.block_size, spec.row_size)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     make = _untouched_zeros if device.type == "cpu" else torch.zeros
     try:

@@ -102,8 +102,9 @@ inline Vec cap_scores(Vec scores, float cap) {
 // Turns scores into weights relative to the row's new maximum and rescales what was summed.
 // Only keys [visible_begin, visible_end) of the block count.
 template <class Dot>
-inline void update_softmax(const Attention& p, float* scores, int64_t visible_begin,
-                           int64_t visible_end, const SoftmaxRow& row, int64_t row_size) {
+inline void update_softmax(const Attention& p, float* scores, const RowScales* scales,
+                           int64_t visible_begin, int64_t visible_end, const SoftmaxRow& row,
+                           int64_t row_size) {
   const Vec nothing = broadcast(-INFINITY);
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -111,6 +112,7 @@ inline void update_softmax(const Attention& p, float* scores, int64_t visible_be
   Vec highest = nothing;
   for (int v = 0; v < kKeyVectors; ++v) {
     x[v] = load(scores + v * kLanes) * p.scale;
+    if (scales != nullptr) x[v] *= load(scales->keys + v * kLanes);
     if (p.soft_cap > 0) x[v] = cap_scores(x[v], p.soft_cap);
     if (visible_begin > 0 || visible_end < kKeys) {
       const IntVec key = lane + v * kLanes;
@@ -128,7 +130,13 @@ inline void update_softmax(const Attention& p, float* scores, int64_t visible_be
   }
   Vec sum{};
   for (int v = 0; v < kKeyVectors; ++v) {
-    sum += Dot::store_weights(scores, v * kLanes, exponential(x[v] - new_max));
+    const Vec weights = exponential(x[v] - new_max);
+    if (scales == nullptr) {
+      sum += Dot::store_weights(scores, v * kLanes, weights);
+    } else {
+      sum += weights;
+      Dot::store_weights(scores, v * kLanes, weights * load(scales->values + v * kLanes));
+    }
   }
   if (new_max == old_max) {
     *row.sum += sum;
@@ -182,6 +190,7 @@ struct PackedBlock {
   const Element* keys;
   const Value* const* values;
   const Value* const* next_values;  // to ask memory for meanwhile, or null
+  const RowScales* scales;          // or null
 };
 
 // One pass of R rows, from `first` on, over a block.
@@ -201,7 +210,8 @@ void attend_rows(const Attention& p, const AttentionTile& tile,
     const int64_t oldest = p.sliding_window > 0 ? position - p.sliding_window + 1 : 0;
     visible_end = min_of(block.num_keys, position + 1 - block.position);
     update_softmax<Dot>(
-        p, scores + (r - first) * kKeys, max_of<int64_t>(0, oldest - block.position), visible_end,
+        p, scores + (r - first) * kKeys, block.scales,
+        max_of<int64_t>(0, oldest - block.position), visible_end,
         {rows.maxima + r, rows.sums + r, rows.values + r * rows.row_size}, rows.row_size);
   }
   // The last row sees the most keys.
@@ -234,14 +244,18 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
   const int64_t end = min_of((span + 1) * kSpan, tile.first_position + tile.num_tokens);
   const int64_t rows_at_once = ceil_divide(num_rows, ceil_divide(num_rows, kMaxRows));
   // Elements are made of values once for all rows, unless there is but one group to use them.
-  const bool pack = row_size != p.head_size || (sizeof(Cache) == 2 && num_rows > kMaxRows);
+  const bool pack = row_size != p.head_size || sizeof(Cache) == 1 ||
+                    (sizeof(Cache) == 2 && num_rows > kMaxRows);
   KeyBlock<Cache> blocks[2];
   const Element* packed_values[kKeys];
+  RowScales scales;
+  const RowScales* used_scales = p.has_row_scales ? &scales : nullptr;
   locate_keys(p, tile, begin, end, blocks[begin / kKeys % 2]);
   for (int64_t key = begin; key < end; key += kKeys) {
     const KeyBlock<Cache>& block = blocks[key / kKeys % 2];
     KeyBlock<Cache>& next = blocks[(key / kKeys + 1) % 2];
     locate_keys(p, tile, key + kKeys < end ? key + kKeys : key, end, next);
+    if (p.has_row_scales) load_scales(block, p.head_size, scales);
     pack_keys(block, next, p.head_size, keys);
     if (pack) {
       pack_values<Dot>(block, next, p.head_size, row_size,
@@ -254,34 +268,43 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
       if (last_position < key || first_position - window >= key + block.count) continue;
       with_constant<kMaxRows>(count, [&](auto constant) {
         constexpr int R = decltype(constant)::value;
-        if (pack) {
-          const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
-                                                        nullptr};
-          attend_rows<Dot, R>(p, tile, rows, first, packed, scratch.scores);
-        } else {
-          const PackedBlock<Element, Cache> packed = {key, block.count, keys, block.values,
-                                                      next.values};
-          attend_rows<Dot, R>(p, tile, rows, first, packed, scratch.scores);
+        if constexpr (sizeof(Cache) > 1) {
+          if (!pack) {
+            const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values,
+                                                        next.values, nullptr};
+            return attend_rows<Dot, R>(p, tile, rows, first, stored, scratch.scores);
+          }
         }
+        const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
+                                                      nullptr, used_scales};
+        attend_rows<Dot, R>(p, tile, rows, first, packed, scratch.scores);
       });
     }
   }
   for (int64_t r = 0; r < num_rows; ++r) state[num_rows + r] = reduce_add(rows.sums[r]);
 }
 
-void attend_span(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
-                 float* scratch) {
-  if (p.cache_dtype == DType::kFloat32) {
-    attend<Float32Dot, float>(p, tile, span, state, scratch);
-    return;
-  }
+template <class Cache>
+void attend_narrow(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
+                   float* scratch) {
 #if defined(__AVX512BF16__)
   if (p.dtype == DType::kBFloat16) {
-    attend<BFloat16PairDot, BFloat16>(p, tile, span, state, scratch);
+    attend<BFloat16PairDot, Cache>(p, tile, span, state, scratch);
     return;
   }
 #endif
-  attend<Float32Dot, BFloat16>(p, tile, span, state, scratch);
+  attend<Float32Dot, Cache>(p, tile, span, state, scratch);
+}
+
+void attend_span(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
+                 float* scratch) {
+  switch (p.cache_dtype) {
+    case DType::kFloat32: return attend<Float32Dot, float>(p, tile, span, state, scratch);
+    case DType::kBFloat16: return attend_narrow<BFloat16>(p, tile, span, state, scratch);
+    case DType::kFloat8E4M3: return attend_narrow<Float8E4M3>(p, tile, span, state, scratch);
+    case DType::kFloat8E5M2: return attend_narrow<Float8E5M2>(p, tile, span, state, scratch);
+    case DType::kInt8: return attend_narrow<Int8>(p, tile, span, state, scratch);
+  }
 }
 
 void merge(int64_t rows, int64_t head_size, float* state, const float* later) {

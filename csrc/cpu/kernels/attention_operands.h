@@ -2,6 +2,7 @@
 // as the arithmetic likes them. For attention.cpp only.
 #pragma once
 
+#include "cpu/kernels/cached_numbers.h"
 #include "cpu/kernels/kernels.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -54,6 +55,12 @@ struct BFloat16PairDot {
     const Vec odd = load_upto(rows[2 * step + 1] + offset, count);
     return bit_cast<Vec>(bit_cast<BitsVec>(even) >> 16 | bit_cast<BitsVec>(odd));
   }
+  template <IsCode Code>
+  static Vec load_values(const Code* const* rows, int64_t step, int64_t offset, int64_t count) {
+    const BitsVec even = load_bytes(rows[2 * step] + offset, count);
+    const BitsVec odd = load_bytes(rows[2 * step + 1] + offset, count);
+    return bit_cast<Vec>(decode_pairs(even | odd << 16, rows[0]));
+  }
   static Vec load_values(const uint32_t* const* rows, int64_t step, int64_t offset, int64_t) {
     Vec pairs;
     memcpy(&pairs, rows[step] + offset, sizeof pairs);
@@ -70,13 +77,29 @@ struct KeyBlock {
   const Cache* values[kKeys];
 };
 
+// What the rows of a block are multiplied by, where they have scales: scores then take the scales
+// of keys, and weights those of values.
+struct RowScales {
+  float keys[kKeys];
+  float values[kKeys];
+};
+
+template <class Cache>
+void load_scales(const KeyBlock<Cache>& block, int64_t head_size, RowScales& scales) {
+  for (int i = 0; i < kKeys; ++i) {
+    memcpy(scales.keys + i, block.keys[i] + head_size, sizeof(float));
+    memcpy(scales.values + i, block.values[i] + head_size, sizeof(float));
+  }
+}
+
 template <class Cache>
 void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, int64_t end,
                  KeyBlock<Cache>& block) {
   block.count = min_of<int64_t>(kKeys, end - begin);
   const Cache* key_cache = static_cast<const Cache*>(p.key_cache);
   const Cache* value_cache = static_cast<const Cache*>(p.value_cache);
-  const int64_t head = tile.kv_head * p.block_size * p.head_size;
+  const int64_t row_size = cached_row_size(p.head_size, p.has_row_scales);
+  const int64_t head = tile.kv_head * p.block_size * row_size;
   int64_t index = begin / p.block_size;
   int64_t slot = begin % p.block_size;
   for (int64_t i = 0; i < kKeys; ++i) {
@@ -86,8 +109,8 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
       continue;
     }
     const int64_t id = tile.blocks[index];
-    block.keys[i] = key_cache + id * p.key_block_stride + head + slot * p.head_size;
-    block.values[i] = value_cache + id * p.value_block_stride + head + slot * p.head_size;
+    block.keys[i] = key_cache + id * p.key_block_stride + head + slot * row_size;
+    block.values[i] = value_cache + id * p.value_block_stride + head + slot * row_size;
     if (++slot == p.block_size) slot = 0, ++index;
   }
 }
@@ -129,6 +152,24 @@ inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec wor
                             const BFloat16*) {
   store_words(packed + word * kKeys, words);
 }
+
+// Each word is four neighbouring dimensions. The packed keys have room for whole words.
+template <IsCode Code>
+inline void store_key_words(float* packed, int64_t word, int64_t, BitsVec words, const Code* type) {
+  for (int i = 0; i < 4; ++i) {
+    store(packed + (4 * word + i) * kKeys, decode((words >> (8 * i)) & 0xff, type));
+  }
+}
+#if defined(__AVX512BF16__)
+template <IsCode Code>
+inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec words,
+                            const Code* type) {
+  const BitsVec first = (words & 0xff) | (words & 0xff00) << 8;
+  const BitsVec second = (words >> 16 & 0xff) | (words >> 8 & 0xff0000);
+  store_words(packed + 2 * word * kKeys, decode_pairs(first, type));
+  store_words(packed + (2 * word + 1) * kKeys, decode_pairs(second, type));
+}
+#endif
 
 // Transposes keys to packed [dimension (or pair), kKeys].
 template <class Element, class Cache>

@@ -54,28 +54,6 @@ void silu_and_mul_rows(const SiluAndMul& p, int64_t begin, int64_t end) {
   }
 }
 
-template <class From, class To>
-void write_cache_rows(const CacheWrite& p, int64_t begin, int64_t end) {
-  for (int64_t token = begin; token < end; ++token) {
-    const int64_t slot = p.slots[token];
-    if (slot < 0) continue;
-    const From* from = static_cast<const From*>(p.source) + token * p.token_stride;
-    To* to = static_cast<To*>(p.cache) + slot / p.block_size * p.block_stride +
-             slot % p.block_size * p.head_size;
-    for (int64_t head = 0; head < p.num_kv_heads; ++head) {
-      if constexpr (sizeof(From) == sizeof(To)) {
-        memcpy(to, from, p.head_size * sizeof(To));
-      } else {
-        for_each_vector(p.head_size, [&](int64_t i, int64_t count) {
-          store_upto(to + i, load_upto(from + i, count), count);
-        });
-      }
-      from += p.head_stride;
-      to += p.block_size * p.head_size;
-    }
-  }
-}
-
 // The bits decide with arithmetic, not with branches, so that the loop becomes vectors.
 void mask_word(float* logits, uint32_t word, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -120,18 +98,6 @@ void apply_token_mask(const TokenMask& p, int64_t begin_part, int64_t end_part) 
         mask_word(logits + start, bits[word], left);
       }
     }
-  }
-}
-
-void write_cache(const CacheWrite& p, int64_t begin, int64_t end) {
-  const bool from_bf16 = p.dtype == DType::kBFloat16;
-  const bool to_bf16 = p.cache_dtype == DType::kBFloat16;
-  if (from_bf16 == to_bf16) {
-    from_bf16 ? write_cache_rows<BFloat16, BFloat16>(p, begin, end)
-              : write_cache_rows<float, float>(p, begin, end);
-  } else {
-    from_bf16 ? write_cache_rows<BFloat16, float>(p, begin, end)
-              : write_cache_rows<float, BFloat16>(p, begin, end);
   }
 }
 

@@ -153,7 +153,11 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 is not available"),
         ({"quantization": "awq"}, "--quantization awq is not available"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not available"),
+        ({"kv_cache_dtype": "fp8_inc"}, "--kv-cache-dtype fp8_inc is not available"),
+        (
+            {"calculate_kv_scales": True},
+            "--calculate-kv-scales is not available.*fp8_per_token_head",
+        ),
         ({"device": "cuda"}, "--device cuda is not available.*--device cpu"),
         ({"dtype": "float16"}, "--dtype float16"),
         ({"dtype": "int8"}, "--dtype must be one of auto, half"),

@@ -16,6 +16,9 @@ BLOCK_BYTES = 8 * TINY_SPEC.bytes_per_token
 
 def test_a_token_takes_keys_and_values_of_all_layers() -> None:
     assert KVCacheSpec(30, 3, 64, "bfloat16").bytes_per_token == 2 * 30 * 3 * 64 * 2
+    assert KVCacheSpec(30, 3, 64, "float8_e5m2").bytes_per_token == 2 * 30 * 3 * 64
+    scaled = KVCacheSpec(30, 3, 64, "int8", has_row_scales=True)
+    assert scaled.bytes_per_token == 2 * 30 * 3 * (64 + 4)
 
 
 def test_memory_is_used_up_to_what_the_requests_can_hold() -> None:
@@ -72,4 +75,6 @@ def test_a_window_needs_room_for_itself_and_one_step() -> None:
 def test_the_plan_describes_itself_in_one_line() -> None:
     config = core_config(max_model_len=64, num_gpu_blocks_override=13)
     text = describe_plan(config, plan_kv_cache(config, TINY_SPEC, 0))
-    assert text == "KV cache: 0.00 GiB, 96 tokens, 1.50x concurrency at 64 tokens per request"
+    assert text == (
+        "KV cache: 0.00 GiB of float32, 96 tokens, 1.50x concurrency at 64 tokens per request"
+    )

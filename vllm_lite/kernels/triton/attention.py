@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.triton import device, tuning
+from vllm_lite.kernels.triton.cached_numbers import load_scales, stored_numbers
+from vllm_lite.kernels.triton.numbers import decode
 
 _LOG2_E = math.log2(math.e)
 _MIN_SPLIT_KEYS = 256
@@ -74,7 +76,9 @@ def paged_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    FORMAT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -129,13 +133,18 @@ def paged_attention_kernel(
         is_key = keys < end
         block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         # Within a block: kv_head, then offset, then column.
-        inner = (kv_head * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_SIZE
+        inner = (kv_head * BLOCK_SIZE + keys % BLOCK_SIZE) * ROW_SIZE
         key = tl.load(
             key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None],
             mask=is_key[None, :] & is_column[:, None],
-            other=0.0,
+            other=0,
         )
+        if FORMAT > 0:
+            key = decode(key, FORMAT)
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale_log2
+        if ROW_SIZE > HEAD_SIZE:
+            key_rows = key_cache_ptr + block * key_block_stride + inner
+            scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
         if HAS_SOFT_CAP:
             # tanh by exp2, which every target has; soft_cap is in the same base.
             bent = tl.exp2(-2.0 * 1.4426950408889634 * tl.abs(scores) / soft_cap)
@@ -154,9 +163,14 @@ def paged_attention_kernel(
         value = tl.load(
             value_cache_ptr + (block * value_block_stride + inner)[:, None] + columns[None, :],
             mask=is_key[:, None] & is_column[None, :],
-            other=0.0,
+            other=0,
         )
+        if ROW_SIZE > HEAD_SIZE:
+            value_rows = value_cache_ptr + block * value_block_stride + inner
+            weights *= load_scales(value_rows, is_key, HEAD_SIZE)[None, :]
         acc = acc * keep[:, None]
+        if FORMAT > 0:
+            value = decode(value, FORMAT)
         acc += tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
         largest = new_largest
 
@@ -265,28 +279,25 @@ def paged_attention(
     logits_soft_cap: float = 0.0,
 ) -> Tensor:
     num_tokens, num_heads, head_size = query.shape
-    num_kv_heads, block_size = key_cache.shape[1:3]
+    _, num_kv_heads, block_size, row_size = key_cache.shape
+    *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
     num_requests, blocks_per_request = block_table.shape
     group = num_heads // num_kv_heads
     is_decode = num_tokens == num_requests
-    is_wide = query.dtype is torch.float32
+    # Numbers of one byte take registers of their own until they are the query's type.
+    is_wide = query.dtype is torch.float32 or number_format > 0
     tiling = choose_tiling(group, head_size, is_decode, is_wide, query.device)
     # Enough tiles whatever the lengths; the kernel returns where there is nothing.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
     capacity = blocks_per_request * block_size
     splits = num_splits(tiles * num_kv_heads, capacity, device.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    partial = out
-    if splits > 1:
-        partial = query.new_empty(
-            (num_tokens, num_heads, splits, head_size + 2), dtype=torch.float32
-        )
+    partial = out if splits == 1 else _room_for_partials(query, splits)
     paged_attention_kernel[(tiles, num_kv_heads, splits)](
         out,
         partial,
         query,
-        key_cache,
-        value_cache,
+        *caches,
         block_table,
         query_start_loc,
         seq_lens,
@@ -304,6 +315,8 @@ def paged_attention(
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_SIZE=head_size,
+        ROW_SIZE=row_size,
+        FORMAT=number_format,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=logits_soft_cap > 0,
         IS_SPLIT=splits > 1,
@@ -312,6 +325,12 @@ def paged_attention(
     if splits > 1:
         _merge(out, partial, tiling.block_d)
     return out
+
+
+def _room_for_partials(query: Tensor, splits: int) -> Tensor:
+    num_tokens, num_heads, head_size = query.shape
+    shape = (num_tokens, num_heads, splits, head_size + 2)
+    return query.new_empty(shape, dtype=torch.float32)
 
 
 def _merge(out: Tensor, partial: Tensor, block_d: int) -> None:
