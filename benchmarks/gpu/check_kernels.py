@@ -109,6 +109,7 @@ def jobs(is_dry: bool) -> Iterator[tuple[str, Any, Any]]:
         for make in (
             cases.layer_cases(dtype, rows, size),
             cases.attention_cases(dtype, longest),
+            cases.sink_cases(dtype),
             cases.write_cases(dtype, dtype),
             cases.narrow_cases(dtype, rows, size),
             cases.weight_cases(dtype, rows),

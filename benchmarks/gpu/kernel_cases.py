@@ -19,6 +19,7 @@ from vllm_lite.kernels import (
     reference_grouped,
     reference_logits,
     reference_quantized,
+    reference_rotary_cache,
     reference_sampling,
 )
 from vllm_lite.kernels.grouped_gguf import from_gguf
@@ -158,6 +159,33 @@ def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
         write,
         [rows[0], rows[1], caches[0], caches[1], slots],
         is_paged=True,
+    )
+
+    turned = [torch.randint(500, (40,)), torch.randn(40, 9, 96).to(dtype)]
+
+    def turn(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        o.rotary_and_cache(*t)
+        return [t[1].float(), t[5].float(), t[6].float()]
+
+    yield Case(
+        f"rotary_and_cache {dtype} as {cached}",
+        reference_rotary_cache,
+        turn,
+        [*turned, *rows, torch.randn(500, 64), caches[0], caches[1], slots],
+        tolerance=max(ROUNDING[dtype], ROUNDING.get(cached, 0.14)),
+    )
+
+
+def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Attention with slopes and sinks."""
+    query, keys, values, *rest = paged_arguments([(1, 600), (7, 40)], (8, 2), 64, 16)
+    yield Case(
+        f"paged_attention slopes and sinks {dtype}",
+        reference,
+        lambda o, t, _: o.paged_attention(*t[:6], 0.125, alibi_slopes=t[6], sinks=t[7]),
+        [*(t.to(dtype) for t in (query, keys, values)), *rest, torch.rand(8) / 8, torch.randn(8)],
+        dtype,
+        ROUNDING[dtype],
     )
 
 

@@ -87,11 +87,13 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
         ops.gelu_and_mul(tensor(rows, 2 * intermediate), approximate)
     index = tensor(rows, dtype=torch.int64)
     query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
-    ops.rotary_embedding(index, query, key, tensor(4096, size, dtype=torch.float32))
+    turns = tensor(4096, size, dtype=torch.float32)
+    ops.rotary_embedding(index, query, key, turns)
     scaled = tensor(1000, kv_heads, block_size, size + 4, dtype=torch.int8)
     caches = [cache, scaled, tensor(*cache.shape, dtype=torch.float8_e4m3fn)]
     for stored in caches:
         ops.reshape_and_cache(key, key, stored, stored, index)
+        ops.rotary_and_cache(index, query, key, key, turns, stored, stored, index)
     for count, num_requests in ((1, rows), (132, rows), (1, 2)):
         table = tensor(num_requests, blocks, dtype=torch.int32)
         starts = tensor(num_requests + 1, dtype=torch.int32)
@@ -99,6 +101,11 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
         with processors(count):
             for stored in caches:
                 ops.paged_attention(query, stored, stored, table, starts, lens, 0.1)
+            if size == 64:  # what few models ask for
+                per_head = tensor(heads, dtype=torch.float32)
+                both = {"alibi_slopes": per_head, "sinks": per_head}
+                where = (cache, cache, table, starts, lens)
+                ops.paged_attention(query, *where, 0.1, 128, 30.0, **both)
 
 
 def launch_logits() -> None:

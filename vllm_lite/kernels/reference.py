@@ -99,6 +99,9 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     logits_soft_cap: float = 0.0,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of query [T, H, D] over caches [B, K, S, row]; returns [T, H, D].
 
@@ -106,8 +109,11 @@ def paged_attention(
     last of its seq_lens[r] positions ([R] int32). Position j lies in block block_table[r, j // S]
     ([R, M] int32). Key j is visible to the query at position p iff j <= p and, with a window w,
     p - j < w. A soft cap c bends scores to c * tanh(score / c). Tokens of no request become 0.
+    alibi_slopes [H] float32 add slope * (j - p) to a score (arXiv:2108.12409); sinks [H] float32
+    are scores of one more key that all queries see and that has no value (arXiv:2309.17453).
     """
     output = torch.zeros_like(query)
+    num_heads = query.shape[1]
     block_size = key_cache.shape[2]
     bounds = query_start_loc.tolist()
     for r, seq_len in enumerate(seq_lens.tolist()):
@@ -125,7 +131,13 @@ def paged_attention(
         visible = key_position <= position
         if sliding_window > 0:
             visible &= position - key_position < sliding_window
-        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes[:, None, None] * (key_position - position)
+        scores = scores.masked_fill(~visible, -math.inf)
+        if sinks is not None:
+            sink = sinks.float()[:, None, None].expand(num_heads, end - start, 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :seq_len]
         output[start:end] = torch.einsum("htj,hjd->thd", weights, values).to(query.dtype)
     return output
 

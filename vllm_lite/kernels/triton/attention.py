@@ -21,7 +21,9 @@ from vllm_lite.kernels.triton import device, tuning
 from vllm_lite.kernels.triton.cached_numbers import load_scales, stored_numbers
 from vllm_lite.kernels.triton.numbers import decode
 
-_LOG2_E = math.log2(math.e)
+_LOG2_E = tl.constexpr(math.log2(math.e))
+# How tuning tables name what is not plain 16-bit attention.
+_KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 _MIN_SPLIT_KEYS = 256
 _MAX_SPLITS = 32
 
@@ -59,6 +61,8 @@ def paged_attention_kernel(
     block_table_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
+    alibi_slopes_ptr,
+    sinks_ptr,
     scale_log2,
     soft_cap,
     window,
@@ -81,6 +85,8 @@ def paged_attention_kernel(
     FORMAT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -127,6 +133,14 @@ def paged_attention_kernel(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_SINKS:
+        # A key that all see and that has no value; the first split has it.
+        is_sunk = is_row & (rows * 0 + split == 0)
+        sinks = tl.load(sinks_ptr + heads, mask=is_sunk, other=float("-inf"))
+        largest = sinks.to(tl.float32) * _LOG2_E
+        total = tl.where(largest == float("-inf"), 0.0, 1.0)
+    if HAS_ALIBI:
+        slopes = tl.load(alibi_slopes_ptr + heads, mask=is_row, other=0.0) * _LOG2_E
     table = block_table_ptr + request.to(tl.int64) * table_stride
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
@@ -147,9 +161,12 @@ def paged_attention_kernel(
             scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
         if HAS_SOFT_CAP:
             # tanh by exp2, which every target has; soft_cap is in the same base.
-            bent = tl.exp2(-2.0 * 1.4426950408889634 * tl.abs(scores) / soft_cap)
+            bent = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E) / soft_cap)
             bent = soft_cap * (1.0 - bent) / (1.0 + bent)
             scores = tl.where(scores < 0, -bent, bent)
+        if HAS_ALIBI:
+            distance = (keys[None, :] - positions[:, None]).to(tl.float32)
+            scores += slopes[:, None] * distance
         visible = is_row[:, None] & is_key[None, :] & (keys[None, :] <= positions[:, None])
         if HAS_WINDOW:
             visible = visible & (positions[:, None] - keys[None, :] < window)
@@ -190,12 +207,17 @@ def paged_attention_kernel(
 def merge_splits_kernel(
     out_ptr,
     partial_ptr,
+    query_start_loc_ptr,
+    num_requests,
+    num_heads,
     num_splits,
     SPLITS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)  # token * H + head
+    if row // num_heads >= tl.load(query_start_loc_ptr + num_requests):
+        return  # a token of no request, of which nothing was written
     splits = tl.arange(0, SPLITS)
     is_split = splits < num_splits
     columns = tl.arange(0, BLOCK_D)
@@ -238,14 +260,15 @@ class Tiling:
 
 
 def choose_tiling(
-    group: int, head_size: int, is_decode: bool, is_wide: bool, on: torch.device
+    group: int, head_size: int, is_decode: bool, item_size: int, on: torch.device
 ) -> Tiling:
-    """The tile for `group` query heads a kv-head; `is_wide` says that elements have 4 bytes.
+    """The tile for `group` query heads a kv-head; items have `item_size` bytes.
 
+    That is 4 for float32 queries, 1 for a cache of 8-bit numbers, and 2 else.
     Decode takes the fewest rows that a matrix instruction has, prefill what registers hold; more
     where a group has more heads.
     """
-    kind = ("decode" if is_decode else "prefill") + (" wide" if is_wide else "")
+    kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
     tile = tuning.attention_tile(kind, head_size, on)
     block_d = max(16, triton.next_power_of_2(head_size))
     block_m = max(tile.rows, triton.next_power_of_2(group))
@@ -277,6 +300,9 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     logits_soft_cap: float = 0.0,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_heads, head_size = query.shape
     _, num_kv_heads, block_size, row_size = key_cache.shape
@@ -284,9 +310,8 @@ def paged_attention(
     num_requests, blocks_per_request = block_table.shape
     group = num_heads // num_kv_heads
     is_decode = num_tokens == num_requests
-    # Numbers of one byte take registers of their own until they are the query's type.
-    is_wide = query.dtype is torch.float32 or number_format > 0
-    tiling = choose_tiling(group, head_size, is_decode, is_wide, query.device)
+    item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
+    tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
     # Enough tiles whatever the lengths; the kernel returns where there is nothing.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
     capacity = blocks_per_request * block_size
@@ -301,15 +326,13 @@ def paged_attention(
         block_table,
         query_start_loc,
         seq_lens,
-        scale * _LOG2_E,
-        logits_soft_cap * _LOG2_E,
+        *(out if per_head is None else per_head for per_head in (alibi_slopes, sinks)),
+        scale * _LOG2_E.value,
+        logits_soft_cap * _LOG2_E.value,
         sliding_window,
         num_requests,
-        query.stride(0),
-        query.stride(1),
-        key_cache.stride(0),
-        value_cache.stride(0),
-        block_table.stride(0),
+        *query.stride()[:2],
+        *(tensor.stride(0) for tensor in (key_cache, value_cache, block_table)),
         num_heads,
         splits,
         GROUP=group,
@@ -319,11 +342,13 @@ def paged_attention(
         FORMAT=number_format,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=logits_soft_cap > 0,
+        HAS_ALIBI=alibi_slopes is not None,
+        HAS_SINKS=sinks is not None,
         IS_SPLIT=splits > 1,
         **tiling.launch(),
     )
     if splits > 1:
-        _merge(out, partial, tiling.block_d)
+        _merge(out, partial, query_start_loc, tiling.block_d)
     return out
 
 
@@ -333,12 +358,15 @@ def _room_for_partials(query: Tensor, splits: int) -> Tensor:
     return query.new_empty(shape, dtype=torch.float32)
 
 
-def _merge(out: Tensor, partial: Tensor, block_d: int) -> None:
+def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> None:
     """Combine partial [T, H, splits, D + 2] into out [T, H, D]."""
     num_tokens, num_heads, splits, _ = partial.shape
     merge_splits_kernel[(num_tokens * num_heads,)](
         out,
         partial,
+        query_start_loc,
+        len(query_start_loc) - 1,
+        num_heads,
         splits,
         SPLITS=triton.next_power_of_2(splits),
         HEAD_SIZE=out.shape[2],

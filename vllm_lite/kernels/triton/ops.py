@@ -27,6 +27,7 @@ from vllm_lite.kernels.triton.quantize import (
     rms_norm_quantized,
 )
 from vllm_lite.kernels.triton.rotary import rotary_embedding
+from vllm_lite.kernels.triton.rotary_cache import rotary_and_cache
 from vllm_lite.kernels.triton.sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.scaled_linear import scaled_linear
 
@@ -54,6 +55,7 @@ __all__ = [
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_quantized",
+    "rotary_and_cache",
     "rotary_embedding",
     "route_topk",
     "scaled_linear",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _rotate(ptr, token_stride, head_stride, cos, sin, num_heads, HALF, BLOCK, HEADS, IS_NEOX):
+def rotate_heads(ptr, token_stride, head_stride, cos, sin, num_heads, HALF, BLOCK, HEADS, IS_NEOX):
     token = tl.program_id(0).to(tl.int64)
     pairs = tl.arange(0, BLOCK)
     for first_head in range(0, num_heads, HEADS):
@@ -49,7 +49,7 @@ def rotary_kernel(
     row = cos_sin_ptr + position * (2 * HALF)
     cos = tl.load(row + pairs, mask=pairs < HALF, other=0.0)[None, :]
     sin = tl.load(row + HALF + pairs, mask=pairs < HALF, other=0.0)[None, :]
-    _rotate(
+    rotate_heads(
         query_ptr,
         query_token_stride,
         query_head_stride,
@@ -61,7 +61,7 @@ def rotary_kernel(
         HEADS,
         IS_NEOX,
     )
-    _rotate(
+    rotate_heads(
         key_ptr,
         key_token_stride,
         key_head_stride,

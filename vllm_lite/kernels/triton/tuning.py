@@ -58,7 +58,10 @@ def product_tile(kind: str, num_rows: int, device: torch.device) -> ProductTile:
 
 
 def attention_tile(kind: str, head_size: int, device: torch.device) -> AttentionTile:
-    """The tile for heads of `head_size`; kind is "decode" or "prefill", "wide" for float32."""
+    """The tile for heads of `head_size` in "decode" or "prefill".
+
+    A kind that ends in " wide" is of float32, in " narrow" of a cache of 8-bit numbers.
+    """
     found = entry("attention", kind, head_size, devices.target(device))
     return AttentionTile(**found["tile"])
 

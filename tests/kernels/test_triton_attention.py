@@ -1,0 +1,102 @@
+"""Attention beside plain heads, and the cache's write fused with rotation, interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels.test_attention import NARROW, Batch, batch
+from vllm_lite.kernels import cached_rows, reference, reference_rotary_cache
+from vllm_lite.kernels.triton import device, ops
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def both(case: Batch, **options: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attention of our kernels and of the reference."""
+    caches = (case.key_cache, case.value_cache)
+    where = (case.block_table, case.query_start_loc, case.seq_lens)
+    ours, theirs = (
+        module.paged_attention(
+            case.query, *caches, *where, 0.2, case.sliding_window, case.soft_cap, **options
+        )
+        for module in (ops, reference)
+    )
+    return ours, theirs
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("options", ["alibi", "sinks", "both"])
+def test_slopes_and_sinks(options: str, splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {}
+    if options != "sinks":
+        chosen["alibi_slopes"] = torch.rand(9) / 4
+    if options != "alibi":
+        chosen["sinks"] = torch.randn(9) * 3
+        chosen["sinks"][1] = -float("inf")
+    cases = [batch([(9, 40), (1, 7), (3, 70)], size=16)]
+    if splits:
+        monkeypatch.setattr(device, "num_processors", lambda _: 64)
+        cases = [batch([(1, 600), (1, 3)], size=16), batch([(5, 530)], size=16)]
+    for case in cases:
+        for changed in (case, replace(case, sliding_window=33, soft_cap=2.0)):
+            torch.testing.assert_close(*both(changed, **chosen), rtol=3e-5, atol=2e-5)
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    """A sink far above all scores leaves nothing of the values, one far below changes nothing."""
+    case = batch([(3, 20)], size=16)
+    plain = both(case)[0]
+    for sink, share in ((50.0, 0.0), (-50.0, 1.0)):
+        ours = both(case, sinks=torch.full((9,), sink))[0]
+        torch.testing.assert_close(ours, plain * share)
+
+
+def test_padding_is_zero_whatever_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "num_processors", lambda _: 64)
+    case = batch([(1, 600), (1, 600), (0, 0)], size=16)
+    query = torch.cat([case.query, torch.randn(3, 9, 16)])
+    real_empty = torch.Tensor.new_empty
+
+    def full_of_garbage(like: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        return real_empty(like, *args, **kwargs).fill_(7)  # type: ignore[arg-type, no-any-return]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", full_of_garbage)
+    ours, theirs = both(replace(case, query=query))
+    assert (ours[2:] == 0).all()
+    torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("narrow", [None, *NARROW])
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize(
+    ("size", "rotated", "block_size"), [(64, 64, 16), (80, 32, 8), (24, 8, 128)]
+)
+def test_rotation_on_the_way_into_the_cache(
+    narrow: str | None, is_neox: bool, size: int, rotated: int, block_size: int
+) -> None:
+    kind, scale_bytes = NARROW[narrow] if narrow else (torch.float16, 0)
+    qkv = torch.randn(5, (9 + 3 + 3) * size).half()
+    positions = torch.tensor([3, 0, 49, 7, 7])
+    slots = torch.tensor([block_size + 1, -1, 3, 2 * block_size - 1, 0])
+    table = torch.randn(50, rotated)
+    results = []
+    for implementation in (ops, reference_rotary_cache):
+        heads = qkv.clone().view(5, 15, size)
+        query, key, value = heads[:, :9], heads[:, 9:12], heads[:, 12:]
+        shape = (2, 2, 3, block_size, (size + scale_bytes) * kind.itemsize)
+        caches = torch.zeros(shape, dtype=torch.uint8).view(kind)
+        arguments = (query, key, value, table, caches[0], caches[1], slots, is_neox)
+        implementation.rotary_and_cache(positions, *arguments)
+        assert torch.equal(heads[:, 9:], qkv.view(5, 15, size)[:, 9:])
+        results.append((heads, cached_rows.decode(caches.view(torch.uint8).view(kind), size)))
+    (ours, our_caches), (theirs, their_caches) = results
+    torch.testing.assert_close(ours, theirs, rtol=4e-3, atol=4e-3)
+    # A key's last bit may differ, and then its code by one.
+    step = 0.13 if narrow else 4e-3
+    torch.testing.assert_close(our_caches, their_caches, rtol=step, atol=0.02)
+    assert (our_caches != their_caches).float().mean() < 0.02
