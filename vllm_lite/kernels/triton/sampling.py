@@ -2,7 +2,8 @@
 
 A filter's threshold is searched in the bits of weights, two a pass, instead of in a sorted row:
 positive floats are ordered as their bits are. Masses are whole numbers of 2**-44 of the largest
-weight, whose sums no order of addition changes; so a token depends on its row alone.
+weight, whose sums no order of addition changes; so a token depends on its row alone. They fit 63
+bits for vocabularies below 2**19.
 """
 
 from __future__ import annotations
