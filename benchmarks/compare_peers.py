@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -208,6 +209,8 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where `make peers` put them")
     comparison = Comparison(parser.parse_args())
+    # As Ctrl-C does: what runs is ended, and what was measured is reported.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         comparison.run()
     finally:
