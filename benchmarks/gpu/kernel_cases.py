@@ -19,6 +19,7 @@ from vllm_lite.kernels import (
     reference_grouped,
     reference_logits,
     reference_quantized,
+    reference_quantized_norms,
     reference_rotary_cache,
     reference_sampling,
 )
@@ -265,7 +266,7 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
             arguments = [x, weight] if name.startswith("rms") else [x, x.clone(), weight]
             yield Case(
                 f"{name} {dtype} to {narrow}",
-                spec,
+                reference_quantized_norms,
                 lambda o, t, _, name=name, narrow=narrow: read(getattr(o, name)(*t, 1e-5, narrow)),
                 arguments,
                 tolerance=step,

@@ -27,6 +27,7 @@ from vllm_lite.kernels import (
     reference_grouped,
     reference_logits,
     reference_quantized,
+    reference_quantized_norms,
     reference_rotary_cache,
 )
 from vllm_lite.kernels.dispatch import Ops
@@ -39,6 +40,7 @@ SPECIFICATIONS = (
     reference_grouped,
     reference_logits,
     reference_quantized,
+    reference_quantized_norms,
     reference_rotary_cache,
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

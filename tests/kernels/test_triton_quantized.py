@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels import reference_gated, reference_quantized
+from vllm_lite.kernels import reference_gated, reference_quantized, reference_quantized_norms
 from vllm_lite.kernels.reference_quantized import LARGEST, SCALE_BLOCK
 from vllm_lite.kernels.triton import device, ops, tuning
 
@@ -61,7 +61,7 @@ def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: i
     wide = torch.randn(3, size + 3).to(stored)[:, :size]
     weight, residual = torch.randn(size).to(stored), torch.randn(3, size).to(stored)
     results = []
-    for implementation in (ops, reference_quantized):
+    for implementation in (ops, reference_quantized_norms):
         total = residual.clone()
         plain = implementation.rms_norm_quantized(wide, weight, 1e-5, dtype)
         added = implementation.fused_add_rms_norm_quantized(wide, total, weight, 1e-5, dtype)

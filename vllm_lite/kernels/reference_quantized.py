@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels import reference
-
 # The largest finite number of each type of one byte.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 # Groups without a larger number become zeros: the inverse of their scale may overflow.
@@ -19,10 +17,8 @@ SMALLEST_ROW = 1e-30
 SCALE_BLOCK = 128
 
 __all__ = [
-    "fused_add_rms_norm_quantized",
     "quantize_by_scale",
     "quantize_rows",
-    "rms_norm_quantized",
     "scaled_linear",
 ]
 
@@ -50,21 +46,6 @@ def quantize_by_scale(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     largest = LARGEST[dtype]
     codes = (x.float() / scale).clamp(-largest, largest)
     return (codes.round() if dtype is torch.int8 else codes).to(dtype)
-
-
-def rms_norm_quantized(
-    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """quantize_rows(rms_norm(x, weight, eps), dtype), without the normed row in memory."""
-    return quantize_rows(reference.rms_norm(x, weight, eps), dtype)
-
-
-def fused_add_rms_norm_quantized(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """rms_norm_quantized(x + residual, ...); the sum is written over residual, x stays."""
-    residual.add_(x)
-    return rms_norm_quantized(residual, weight, eps, dtype)
 
 
 def scaled_linear(

@@ -1,6 +1,6 @@
 """Rounding rows to numbers of one byte by Triton, alone or as an RMSNorm's output.
 
-One program a row, or a row's group. Rounds where `reference_quantized` rounds, and launches
+One program a row, or a row's group. Rounds where the reference rounds, and launches
 without fused multiply-adds, so that codes are the same to the bit.
 """
 
