@@ -1,12 +1,14 @@
 // Python's way to the CPU kernels: addresses and sizes as integers, so that a call costs well under
 // a microsecond. vllm_lite/kernels/cpu.py is the only caller; it vouches for shapes and types.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "cpu/isa.h"
 #include "cpu/memory.h"
 #include "cpu/ops.h"
+#include "cpu/program.h"
 #include "cpu/thread_pool.h"
 
 namespace nb = nanobind;
@@ -22,46 +24,56 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-void call_rms_norm(Address x, Address residual, Address weight, Address out, int dtype,
-                   int64_t num_rows, int64_t size, int64_t x_stride, int64_t residual_stride,
-                   int64_t out_stride, float eps) {
-  rms_norm(
-      {static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
-       pointer<void>(out), size, x_stride, residual_stride, out_stride, eps},
-      num_rows);
+// ---- operations of a model's step, as data
+
+EmbeddingCall embedding_call(Address ids, Address rows, Address out, int64_t num_tokens,
+                             int64_t num_rows, int64_t row_bytes) {
+  return {{pointer<int64_t>(ids), pointer<void>(rows), pointer<void>(out), num_rows, row_bytes},
+          num_tokens};
 }
 
-void call_rotary_embedding(Address positions, Address query, Address key, Address cos_sin_cache,
-                           int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
-                           int64_t query_token_stride, int64_t query_head_stride,
-                           int64_t key_token_stride, int64_t key_head_stride, int64_t num_positions,
-                           int64_t rot_dim, bool is_neox) {
-  rotary_embedding({static_cast<DType>(dtype),
-                    pointer<int64_t>(positions),
-                    {pointer<void>(query), pointer<void>(key)},
-                    {num_heads, num_kv_heads},
-                    {query_token_stride, key_token_stride},
-                    {query_head_stride, key_head_stride},
-                    pointer<float>(cos_sin_cache),
-                    rot_dim,
-                    is_neox},
-                   num_tokens, num_positions);
+RmsNormCall rms_norm_call(Address x, Address residual, Address weight, Address out, int dtype,
+                          int64_t num_tokens, int64_t num_heads, int64_t size, int64_t x_stride,
+                          int64_t x_head_stride, int64_t residual_stride, int64_t out_stride,
+                          int64_t out_head_stride, float eps) {
+  return {{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
+           pointer<void>(weight), pointer<void>(out), num_heads, size, x_stride, x_head_stride,
+           residual_stride, out_stride, out_head_stride, eps},
+          num_tokens};
 }
 
-void call_silu_and_mul(Address x, Address out, int dtype, int64_t num_rows, int64_t size,
-                       int64_t x_stride, int64_t out_stride) {
-  silu_and_mul(
+RotaryCall rotary_call(Address positions, Address query, Address key, Address cos_sin_cache,
+                       int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
+                       int64_t query_token_stride, int64_t query_head_stride,
+                       int64_t key_token_stride, int64_t key_head_stride, int64_t num_positions,
+                       int64_t rot_dim, bool is_neox) {
+  return {{static_cast<DType>(dtype),
+           pointer<int64_t>(positions),
+           {pointer<void>(query), pointer<void>(key)},
+           {num_heads, num_kv_heads},
+           {query_token_stride, key_token_stride},
+           {query_head_stride, key_head_stride},
+           pointer<float>(cos_sin_cache),
+           rot_dim,
+           is_neox},
+          num_tokens,
+          num_positions};
+}
+
+SiluAndMulCall silu_and_mul_call(Address x, Address out, int dtype, int64_t num_tokens,
+                                 int64_t size, int64_t x_stride, int64_t out_stride) {
+  return {
       {static_cast<DType>(dtype), pointer<void>(x), pointer<void>(out), size, x_stride, out_stride},
-      num_rows);
+      num_tokens};
 }
 
-void call_reshape_and_cache(Address key, Address value, Address key_cache, Address value_cache,
-                            Address slots, int dtype, int cache_dtype, int64_t num_tokens,
-                            int64_t key_token_stride, int64_t key_head_stride,
-                            int64_t value_token_stride, int64_t value_head_stride,
-                            int64_t num_blocks, int64_t key_block_stride,
-                            int64_t value_block_stride, int64_t num_kv_heads, int64_t block_size,
-                            int64_t head_size, bool has_row_scales) {
+CacheWriteCall cache_write_call(Address key, Address value, Address key_cache, Address value_cache,
+                                Address slots, int dtype, int cache_dtype, int64_t num_tokens,
+                                int64_t key_token_stride, int64_t key_head_stride,
+                                int64_t value_token_stride, int64_t value_head_stride,
+                                int64_t num_blocks, int64_t key_block_stride,
+                                int64_t value_block_stride, int64_t num_kv_heads,
+                                int64_t block_size, int64_t head_size, bool has_row_scales) {
   const auto write = [&](Address source, int64_t token_stride, int64_t head_stride, Address cache,
                          int64_t block_stride) {
     return CacheWrite{static_cast<DType>(dtype),
@@ -77,30 +89,87 @@ void call_reshape_and_cache(Address key, Address value, Address key_cache, Addre
                       head_size,
                       has_row_scales};
   };
-  reshape_and_cache(
-      write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
-      write(value, value_token_stride, value_head_stride, value_cache, value_block_stride),
-      num_tokens, num_blocks);
+  return {write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
+          write(value, value_token_stride, value_head_stride, value_cache, value_block_stride),
+          num_tokens, num_blocks};
 }
 
-void call_paged_attention(Address query, Address output, Address key_cache, Address value_cache,
-                          Address block_table, Address query_start_loc, Address seq_lens, int dtype,
-                          int cache_dtype, int64_t num_tokens, int64_t num_heads,
-                          int64_t query_token_stride, int64_t query_head_stride, int64_t num_blocks,
-                          int64_t num_kv_heads, int64_t block_size, int64_t head_size,
-                          int64_t key_block_stride, int64_t value_block_stride,
-                          int64_t num_requests, int64_t blocks_per_request,
-                          int64_t block_table_stride, float scale, int64_t sliding_window,
-                          float soft_cap, bool has_row_scales) {
-  paged_attention(
-      {static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
-       query_token_stride, query_head_stride, pointer<void>(output), pointer<void>(key_cache),
-       pointer<void>(value_cache), key_block_stride, value_block_stride, num_heads, num_kv_heads,
-       head_size, block_size, sliding_window, scale, soft_cap, has_row_scales},
-      {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
-       pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
-       num_blocks});
+AttentionCall attention_call(Address query, Address output, Address key_cache, Address value_cache,
+                             Address block_table, Address query_start_loc, Address seq_lens,
+                             int dtype, int cache_dtype, int64_t num_tokens, int64_t num_heads,
+                             int64_t query_token_stride, int64_t query_head_stride,
+                             int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
+                             int64_t head_size, int64_t key_block_stride,
+                             int64_t value_block_stride, int64_t num_requests,
+                             int64_t blocks_per_request, int64_t block_table_stride, float scale,
+                             int64_t sliding_window, float soft_cap, bool has_row_scales) {
+  return {{static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
+           query_token_stride, query_head_stride, pointer<void>(output), pointer<void>(key_cache),
+           pointer<void>(value_cache), key_block_stride, value_block_stride, num_heads,
+           num_kv_heads, head_size, block_size, sliding_window, scale, soft_cap,
+           has_row_scales},
+          {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
+           pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
+           num_blocks}};
 }
+
+LinearCall linear_call(Address x, Address packed, Address bias, Address out, int dtype,
+                       int out_dtype, int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
+                       int64_t x_stride, int64_t out_stride) {
+  return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
+           pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
+           num_inputs},
+          num_tokens};
+}
+
+// Defines an operation twice: a function that runs it at once, a method that records it.
+template <class CallType, class... Arguments>
+void define(nb::module_& m, nb::class_<Program>& program, const char* name,
+            CallType (*make)(Arguments...)) {
+  m.def(
+      name, [make](Arguments... arguments) { make(arguments...).run(); },
+      nb::call_guard<nb::gil_scoped_release>());
+  program.def(name, [make](Program& self, Arguments... arguments) {
+    self.record(make(arguments...));
+  });
+}
+
+StepInputs step_inputs(int64_t num_tokens, Address ids, Address positions, Address slots,
+                       Address block_table, Address query_start_loc, Address seq_lens,
+                       int64_t num_requests, int64_t blocks_per_request,
+                       int64_t block_table_stride) {
+  return {num_tokens,
+          pointer<int64_t>(ids),
+          pointer<int64_t>(positions),
+          pointer<int64_t>(slots),
+          {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
+           pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
+           0}};
+}
+
+template <class... Arguments>
+void define_program(nb::class_<Program>& program, StepInputs (*make)(Arguments...)) {
+  program
+      .def("__init__", [make](Program* self, Arguments... arguments) {
+        new (self) Program(make(arguments...));
+      })
+      .def("run", [make](Program& self, Arguments... arguments) { self.run(make(arguments...)); },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("profile",
+           [make](Program& self, Arguments... arguments) {
+             return self.profile(make(arguments...));
+           })
+      .def("finish",
+           [](Program& self, const std::vector<std::pair<Address, int64_t>>& temporaries,
+              Address result, int64_t max_tokens) {
+             std::vector<Program::Temporary> list;
+             for (const auto& [address, bytes] : temporaries) list.push_back({address, bytes});
+             return self.finish(list, result, max_tokens);
+           })
+      .def("place", &Program::place);
+}
+
+// ---- others
 
 void call_apply_token_mask(Address logits, Address rows, Address bits, int64_t num_rows,
                            int64_t num_masks, int64_t logits_stride, int64_t bits_stride,
@@ -136,15 +205,6 @@ void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_out
                pointer<void>(packed), num_outputs, num_inputs});
 }
 
-void call_linear(Address x, Address packed, Address bias, Address out, int dtype, int out_dtype,
-                 int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int64_t x_stride,
-                 int64_t out_stride) {
-  linear({static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
-          pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
-          num_inputs},
-         num_rows);
-}
-
 void call_dequantize(Address blocks, Address out, int ggml_type, int dtype, int64_t size) {
   dequantize(pointer<uint8_t>(blocks), ggml_type, pointer<void>(out), static_cast<DType>(dtype),
              size);
@@ -155,12 +215,18 @@ void call_dequantize(Address blocks, Address out, int ggml_type, int dtype, int6
 
 NB_MODULE(_cpu, m) {
   using namespace vllm_lite;
+  // What lives until the process ends is no leak.
+  nb::set_leak_warnings(false);
   const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
-  m.def("rms_norm", call_rms_norm, no_gil);
-  m.def("rotary_embedding", call_rotary_embedding, no_gil);
-  m.def("silu_and_mul", call_silu_and_mul, no_gil);
-  m.def("reshape_and_cache", call_reshape_and_cache, no_gil);
-  m.def("paged_attention", call_paged_attention, no_gil);
+  nb::class_<Program> program(m, "Program");
+  define_program(program, step_inputs);
+  define(m, program, "embedding", embedding_call);
+  define(m, program, "rms_norm", rms_norm_call);
+  define(m, program, "rotary_embedding", rotary_call);
+  define(m, program, "silu_and_mul", silu_and_mul_call);
+  define(m, program, "reshape_and_cache", cache_write_call);
+  define(m, program, "paged_attention", attention_call);
+  define(m, program, "linear", linear_call);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("sample", call_sample, no_gil);
   m.def("token_logprobs", call_token_logprobs, no_gil);
@@ -168,7 +234,6 @@ NB_MODULE(_cpu, m) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });
   m.def("pack_linear", call_pack_linear, no_gil);
-  m.def("linear", call_linear, no_gil);
   m.def("dequantize", call_dequantize, no_gil);
   m.def("ggml_block", [](int ggml_type) {
     const GgmlBlock block = ggml_block(ggml_type);

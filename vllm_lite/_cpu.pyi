@@ -1,16 +1,72 @@
 """The compiled CPU kernels (csrc/bindings.cpp); tensors are passed as addresses."""
 
+class Program:
+    """A recorded step. Each function that takes part in one is also a method, which records it."""
+
+    def __init__(
+        self,
+        num_tokens: int,
+        ids: int,
+        positions: int,
+        slots: int,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        num_requests: int,
+        blocks_per_request: int,
+        block_table_stride: int,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        num_tokens: int,
+        ids: int,
+        positions: int,
+        slots: int,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        num_requests: int,
+        blocks_per_request: int,
+        block_table_stride: int,
+        /,
+    ) -> None: ...
+    def profile(
+        self,
+        num_tokens: int,
+        ids: int,
+        positions: int,
+        slots: int,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        num_requests: int,
+        blocks_per_request: int,
+        block_table_stride: int,
+        /,
+    ) -> list[tuple[str, float]]: ...
+    def finish(
+        self, temporaries: list[tuple[int, int]], result: int, max_tokens: int, /
+    ) -> int: ...
+    def place(self, memory: int, /) -> int: ...
+
+def embedding(
+    ids: int, rows: int, out: int, num_tokens: int, num_rows: int, row_bytes: int, /
+) -> None: ...
 def rms_norm(
     x: int,
     residual: int,
     weight: int,
     out: int,
     dtype: int,
-    num_rows: int,
+    num_tokens: int,
+    num_heads: int,
     size: int,
     x_stride: int,
+    x_head_stride: int,
     residual_stride: int,
     out_stride: int,
+    out_head_stride: int,
     eps: float,
     /,
 ) -> None: ...

@@ -25,14 +25,17 @@ struct BFloat16 {
 
 struct RmsNorm {
   DType dtype;
-  const void* x;
-  void* residual;  // null, or where x + residual is left
+  const void* x;   // [T, N], or [T, H, N], each head normalised by itself
+  void* residual;  // null, or [T, N], where x + residual is left
   const void* weight;
   void* out;
-  int64_t size;  // N
+  int64_t num_heads;  // H
+  int64_t size;       // N
   int64_t x_stride;
+  int64_t x_head_stride;
   int64_t residual_stride;
   int64_t out_stride;
+  int64_t out_head_stride;
   float eps;
 };
 

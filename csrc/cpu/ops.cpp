@@ -1,6 +1,7 @@
 #include "cpu/ops.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -26,9 +27,25 @@ int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPer
 
 }  // namespace
 
-void rms_norm(const RmsNorm& p, int64_t num_rows) {
+void embedding(const Embedding& p, int64_t num_tokens) {
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    if (p.ids[i] < 0 || p.ids[i] >= p.num_rows) {
+      throw std::out_of_range("token " + std::to_string(p.ids[i]) +
+                              " is outside the embedding of " + std::to_string(p.num_rows) +
+                              " rows");
+    }
+  }
+  parallel_for(num_tokens, rows_per_range(p.row_bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(static_cast<char*>(p.out) + i * p.row_bytes,
+                  static_cast<const char*>(p.rows) + p.ids[i] * p.row_bytes, p.row_bytes);
+    }
+  });
+}
+
+void rms_norm(const RmsNorm& p, int64_t num_tokens) {
   const KernelTable& table = kernels();
-  parallel_for(num_rows, rows_per_range(p.size),
+  parallel_for(num_tokens, rows_per_range(p.num_heads * p.size),
                [&](int64_t begin, int64_t end) { table.rms_norm(p, begin, end); });
 }
 
@@ -44,9 +61,9 @@ void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions
                [&](int64_t begin, int64_t end) { table.rotary(p, begin, end); });
 }
 
-void silu_and_mul(const SiluAndMul& p, int64_t num_rows) {
+void silu_and_mul(const SiluAndMul& p, int64_t num_tokens) {
   const KernelTable& table = kernels();
-  parallel_for(num_rows, rows_per_range(2 * p.size),
+  parallel_for(num_tokens, rows_per_range(2 * p.size),
                [&](int64_t begin, int64_t end) { table.silu_and_mul(p, begin, end); });
 }
 
@@ -90,11 +107,11 @@ void pack_linear(const PackLinear& p) {
                [&](int64_t begin, int64_t end) { table.pack_linear(p, begin, end); });
 }
 
-void linear(const Linear& p, int64_t num_rows) {
+void linear(const Linear& p, int64_t num_tokens) {
   const KernelTable& table = kernels();
   const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
-  for (int64_t row = 0; row < num_rows; row += kRowsPerBlock) {
-    const int64_t end_row = std::min(row + kRowsPerBlock, num_rows);
+  for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
+    const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
     const int64_t products = (end_row - row) * kPanel * std::max<int64_t>(p.num_inputs, 1);
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =

@@ -7,12 +7,22 @@
 
 namespace vllm_lite {
 
-void rms_norm(const RmsNorm& p, int64_t num_rows);
+struct Embedding {
+  const int64_t* ids;  // [T]
+  const void* rows;    // [V, N], dense
+  void* out;           // [T, N], dense
+  int64_t num_rows;    // V
+  int64_t row_bytes;
+};
+
+void embedding(const Embedding& p, int64_t num_tokens);
+
+void rms_norm(const RmsNorm& p, int64_t num_tokens);
 
 // num_positions: rows of the cosine and sine cache.
 void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions);
 
-void silu_and_mul(const SiluAndMul& p, int64_t num_rows);
+void silu_and_mul(const SiluAndMul& p, int64_t num_tokens);
 
 void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t num_tokens,
                        int64_t num_blocks);
@@ -44,7 +54,7 @@ int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
 
 void pack_linear(const PackLinear& p);
 
-void linear(const Linear& p, int64_t num_rows);
+void linear(const Linear& p, int64_t num_tokens);
 
 // Throws std::invalid_argument for a type that cannot be expanded.
 GgmlBlock ggml_block(int ggml_type);

@@ -41,6 +41,26 @@ def test_rms_norm_takes_strided_rows_and_writes_in_place(dtype: torch.dtype) -> 
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [6, 64, 100])
+def test_heads_are_normalised_in_place(dtype: torch.dtype, size: int) -> None:
+    qkv, weight = torch.randn(5, 9, size).to(dtype), torch.randn(size).to(dtype)
+    expected = qkv.clone()
+    reference.rms_norm(expected[:, 2:6], weight, 1e-6, out=expected[:, 2:6])
+    cpu.rms_norm(qkv[:, 2:6], weight, 1e-6, out=qkv[:, 2:6])
+    assert_close(qkv, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_embedding(dtype: torch.dtype) -> None:
+    rows, ids = torch.randn(50, 33).to(dtype), torch.randint(0, 50, (2000,))
+    assert torch.equal(cpu.embedding(ids, rows), reference.embedding(ids, rows))
+    for wrong in (-1, 50):
+        with pytest.raises(IndexError, match="embedding"):
+            cpu.embedding(torch.tensor([0, wrong]), rows)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_fused_add_is_an_addition_then_a_norm(dtype: torch.dtype, size: int) -> None:
     x, residual = torch.randn(9, size).to(dtype), torch.randn(9, size).to(dtype)

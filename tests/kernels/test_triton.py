@@ -71,6 +71,15 @@ def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normalised_in_place(dtype: torch.dtype) -> None:
+    qkv, weight = torch.randn(4, 7, 96).to(dtype), torch.randn(96).to(dtype)
+    ours, theirs = qkv.clone(), qkv.clone()
+    ops.rms_norm(ours[:, 2:6], weight, 1e-5, out=ours[:, 2:6])
+    reference.rms_norm(theirs[:, 2:6], weight, 1e-5, out=theirs[:, 2:6])
+    close(ours, theirs, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 80, 1536])
 def test_silu_and_mul(dtype: torch.dtype, size: int) -> None:
     x = torch.randn(3, 2 * size).to(dtype)

@@ -12,6 +12,7 @@ from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.worker.recorded_forward import recorded_forward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -27,7 +28,13 @@ def load(path: Path | str, dtype: str = "float32", **options: Any) -> CausalLM:
 class PagedRunner:
     """Feeds tokens of several sequences to a model; blocks are handed out in a mixed order."""
 
-    def __init__(self, model: CausalLM, block_size: int = 8, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        block_size: int = 8,
+        num_blocks: int = 64,
+        is_recorded: bool = False,
+    ) -> None:
         spec = model.kv_cache_spec()
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_size)
         dtype = DTYPES[spec.dtype]
@@ -40,6 +47,10 @@ class PagedRunner:
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()
         self._model = model
+        self._forward = model.forward
+        if is_recorded:
+            self._forward = recorded_forward(model, max_tokens=128)
+            assert self._forward != model.forward
         self._block_size = block_size
         self._blocks: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}
@@ -86,5 +97,5 @@ class PagedRunner:
             max_seq_len=max(lengths),
         )
         with attention_metadata(metadata):
-            hidden = self._model.forward(torch.tensor(ids), torch.tensor(positions))
+            hidden = self._forward(torch.tensor(ids), torch.tensor(positions))
         return self._model.compute_logits(hidden)

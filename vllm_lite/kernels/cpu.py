@@ -1,13 +1,17 @@
 """The operations by the compiled CPU kernels: addresses and sizes go in, nothing is copied.
 
 Shapes, types and strides are checked here, block and slot ids in C++; neither trusts a caller with
-memory. Meaning and shapes of each operation: `reference`.
+memory. Meaning and shapes of each operation: `reference`. What a model's step is made of can be
+recorded instead of run (`cpu_program`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +27,18 @@ from vllm_lite.kernels.reference import PackedLinear
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
+# Who takes the calls: the compiled module, or a program that has methods of the same names.
+_calls: ContextVar[Any] = ContextVar("calls", default=_cpu)
+
+
+@contextmanager
+def recorded_by(program: _cpu.Program) -> Iterator[None]:
+    """Let `program` note the operations that are called inside; none is carried out."""
+    token = _calls.set(program)
+    try:
+        yield
+    finally:
+        _calls.reset(token)
 
 
 def _refuse(operation: str, reason: str) -> ValueError:
@@ -48,23 +64,47 @@ def _rows(operation: str, tensor: Tensor) -> int:
     return tensor.stride(0)
 
 
+def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
+    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
+    if tensor.dim() == 2:
+        return _rows(operation, tensor), 0
+    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
+        raise _refuse(operation, "takes matrices, or heads, with dense rows")
+    return tensor.stride(0), tensor.stride(1)
+
+
+def embedding(ids: Tensor, rows: Tensor) -> Tensor:
+    num_rows, size = rows.shape
+    if not rows.is_contiguous():
+        raise _refuse("embedding", "takes dense rows")
+    _check_index("embedding", ids, torch.int64, len(ids))
+    out = rows.new_empty((len(ids), size))
+    row_bytes = size * rows.element_size()
+    _calls.get().embedding(
+        ids.data_ptr(), rows.data_ptr(), out.data_ptr(), len(ids), num_rows, row_bytes
+    )
+    return out
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    num_rows, size = x.shape
+    size = x.shape[-1]
     if weight.shape[0] != size or not weight.is_contiguous() or out.shape != x.shape:
         raise _refuse("rms_norm", "weight and out must match x")
-    _cpu.rms_norm(
+    num_heads = 1 if x.dim() == 2 else x.shape[1]
+    _calls.get().rms_norm(
         x.data_ptr(),
         0,
         weight.data_ptr(),
         out.data_ptr(),
         _dtype("rms_norm", x, weight, out),
-        num_rows,
+        x.shape[0],
+        num_heads,
         size,
-        _rows("rms_norm", x),
+        *_row_strides("rms_norm", x),
         0,
-        _rows("rms_norm", out),
+        *_row_strides("rms_norm", out),
         eps,
     )
     return out
@@ -77,17 +117,20 @@ def fused_add_rms_norm(
     if weight.shape[0] != size or not weight.is_contiguous() or residual.shape != x.shape:
         raise _refuse("fused_add_rms_norm", "weight and residual must match x")
     stride = _rows("fused_add_rms_norm", x)
-    _cpu.rms_norm(
+    _calls.get().rms_norm(
         x.data_ptr(),
         residual.data_ptr(),
         weight.data_ptr(),
         x.data_ptr(),
         _dtype("fused_add_rms_norm", x, weight, residual),
         num_rows,
+        1,
         size,
         stride,
+        0,
         _rows("fused_add_rms_norm", residual),
         stride,
+        0,
         eps,
     )
     return x, residual
@@ -106,7 +149,7 @@ def rotary_embedding(
     if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
         raise _refuse("rotary_embedding", "cos_sin_cache must be dense float32")
     _check_index("rotary_embedding", positions, torch.int64, num_tokens)
-    _cpu.rotary_embedding(
+    _calls.get().rotary_embedding(
         positions.data_ptr(),
         query.data_ptr(),
         key.data_ptr(),
@@ -130,7 +173,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     if doubled % 2:
         raise _refuse("silu_and_mul", "takes rows of even size")
     out = x.new_empty((num_rows, doubled // 2))
-    _cpu.silu_and_mul(
+    _calls.get().silu_and_mul(
         x.data_ptr(),
         out.data_ptr(),
         _dtype("silu_and_mul", x),
@@ -153,7 +196,7 @@ def reshape_and_cache(
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise _refuse("reshape_and_cache", "takes dense heads")
     _check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
-    _cpu.reshape_and_cache(
+    _calls.get().reshape_and_cache(
         key.data_ptr(),
         value.data_ptr(),
         key_cache.data_ptr(),
@@ -198,7 +241,7 @@ def paged_attention(
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise _refuse("paged_attention", "block_table must be int32 with dense rows")
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    _cpu.paged_attention(
+    _calls.get().paged_attention(
         query.data_ptr(),
         output.data_ptr(),
         key_cache.data_ptr(),
@@ -296,7 +339,7 @@ def linear(
     if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
         raise _refuse("linear", "bias must be float32, one for each output")
     out = torch.empty(num_rows, num_outputs, dtype=out_dtype or dtype)
-    _cpu.linear(
+    _calls.get().linear(
         x.data_ptr(),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),

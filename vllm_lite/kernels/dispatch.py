@@ -22,6 +22,8 @@ from vllm_lite.kernels.reference import PackedLinear
 class Ops(Protocol):
     """The operations of `reference`, by whichever implementation suits this machine."""
 
+    def embedding(self, ids: Tensor, rows: Tensor) -> Tensor: ...
+
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
     ) -> Tensor: ...
@@ -147,6 +149,12 @@ def select_ops(device_type: str = "cpu", attention_backend: str | None = None) -
     else:
         _selected, _plain_name = _compiled(isa), None
     return _selected
+
+
+def is_compiled() -> bool:
+    """Whether the operations are the compiled module's."""
+    ops()
+    return _plain_name is None
 
 
 def set_num_threads(count: int) -> None:

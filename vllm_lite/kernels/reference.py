@@ -22,8 +22,16 @@ from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs
 
 
+def embedding(ids: Tensor, rows: Tensor) -> Tensor:
+    """Return rows [V, N] of ids [T] int64: [T, N]. An id outside 0..V-1 raises IndexError."""
+    return torch.nn.functional.embedding(ids, rows)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """Scale rows of x [T, N] to unit root mean square, then by weight [N] (arXiv:1910.07467)."""
+    """Scale rows of x to unit root mean square, then by weight [N] (arXiv:1910.07467).
+
+    x is [T, N], or [T, H, N]: then each head is a row. `out` may be x itself.
+    """
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     normed = wide.to(x.dtype) * weight

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, tp_group, tp_size
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
@@ -38,15 +38,16 @@ class VocabParallelEmbedding(nn.Module):
         self._vocab_size = vocab_size
         self._shard = _vocab_shard(vocab_size)
         self._group = tp_group()
+        self._ops = ops()
         self.rows = torch.empty(self._shard.size, hidden_size, dtype=dtype)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, N], a new tensor."""
         if self._group.size == 1:
-            return F.embedding(input_ids, self.rows)
+            return self._ops.embedding(input_ids, self.rows)
         local = input_ids - self._shard.start
         elsewhere = (local < 0) | (local >= self._shard.size)
-        hidden = F.embedding(local.masked_fill_(elsewhere, 0), self.rows)
+        hidden = self._ops.embedding(local.masked_fill_(elsewhere, 0), self.rows)
         return self._group.all_reduce(hidden.masked_fill_(elsewhere.unsqueeze(1), 0))
 
     def weight_slots(self) -> Iterator[NamedSlot]:

@@ -17,7 +17,6 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
         self._weight = torch.empty(size, dtype=dtype)
-        self._size = size
         self._eps = eps
         self._ops = ops()
 
@@ -31,9 +30,8 @@ class RMSNorm(nn.Module):
         return self._ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
 
     def norm_heads(self, x: Tensor) -> Tensor:
-        """[T, H, D] of any row stride -> [T, H, D], each head normalised by itself."""
-        rows = x.reshape(-1, self._size)
-        return self._ops.rms_norm(rows, self._weight, self._eps).view(x.shape)
+        """[T, H, D] of any strides, each head normalised by itself, in place."""
+        return self._ops.rms_norm(x, self._weight, self._eps, out=x)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield NamedSlot("", "weight", WeightSlot.whole(self._weight))

@@ -21,6 +21,7 @@ from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Batch, build_batch
 from vllm_lite.worker.block_table import BlockTable
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
+from vllm_lite.worker.recorded_forward import recorded_forward
 from vllm_lite.worker.request_states import RequestStates
 
 UNSOUND_LOGITS = (
@@ -39,6 +40,10 @@ class ModelRunner:
         blocks = BlockTable(num_slots, max_blocks, plan.block_size, plan.spec.sliding_window)
         self._device = device
         self._model = model
+        # Layer by layer, or as one call: the same operations on the same numbers.
+        max_tokens = config.scheduler.max_num_batched_tokens
+        is_eager = config.model.enforce_eager
+        self._forward = model.forward if is_eager else recorded_forward(model, max_tokens)
         vocab_size = config.facts.vocab_size
         self._requests = RequestStates(num_slots, max_len, blocks)
         tokens = self._requests.tokens
@@ -57,7 +62,7 @@ class ModelRunner:
             return ModelRunnerOutput({})
         batch = build_batch(self._requests, step.num_scheduled_tokens, self._device)
         with attention_metadata(batch.attention):
-            hidden = self._model.forward(batch.input_ids, batch.positions)
+            hidden = self._forward(batch.input_ids, batch.positions)
         output = ModelRunnerOutput({})
         if len(batch.sampling_rows):
             self._sample(hidden, batch, step.token_masks, output)

@@ -22,24 +22,31 @@ float sum_of_squares(const T* row, int64_t size) {
 }
 
 template <class T>
+void norm_row(const RmsNorm& p, const T* x, const T* weight, T* out) {
+  const float mean = sum_of_squares(x, p.size) / static_cast<float>(p.size);
+  const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
+  for_each_vector(p.size, [&](int64_t i, int64_t count) {
+    const Vec normed = rounded_to(out, load_upto(x + i, count) * scale);
+    store_upto(out + i, normed * load_upto(weight + i, count), count);
+  });
+}
+
+template <class T>
 void rms_norm_rows(const RmsNorm& p, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(p.weight);
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
-    T* out = static_cast<T*>(p.out) + row * p.out_stride;
+  for (int64_t token = begin; token < end; ++token) {
+    const T* x = static_cast<const T*>(p.x) + token * p.x_stride;
+    T* out = static_cast<T*>(p.out) + token * p.out_stride;
     if (p.residual != nullptr) {
-      T* residual = static_cast<T*>(p.residual) + row * p.residual_stride;
+      T* residual = static_cast<T*>(p.residual) + token * p.residual_stride;
       for_each_vector(p.size, [&](int64_t i, int64_t count) {
         store_upto(residual + i, load_upto(x + i, count) + load_upto(residual + i, count), count);
       });
       x = residual;
     }
-    const float mean = sum_of_squares(x, p.size) / static_cast<float>(p.size);
-    const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
-    for_each_vector(p.size, [&](int64_t i, int64_t count) {
-      const Vec normed = rounded_to(out, load_upto(x + i, count) * scale);
-      store_upto(out + i, normed * load_upto(weight + i, count), count);
-    });
+    for (int64_t head = 0; head < p.num_heads; ++head) {
+      norm_row(p, x + head * p.x_head_stride, weight, out + head * p.out_head_stride);
+    }
   }
 }
 

@@ -68,6 +68,7 @@ class Stepper:
             runner = ModelRunner(config, plan, self.model, device)
         else:
             runner = DeviceRunner(config, plan, self.model, device, self.graph_sizes)
+        self.runner = runner
         self.submit = runner.submit
         self.requests_of_runner = runner._requests
         self.block_size = block_size

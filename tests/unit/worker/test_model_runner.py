@@ -191,7 +191,7 @@ def test_a_failed_step_leaves_the_other_requests_as_they_were(
     stepper.generate(5, 1000)
     stepper.add("c", PROMPTS["c"], **PARAMS["c"])
     with monkeypatch.context() as patched:
-        patched.setattr(stepper.model, "forward", lambda *_: torch.empty(0)[1])
+        patched.setattr(stepper.runner, "_forward", lambda *_: torch.empty(0)[1])
         with pytest.raises(IndexError):
             stepper.step({"c": 5})
     stepper.finish("c")

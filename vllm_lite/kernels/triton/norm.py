@@ -17,19 +17,25 @@ def rms_norm_kernel(
     x_ptr,
     weight_ptr,
     out_stride,
+    out_head_stride,
     x_stride,
+    x_head_stride,
+    num_heads,
     size,
     eps,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) // num_heads
+    head = tl.program_id(0) % num_heads
+    out_ptr += token * out_stride + head * out_head_stride
+    x_ptr += token * x_stride + head * x_head_stride
     columns = tl.arange(0, BLOCK)
     mask = columns < size
-    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
     normed = normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    tl.store(out_ptr + row * out_stride + columns, normed, mask=mask)
+    tl.store(out_ptr + columns, normed, mask=mask)
 
 
 @triton.jit
@@ -62,14 +68,18 @@ def add_rms_norm_kernel(
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = empty_like(x)
-    num_rows, size = x.shape
+    size = x.shape[-1]
+    num_heads = 1 if x.dim() == 2 else x.shape[1]
     block = triton.next_power_of_2(size)
-    rms_norm_kernel[(num_rows,)](
+    rms_norm_kernel[(x.shape[0] * num_heads,)](
         out,
         x,
         weight,
         out.stride(0),
+        out.stride(-2),
         x.stride(0),
+        x.stride(-2),
+        num_heads,
         size,
         eps,
         BLOCK=block,

@@ -1,4 +1,4 @@
-"""The operations of `reference` on an NVIDIA GPU: Triton kernels, and torch's matrix products.
+"""The operations of `reference` on an NVIDIA GPU: Triton kernels, torch's look-ups and products.
 
 Weights are read and dequantised on the host, by the CPU's kernels.
 What the files beside `reference` specify has twins here too, of the same names and arguments.
@@ -6,7 +6,7 @@ What the files beside `reference` specify has twins here too, of the same names 
 
 from __future__ import annotations
 
-from vllm_lite.kernels.reference import dequantize_gguf, linear, pack_linear
+from vllm_lite.kernels.reference import dequantize_gguf, embedding, linear, pack_linear
 from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
@@ -38,6 +38,7 @@ __all__ = [
     "counter_uniforms",
     "dequantize_gguf",
     "draw_tokens",
+    "embedding",
     "expand_grouped",
     "experts_mlp",
     "fused_add_rms_norm",

@@ -1,0 +1,253 @@
+#include "cpu/program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+namespace vllm_lite {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+enum class Use { kRead, kWrite };
+
+// ---- each operation: the temporaries that it uses, in order, and what it takes of the step
+
+template <class Visit>
+void each_temporary(EmbeddingCall& call, Visit&& visit) {
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(EmbeddingCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+  visit(call.p.ids, step.ids);
+}
+
+template <class Visit>
+void each_temporary(RmsNormCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  if (call.p.residual != nullptr) visit(call.p.residual, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(RmsNormCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+}
+
+template <class Visit>
+void each_temporary(RotaryCall& call, Visit&& visit) {
+  for (void*& heads : call.p.heads) visit(heads, Use::kRead);
+}
+template <class Visit>
+void each_input(RotaryCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+  visit(call.p.positions, step.positions);
+}
+
+template <class Visit>
+void each_temporary(SiluAndMulCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(SiluAndMulCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+}
+
+template <class Visit>
+void each_temporary(CacheWriteCall& call, Visit&& visit) {
+  visit(call.key.source, Use::kRead);
+  visit(call.value.source, Use::kRead);
+}
+template <class Visit>
+void each_input(CacheWriteCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+  visit(call.key.slots, step.slots);
+  visit(call.value.slots, step.slots);
+}
+
+template <class Visit>
+void each_temporary(AttentionCall& call, Visit&& visit) {
+  visit(call.p.query, Use::kRead);
+  visit(call.p.output, Use::kWrite);
+}
+template <class Visit>
+void each_input(AttentionCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.batch.num_tokens, step.num_tokens);
+  visit(call.batch.block_table, step.batch.block_table);
+  visit(call.batch.block_table_stride, step.batch.block_table_stride);
+  visit(call.batch.blocks_per_request, step.batch.blocks_per_request);
+  visit(call.batch.query_start_loc, step.batch.query_start_loc);
+  visit(call.batch.seq_lens, step.batch.seq_lens);
+  visit(call.batch.num_requests, step.batch.num_requests);
+}
+
+template <class Visit>
+void each_temporary(LinearCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(LinearCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+}
+
+// ---- places
+
+constexpr int64_t kAlignment = 64;
+
+template <class T>
+uintptr_t address_of(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer);
+}
+template <class T>
+void set_address(T*& pointer, uintptr_t address) {
+  pointer = reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+void Program::record(Call call) {
+  std::visit(
+      [&](auto& operation) {
+        each_input(operation, inputs_, [](const auto& given, const auto& expected) {
+          if (given != expected) {
+            throw std::invalid_argument("an operation takes other inputs than the step's");
+          }
+        });
+      },
+      call);
+  calls_.push_back(call);
+}
+
+int64_t Program::finish(std::span<const Temporary> temporaries, uintptr_t result,
+                        int64_t max_tokens) {
+  for (const Temporary& temporary : temporaries) {
+    if (temporary.bytes == 0) continue;
+    if (temporary.bytes % inputs_.num_tokens != 0) {
+      throw std::invalid_argument("a temporary does not hold one row for each token");
+    }
+    buffers_.push_back({temporary.address, temporary.bytes});
+  }
+  std::sort(buffers_.begin(), buffers_.end(),
+            [](const Buffer& a, const Buffer& b) { return a.address < b.address; });
+  result_ = result;
+  max_tokens_ = max_tokens;
+  note_uses();
+  return assign_offsets(max_tokens);
+}
+
+Program::Buffer& Program::buffer_of(uintptr_t address) {
+  auto after = std::upper_bound(buffers_.begin(), buffers_.end(), address,
+                                [](uintptr_t a, const Buffer& b) { return a < b.address; });
+  if (after == buffers_.begin() || address - after[-1].address >= uintptr_t(after[-1].bytes)) {
+    throw std::invalid_argument("an operation uses a tensor that was not made in the step");
+  }
+  return after[-1];
+}
+
+void Program::note_uses() {
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    const auto note = [&](const auto* pointer, Use use) {
+      Buffer& buffer = buffer_of(address_of(pointer));
+      if (buffer.first_call < 0) {
+        if (use == Use::kRead) {
+          throw std::invalid_argument("an operation reads what no operation has written");
+        }
+        buffer.first_call = i;
+      }
+      buffer.last_call = i;
+    };
+    std::visit([&](auto& operation) { each_temporary(operation, note); }, calls_[i]);
+  }
+  Buffer& result = buffer_of(result_);
+  if (result.first_call < 0) throw std::invalid_argument("no operation writes the result");
+  result.last_call = calls_.size();
+}
+
+// Each buffer, in the order of need, goes to the lowest offset where it meets no other.
+int64_t Program::assign_offsets(int64_t max_tokens) {
+  const auto size_of = [&](const Buffer& buffer) {
+    const int64_t bytes = buffer.bytes / inputs_.num_tokens * max_tokens;
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  std::vector<Buffer*> needed;
+  for (Buffer& buffer : buffers_) {
+    if (buffer.first_call >= 0) needed.push_back(&buffer);
+  }
+  std::stable_sort(needed.begin(), needed.end(), [](const Buffer* a, const Buffer* b) {
+    return a->first_call < b->first_call;
+  });
+  std::vector<Buffer*> placed;  // by offset
+  int64_t total = 0;
+  for (Buffer* added : needed) {
+    Buffer& buffer = *added;
+    for (const Buffer* other : placed) {
+      const bool meet =
+          buffer.first_call <= other->last_call && other->first_call <= buffer.last_call;
+      if (!meet) continue;
+      if (buffer.offset + size_of(buffer) <= other->offset) break;
+      buffer.offset = std::max(buffer.offset, other->offset + size_of(*other));
+    }
+    total = std::max(total, buffer.offset + size_of(buffer));
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), &buffer,
+                                   [](const Buffer* a, const Buffer* b) {
+                                     return a->offset < b->offset;
+                                   }),
+                  &buffer);
+  }
+  return total;
+}
+
+uintptr_t Program::place(uintptr_t memory) {
+  const auto moved = [&](uintptr_t address) {
+    const Buffer& buffer = buffer_of(address);
+    return memory + buffer.offset + (address - buffer.address);
+  };
+  for (Call& call : calls_) {
+    std::visit(
+        [&](auto& operation) {
+          each_temporary(operation, [&](auto*& pointer, Use) {
+            set_address(pointer, moved(address_of(pointer)));
+          });
+        },
+        call);
+  }
+  result_ = moved(result_);
+  buffers_.clear();
+  return result_;
+}
+
+std::vector<std::pair<std::string, double>> Program::profile(const StepInputs& inputs) {
+  std::vector<double> seconds(calls_.size());
+  run_timed(inputs, seconds.data());
+  std::vector<std::pair<std::string, double>> named;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    named.emplace_back(std::visit([](auto& operation) { return operation.kName; }, calls_[i]),
+                       seconds[i]);
+  }
+  return named;
+}
+
+void Program::run_timed(const StepInputs& inputs, double* seconds) {
+  if (inputs.num_tokens > max_tokens_) {
+    throw std::out_of_range("a step of " + std::to_string(inputs.num_tokens) +
+                            " tokens is larger than the " + std::to_string(max_tokens_) +
+                            " that the program has room for");
+  }
+  for (Call& call : calls_) {
+    const auto start = seconds == nullptr ? Clock::time_point() : Clock::now();
+    std::visit(
+        [&](auto& operation) {
+          each_input(operation, inputs, [](auto& value, const auto& now) { value = now; });
+          operation.run();
+        },
+        call);
+    if (seconds != nullptr) {
+      *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
+    }
+  }
+}
+
+}  // namespace vllm_lite

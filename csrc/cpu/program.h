@@ -1,0 +1,130 @@
+// A step of a model: its operations, recorded once and run again for any number of tokens.
+//
+// While a program records, nothing is computed: it notes what each operation is called with. Every
+// operation must work on all tokens of the step, and what it reads must be the step's inputs,
+// weights, the cache, or what an earlier operation wrote. The temporaries in between get places in
+// one block of memory, by when they are needed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cpu/ops.h"
+
+namespace vllm_lite {
+
+// An operation with all that it is called with.
+struct EmbeddingCall {
+  static constexpr const char* kName = "embedding";
+  Embedding p;
+  int64_t num_tokens;
+  void run() const { embedding(p, num_tokens); }
+};
+struct RmsNormCall {
+  static constexpr const char* kName = "rms_norm";
+  RmsNorm p;
+  int64_t num_tokens;
+  void run() const { rms_norm(p, num_tokens); }
+};
+struct RotaryCall {
+  static constexpr const char* kName = "rotary_embedding";
+  Rotary p;
+  int64_t num_tokens;
+  int64_t num_positions;
+  void run() const { rotary_embedding(p, num_tokens, num_positions); }
+};
+struct SiluAndMulCall {
+  static constexpr const char* kName = "silu_and_mul";
+  SiluAndMul p;
+  int64_t num_tokens;
+  void run() const { silu_and_mul(p, num_tokens); }
+};
+struct CacheWriteCall {
+  static constexpr const char* kName = "reshape_and_cache";
+  CacheWrite key;
+  CacheWrite value;
+  int64_t num_tokens;
+  int64_t num_blocks;
+  void run() const { reshape_and_cache(key, value, num_tokens, num_blocks); }
+};
+struct AttentionCall {
+  static constexpr const char* kName = "paged_attention";
+  Attention p;
+  AttentionBatch batch;
+  void run() const { paged_attention(p, batch); }
+};
+struct LinearCall {
+  static constexpr const char* kName = "linear";
+  Linear p;
+  int64_t num_tokens;
+  void run() const { linear(p, num_tokens); }
+};
+
+using Call = std::variant<EmbeddingCall, RmsNormCall, RotaryCall, SiluAndMulCall, CacheWriteCall,
+                          AttentionCall, LinearCall>;
+
+// What differs from step to step. The batch's num_blocks is the cache's and stays as recorded.
+struct StepInputs {
+  int64_t num_tokens;
+  const int64_t* ids;
+  const int64_t* positions;
+  const int64_t* slots;
+  AttentionBatch batch;
+};
+
+class Program {
+ public:
+  // Records from now on calls of a step that has these inputs.
+  explicit Program(const StepInputs& inputs) : inputs_(inputs) {}
+
+  // Throws std::invalid_argument where the call is not one of all the step's tokens.
+  void record(Call call);
+
+  // Ends the recording. `temporaries` are the tensors that were made meanwhile; `result` lies in
+  // one of them. Returns the bytes of memory that steps of up to max_tokens tokens need; throws
+  // std::invalid_argument where an operation uses what the program cannot follow.
+  struct Temporary {
+    uintptr_t address;
+    int64_t bytes;
+  };
+  int64_t finish(std::span<const Temporary> temporaries, uintptr_t result, int64_t max_tokens);
+
+  // Gives the program its memory, of as many bytes as finish() said, aligned to 64; the address
+  // where the result of every step will be.
+  uintptr_t place(uintptr_t memory);
+
+  // Runs a step. Throws std::out_of_range, as the operations do, before they write; one thread at
+  // a time.
+  void run(const StepInputs& inputs) { run_timed(inputs, nullptr); }
+
+  // Runs a step as run() does; seconds that each operation took, by its name, in order.
+  std::vector<std::pair<std::string, double>> profile(const StepInputs& inputs);
+
+ private:
+  struct Buffer {
+    uintptr_t address;
+    int64_t bytes;
+    int64_t offset = 0;
+    int64_t first_call = -1;  // the one that writes it first; -1: none does
+    int64_t last_call = -1;
+  };
+
+  // seconds: null, or one for each operation.
+  void run_timed(const StepInputs& inputs, double* seconds);
+  Buffer& buffer_of(uintptr_t address);
+  void note_uses();
+  int64_t assign_offsets(int64_t max_tokens);
+
+  StepInputs inputs_;
+  int64_t max_tokens_ = 0;
+  uintptr_t result_ = 0;
+  std::vector<Call> calls_;
+  std::vector<Buffer> buffers_;  // by address
+};
+
+}  // namespace vllm_lite

@@ -1,0 +1,144 @@
+"""A recorded step is the forward pass, bit for bit; what cannot be recorded runs layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.checkpoints import make_model, save
+from tests.models.runner import PagedRunner, load
+from tests.models.test_families import CASES, MIXED, ids_of
+from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors, UnrecordableError
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.quantization import unquantized
+from vllm_lite.worker.recorded_forward import recorded_forward
+
+pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="records compiled kernels")
+
+
+@pytest.fixture(autouse=True)
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library's products cannot be recorded, whatever this machine prefers."""
+    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: False)
+
+
+def logits(model: CausalLM, is_recorded: bool) -> list[Tensor]:
+    """A prompt in chunks beside others that come and go, then single tokens."""
+    runner = PagedRunner(model, is_recorded=is_recorded)
+    a, b, c = ids_of(1), ids_of(2, 30), ids_of(3, 70)
+    steps = [
+        {"a": a[:13]},
+        {"b": b[:20], "a": a[13:30]},
+        {"a": a[30:31], "b": b[20:21]},
+        {"c": c, "a": a[31:32], "b": b[21:25]},
+        {"b": b[25:26]},
+        {"b": b[26:27], "c": [5], "a": a[32:33]},
+    ]
+    return [rows for step in steps for rows in runner.step(step).values()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [*CASES, *MIXED])
+def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Path) -> None:
+    family, changes = {**CASES, **MIXED}[case]
+    model = load(save(make_model(family, **changes), tmp_path), dtype=dtype)
+    for want, got in zip(logits(model, False), logits(model, True), strict=True):
+        assert want.isfinite().all()
+        assert torch.equal(got, want)
+
+
+def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
+    runner = PagedRunner(load(save(make_model("llama"), tmp_path)), is_recorded=True)
+    with pytest.raises(IndexError, match="129 tokens is larger than the 128"):
+        runner.step({"a": [5] * 70, "b": [6] * 59})
+
+
+def test_what_another_library_multiplies_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: True)
+    model = load(save(make_model("llama"), tmp_path), dtype="bfloat16")
+    PagedRunner(model)
+    assert recorded_forward(model, 128) == model.forward
+
+
+def example(num_tokens: int = 3) -> StepTensors:
+    return StepTensors(
+        input_ids=torch.zeros(num_tokens, dtype=torch.int64),
+        positions=torch.arange(num_tokens),
+        slot_mapping=torch.arange(num_tokens),
+        block_table=torch.zeros((1, 1), dtype=torch.int32),
+        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
+    )
+
+
+TABLE = torch.randn(10, 16)
+OUTSIDE = torch.randn(3, 16)
+
+
+def adds_by_torch(step: StepTensors) -> Tensor:
+    return ops().embedding(step.input_ids, TABLE) + 1.0
+
+
+def reads_from_outside(step: StepTensors) -> Tensor:
+    return ops().rms_norm(OUTSIDE, TABLE[0], 1e-6)
+
+
+def reads_what_nobody_wrote(step: StepTensors) -> Tensor:
+    return ops().rms_norm(torch.empty(3, 16), TABLE[0], 1e-6)
+
+
+def takes_some_of_the_tokens(step: StepTensors) -> Tensor:
+    return ops().rms_norm(ops().embedding(step.input_ids, TABLE)[1:], TABLE[0], 1e-6)
+
+
+def takes_other_positions(step: StepTensors) -> Tensor:
+    return ops().embedding(step.positions, TABLE)
+
+
+def returns_what_nobody_wrote(step: StepTensors) -> Tensor:
+    ops().embedding(step.input_ids, TABLE)
+    return torch.empty(3, 16)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        adds_by_torch,
+        reads_from_outside,
+        reads_what_nobody_wrote,
+        takes_some_of_the_tokens,
+        takes_other_positions,
+        returns_what_nobody_wrote,
+    ],
+)
+def test_a_step_that_a_program_cannot_follow_is_refused(
+    forward: Callable[[StepTensors], Tensor],
+) -> None:
+    with torch.inference_mode(), pytest.raises(UnrecordableError):
+        RecordedStep(forward, example(), 8)
+
+
+def test_temporaries_share_memory_only_where_they_may() -> None:
+    weights = [torch.randn(16) for _ in range(6)]
+
+    def forward(step: StepTensors) -> Tensor:
+        first = ops().embedding(step.input_ids, TABLE)
+        hidden = first
+        for weight in weights:
+            hidden = ops().rms_norm(hidden, weight, 1e-6)
+        return ops().fused_add_rms_norm(hidden, first, weights[0], 1e-6)[0]
+
+    step = example(5)
+    with torch.inference_mode():
+        recorded = RecordedStep(forward, example(), 64)
+        assert torch.equal(recorded.run(step), forward(step))
+    # The stream, and what the norms read and write in turn.
+    assert recorded.num_bytes == 3 * 64 * 16 * 4
