@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import statistics
@@ -65,8 +66,9 @@ class Server:
         return api.user + api.system, sum(times.user + times.system for times in core)
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process.terminate()
+            self.process.wait(60)
 
 
 def chat(number: int, tokens: int) -> PreparedRequest:
