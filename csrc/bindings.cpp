@@ -122,6 +122,23 @@ LinearCall linear_call(Address x, Address packed, Address bias, Address out, int
           num_tokens};
 }
 
+QuantizedLinearCall quantized_linear_call(Address x, Address parts, Address bias, Address out,
+                                          int dtype, int out_dtype, int64_t num_tokens,
+                                          int64_t num_parts, int64_t num_inputs, int64_t x_stride,
+                                          int64_t out_stride) {
+  return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
+           pointer<QuantizedPart>(parts), num_parts, pointer<float>(bias), pointer<void>(out),
+           out_stride, num_inputs},
+          num_tokens};
+}
+
+QuantizedLookupCall quantized_lookup_call(Address part, Address ids, Address out, int out_dtype,
+                                          int64_t num_tokens, int64_t num_inputs) {
+  return {{*pointer<QuantizedPart>(part), num_inputs, pointer<int64_t>(ids),
+           static_cast<DType>(out_dtype), pointer<void>(out), num_inputs},
+          num_tokens};
+}
+
 // Defines an operation twice: a function that runs it at once, a method that records it.
 template <class CallType, class... Arguments>
 void define(nb::module_& m, nb::class_<Program>& program, const char* name,
@@ -205,6 +222,12 @@ void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_out
                pointer<void>(packed), num_outputs, num_inputs});
 }
 
+void call_pack_quantized(Address blocks, Address packed, int ggml_type, int64_t num_outputs,
+                         int64_t num_inputs, int64_t block_stride) {
+  pack_quantized({ggml_type, pointer<uint8_t>(blocks), block_stride, pointer<uint8_t>(packed),
+                  num_outputs, num_inputs});
+}
+
 void call_dequantize(Address blocks, Address out, int ggml_type, int dtype, int64_t size) {
   dequantize(pointer<uint8_t>(blocks), ggml_type, pointer<void>(out), static_cast<DType>(dtype),
              size);
@@ -227,6 +250,8 @@ NB_MODULE(_cpu, m) {
   define(m, program, "reshape_and_cache", cache_write_call);
   define(m, program, "paged_attention", attention_call);
   define(m, program, "linear", linear_call);
+  define(m, program, "quantized_linear", quantized_linear_call);
+  define(m, program, "quantized_lookup", quantized_lookup_call);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("sample", call_sample, no_gil);
   m.def("token_logprobs", call_token_logprobs, no_gil);
@@ -234,6 +259,8 @@ NB_MODULE(_cpu, m) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });
   m.def("pack_linear", call_pack_linear, no_gil);
+  m.def("packed_quantized_bytes", packed_quantized_bytes);
+  m.def("pack_quantized", call_pack_quantized, no_gil);
   m.def("dequantize", call_dequantize, no_gil);
   m.def("ggml_block", [](int ggml_type) {
     const GgmlBlock block = ggml_block(ggml_type);

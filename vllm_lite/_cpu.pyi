@@ -200,6 +200,33 @@ def linear(
     out_stride: int,
     /,
 ) -> None: ...
+def packed_quantized_bytes(ggml_type: int, num_outputs: int, num_inputs: int, /) -> int: ...
+def pack_quantized(
+    blocks: int,
+    packed: int,
+    ggml_type: int,
+    num_outputs: int,
+    num_inputs: int,
+    block_stride: int,
+    /,
+) -> None: ...
+def quantized_linear(
+    x: int,
+    parts: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    out_dtype: int,
+    num_rows: int,
+    num_parts: int,
+    num_inputs: int,
+    x_stride: int,
+    out_stride: int,
+    /,
+) -> None: ...
+def quantized_lookup(
+    part: int, ids: int, out: int, out_dtype: int, num_ids: int, num_inputs: int, /
+) -> None: ...
 def dequantize(blocks: int, out: int, ggml_type: int, dtype: int, size: int, /) -> None: ...
 def ggml_block(ggml_type: int, /) -> tuple[int, int]: ...
 def supported_isas() -> list[str]: ...

@@ -18,6 +18,7 @@ enum GgmlType : int {
   kGgmlQ4_K = 12,
   kGgmlQ5_K = 13,
   kGgmlQ6_K = 14,
+  kGgmlIQ4_NL = 20,
   kGgmlBF16 = 30,
 };
 

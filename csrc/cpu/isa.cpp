@@ -15,6 +15,9 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
+namespace avx512_vnni {
+extern const KernelTable kTable;
+}
 namespace avx512_bf16 {
 extern const KernelTable kTable;
 }
@@ -38,12 +41,15 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+// Every processor with the one has the other.
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 const Isa kIsas[] = {
 #if VLLM_LITE_HAS_AVX2
     {"avx512_bf16", &avx512_bf16::kTable, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni::kTable, has_avx512_vnni},
     {"avx512", &avx512::kTable, has_avx512},
     {"avx2", &avx2::kTable, has_avx2},
 #endif

@@ -160,6 +160,71 @@ struct Linear {
   int64_t num_inputs;   // N
 };
 
+// Inputs that share a scale where activations are rounded to bytes.
+constexpr int64_t kQuantizedGroup = 32;
+
+// 32 inputs of a row: values scale * codes. The sums are those of the codes of each half and of all.
+struct QuantizedGroup {
+  int8_t codes[kQuantizedGroup];
+  float scale;
+  float half_sums[2];
+  float sum;
+};
+
+// Rounds rows of x, each by itself: codes are nearest to x * 127 / largest magnitude of the group.
+// Where a group's largest magnitude is tiny, its scale is 0; where it is not finite, NaN.
+struct QuantizeRows {
+  DType dtype;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  QuantizedGroup* groups;  // [N / 32, T]
+  int64_t num_rows;        // T
+  int64_t num_inputs;      // N
+};
+
+struct PackQuantized {
+  int ggml_type;
+  const uint8_t* blocks;  // [M, block_stride]
+  int64_t block_stride;   // bytes
+  uint8_t* packed;        // panels of kPanel outputs; see kernels/packed_blocks.h for the layout
+  int64_t num_outputs;    // M
+  int64_t num_inputs;     // N, whole blocks
+};
+
+// Outputs of one storage format, in columns [first_output, first_output + num_outputs) of a product.
+// Four 64-bit numbers, so that Python can write a table of them.
+struct QuantizedPart {
+  int64_t ggml_type;
+  const uint8_t* packed;
+  int64_t first_output;
+  int64_t num_outputs;
+};
+
+// Rows of x that go through a panel together.
+constexpr int64_t kQuantizedRows = 96;
+
+struct QuantizedProduct {
+  const QuantizedGroup* x;  // [N / 32, T]
+  int64_t num_rows;         // T, at most kQuantizedRows
+  int64_t num_inputs;       // N
+  const QuantizedPart* parts;
+  int64_t num_parts;
+  const float* bias;  // null, or [M]
+  DType out_dtype;
+  void* out;  // [T, M]
+  int64_t out_stride;
+};
+
+// Rows of a packed weight in float32 or bfloat16, as an embedding needs them.
+struct QuantizedLookup {
+  QuantizedPart weight;
+  int64_t num_inputs;
+  const int64_t* ids;  // [T], rows of the weight
+  DType out_dtype;
+  void* out;  // [T, N]
+  int64_t out_stride;
+};
+
 // Tokens of a word of a mask.
 constexpr int64_t kMaskWord = 32;
 
@@ -234,6 +299,13 @@ struct KernelTable {
   void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
   void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
                  int64_t end_panel);
+  // Bytes of a packed panel; -1 unless the type is a quantised one of whole blocks.
+  int64_t (*quantized_panel_bytes)(int ggml_type, int64_t num_inputs);
+  void (*pack_quantized)(const PackQuantized&, int64_t begin_panel, int64_t end_panel);
+  void (*quantize_rows)(const QuantizeRows&, int64_t begin_row, int64_t end_row);
+  // Panels are numbered through all parts.
+  void (*quantized_product)(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
+  void (*quantized_lookup)(const QuantizedLookup&, int64_t begin, int64_t end);
 };
 
 }  // namespace vllm_lite

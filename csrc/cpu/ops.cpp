@@ -136,6 +136,7 @@ GgmlBlock ggml_block(int ggml_type) {
     case kGgmlQ4_K: return {256, 144};
     case kGgmlQ5_K: return {256, 176};
     case kGgmlQ6_K: return {256, 210};
+    case kGgmlIQ4_NL: return {32, 18};
     default:
       throw std::invalid_argument("GGUF tensor type " + std::to_string(ggml_type) +
                                   " is not supported");

@@ -56,6 +56,30 @@ void pack_linear(const PackLinear& p);
 
 void linear(const Linear& p, int64_t num_tokens);
 
+// Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is a quantised
+// one and rows are whole blocks.
+int64_t packed_quantized_bytes(int ggml_type, int64_t num_outputs, int64_t num_inputs);
+
+void pack_quantized(const PackQuantized& p);
+
+// A product with weights that stay quantised. x is rounded to bytes once for all parts.
+struct QuantizedLinear {
+  DType dtype;
+  DType out_dtype;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  const QuantizedPart* parts;
+  int64_t num_parts;
+  const float* bias;  // null, or [M]
+  void* out;          // [T, M]
+  int64_t out_stride;
+  int64_t num_inputs;  // N, a multiple of kQuantizedGroup
+};
+
+void quantized_linear(const QuantizedLinear& p, int64_t num_rows);
+
+void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
+
 // Throws std::invalid_argument for a type that cannot be expanded.
 GgmlBlock ggml_block(int ggml_type);
 

@@ -93,6 +93,26 @@ void each_input(LinearCall& call, const StepInputs& step, Visit&& visit) {
   visit(call.num_tokens, step.num_tokens);
 }
 
+template <class Visit>
+void each_temporary(QuantizedLinearCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(QuantizedLinearCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+}
+
+template <class Visit>
+void each_temporary(QuantizedLookupCall& call, Visit&& visit) {
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(QuantizedLookupCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+  visit(call.p.ids, step.ids);
+}
+
 // ---- places
 
 constexpr int64_t kAlignment = 64;

@@ -64,9 +64,21 @@ struct LinearCall {
   int64_t num_tokens;
   void run() const { linear(p, num_tokens); }
 };
+struct QuantizedLinearCall {
+  static constexpr const char* kName = "quantized_linear";
+  QuantizedLinear p;
+  int64_t num_tokens;
+  void run() const { quantized_linear(p, num_tokens); }
+};
+struct QuantizedLookupCall {
+  static constexpr const char* kName = "quantized_lookup";
+  QuantizedLookup p;
+  int64_t num_tokens;
+  void run() const { quantized_lookup(p, num_tokens); }
+};
 
 using Call = std::variant<EmbeddingCall, RmsNormCall, RotaryCall, SiluAndMulCall, CacheWriteCall,
-                          AttentionCall, LinearCall>;
+                          AttentionCall, LinearCall, QuantizedLinearCall, QuantizedLookupCall>;
 
 // What differs from step to step. The batch's num_blocks is the cache's and stays as recorded.
 struct StepInputs {

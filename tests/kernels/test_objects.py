@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 
 # Of AVX-512 and AMX: the registers, masks, and instructions that have a short form as well.
 BEYOND_V3 = re.compile(

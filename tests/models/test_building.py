@@ -44,7 +44,7 @@ def test_packing_never_changes_the_product(
         stored = method.create_weights(inputs, outputs)
         weight = stored["weight"].data.normal_(generator=generator)
         bias = method.create_bias(outputs).normal_(generator=generator) if with_bias else None
-        kernel = method.process_weights_after_loading({"weight": weight}, bias)
+        kernel = method.process_weights_after_loading(stored, bias)
         for rows in (1, 3, 64):
             x = torch.randn(rows, inputs, generator=generator).to(dtype)
             want = x.double() @ weight.double().T + (0 if bias is None else bias.double())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,10 @@ def write_gguf(
     path: Path,
     family: str,
     model: torch.nn.Module,
-    kind: GGML,
+    kind: GGML | Callable[[str], GGML],
     extra: dict[str, Array] | None = None,
 ) -> Path:
-    """`model` as a GGUF file whose matrices are stored as `kind`."""
+    """`model` as a GGUF file whose matrices are stored as `kind`, which may depend on the name."""
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(2)
     writer.add_context_length(128)
@@ -95,8 +96,9 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(f"{short}.{suffix}", np.ascontiguousarray(values))
         else:
-            data = packed(values, kind, rng)
-            writer.add_tensor(f"{short}.{suffix}", data, raw_dtype=kind)
+            chosen = kind(short) if callable(kind) else kind
+            data = packed(values, chosen, rng)
+            writer.add_tensor(f"{short}.{suffix}", data, raw_dtype=chosen)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -8,6 +8,8 @@ from vllm_lite.config.option import config, option
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 
+# Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.
+_OWN_QUANTIZATIONS = ("dequantize", "int8", "int4")
 # Every method that a release of vLLM has known; which of them work is said at the option.
 _QUANTIZATIONS = (
     *("aqlm", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors"),
@@ -104,12 +106,15 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "How weights are stored.",
-        auto="read from the checkpoint",
+        "How weights are kept in memory. gguf: as they are in the .gguf file; dequantize: a .gguf "
+        "file's expanded to --dtype; int8, int4: those of a safetensors model rounded in groups of "
+        "32 as they are loaded. But for dequantize, products round activations to 8 bits in groups "
+        "of 32.",
+        auto="dequantize for a .gguf file, else none",
         aliases=("-q",),
-        choices=_QUANTIZATIONS,
-        works=(None, "gguf"),
-        remedy="use an unquantised checkpoint or a GGUF file",
+        choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
+        works=(None, "gguf", *_OWN_QUANTIZATIONS),
+        remedy="use int8 or int4 with an unquantised checkpoint, or a GGUF file",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")
     max_logprobs: int = option(

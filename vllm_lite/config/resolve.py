@@ -152,7 +152,7 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
     if values.get("max_model_len", -1) in (-1, "auto"):
         values["max_model_len"] = facts.max_position
     if facts.format == "gguf":
-        values.setdefault("quantization", "gguf")
+        values["quantization"] = values.get("quantization") or "dequantize"
 
 
 def _derive_reasoning(values: dict[str, Any]) -> None:

@@ -181,8 +181,14 @@ class VllmConfig:
                 f"--load-format {self.load.load_format} does not fit the {wanted} weights of "
                 f"{self.facts.path}; use auto"
             )
-        if self.model.quantization == "gguf" and self.facts.format != "gguf":
-            raise UsageError("--quantization gguf needs a .gguf file as the model")
+        quantization, is_gguf = self.model.quantization, self.facts.format == "gguf"
+        if quantization in ("gguf", "dequantize") and not is_gguf:
+            raise UsageError(f"--quantization {quantization} needs a .gguf file as the model")
+        if quantization in ("int8", "int4") and is_gguf:
+            raise UsageError(
+                f"--quantization {quantization} is for safetensors models; a .gguf file is used "
+                "with gguf or dequantize"
+            )
 
     def _check_lengths(self) -> None:
         length, derived = self.model.max_model_len, self.facts.max_position

@@ -8,10 +8,7 @@ recorded instead of run (`cpu_program`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,49 +16,21 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.arguments import DTYPES as _DTYPES
+from vllm_lite.kernels.arguments import dtype_number as _dtype
+from vllm_lite.kernels.arguments import refuse as _refuse
+from vllm_lite.kernels.arguments import row_stride as _rows
 from vllm_lite.kernels.cached_rows import has_row_scales
+from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.cpu_quantized import pack_quantized as pack_quantized
+from vllm_lite.kernels.cpu_quantized import quantized_linear as quantized_linear
+from vllm_lite.kernels.cpu_quantized import quantized_lookup as quantized_lookup
 from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
 from vllm_lite.kernels.reference import PackedLinear
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
-# Who takes the calls: the compiled module, or a program that has methods of the same names.
-_calls: ContextVar[Any] = ContextVar("calls", default=_cpu)
-
-
-@contextmanager
-def recorded_by(program: _cpu.Program) -> Iterator[None]:
-    """Let `program` note the operations that are called inside; none is carried out."""
-    token = _calls.set(program)
-    try:
-        yield
-    finally:
-        _calls.reset(token)
-
-
-def _refuse(operation: str, reason: str) -> ValueError:
-    return ValueError(f"{operation}: {reason}")
-
-
-def _dtype(operation: str, *tensors: Tensor) -> int:
-    """The kernels' number for the tensors' common type."""
-    dtype = tensors[0].dtype
-    code = _DTYPES.get(dtype)
-    if code is None:
-        raise _refuse(operation, f"takes float32 or bfloat16, got {dtype}")
-    for tensor in tensors:
-        if tensor.dtype != dtype:
-            raise _refuse(operation, f"takes one type, got {dtype} and {tensor.dtype}")
-    return code
-
-
-def _rows(operation: str, tensor: Tensor) -> int:
-    """The row stride of a matrix whose rows are dense."""
-    if tensor.dim() != 2 or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
-        raise _refuse(operation, "takes matrices with dense rows")
-    return tensor.stride(0)
 
 
 def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
@@ -80,7 +49,7 @@ def embedding(ids: Tensor, rows: Tensor) -> Tensor:
     _check_index("embedding", ids, torch.int64, len(ids))
     out = rows.new_empty((len(ids), size))
     row_bytes = size * rows.element_size()
-    _calls.get().embedding(
+    calls.get().embedding(
         ids.data_ptr(), rows.data_ptr(), out.data_ptr(), len(ids), num_rows, row_bytes
     )
     return out
@@ -93,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     if weight.shape[0] != size or not weight.is_contiguous() or out.shape != x.shape:
         raise _refuse("rms_norm", "weight and out must match x")
     num_heads = 1 if x.dim() == 2 else x.shape[1]
-    _calls.get().rms_norm(
+    calls.get().rms_norm(
         x.data_ptr(),
         0,
         weight.data_ptr(),
@@ -117,7 +86,7 @@ def fused_add_rms_norm(
     if weight.shape[0] != size or not weight.is_contiguous() or residual.shape != x.shape:
         raise _refuse("fused_add_rms_norm", "weight and residual must match x")
     stride = _rows("fused_add_rms_norm", x)
-    _calls.get().rms_norm(
+    calls.get().rms_norm(
         x.data_ptr(),
         residual.data_ptr(),
         weight.data_ptr(),
@@ -149,7 +118,7 @@ def rotary_embedding(
     if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
         raise _refuse("rotary_embedding", "cos_sin_cache must be dense float32")
     _check_index("rotary_embedding", positions, torch.int64, num_tokens)
-    _calls.get().rotary_embedding(
+    calls.get().rotary_embedding(
         positions.data_ptr(),
         query.data_ptr(),
         key.data_ptr(),
@@ -173,7 +142,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     if doubled % 2:
         raise _refuse("silu_and_mul", "takes rows of even size")
     out = x.new_empty((num_rows, doubled // 2))
-    _calls.get().silu_and_mul(
+    calls.get().silu_and_mul(
         x.data_ptr(),
         out.data_ptr(),
         _dtype("silu_and_mul", x),
@@ -196,7 +165,7 @@ def reshape_and_cache(
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise _refuse("reshape_and_cache", "takes dense heads")
     _check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
-    _calls.get().reshape_and_cache(
+    calls.get().reshape_and_cache(
         key.data_ptr(),
         value.data_ptr(),
         key_cache.data_ptr(),
@@ -241,7 +210,7 @@ def paged_attention(
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise _refuse("paged_attention", "block_table must be int32 with dense rows")
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    _calls.get().paged_attention(
+    calls.get().paged_attention(
         query.data_ptr(),
         output.data_ptr(),
         key_cache.data_ptr(),
@@ -339,7 +308,7 @@ def linear(
     if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
         raise _refuse("linear", "bias must be float32, one for each output")
     out = torch.empty(num_rows, num_outputs, dtype=out_dtype or dtype)
-    _calls.get().linear(
+    calls.get().linear(
         x.data_ptr(),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),

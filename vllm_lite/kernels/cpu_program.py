@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_lite import _cpu
-from vllm_lite.kernels.cpu import recorded_by
+from vllm_lite.kernels.calls import recorded_by
 
 _NEW = {"aten::empty", "aten::empty_like", "aten::new_empty"}
 _VIEWS = {"aten::view", "aten::split_with_sizes", "aten::slice", "aten::select", "aten::detach"}

@@ -16,6 +16,7 @@ from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import reference
 from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.kernels.quantized import QuantizedRows, QuantizedWeight
 from vllm_lite.kernels.reference import PackedLinear
 
 
@@ -106,9 +107,26 @@ class Ops(Protocol):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
+    def pack_quantized(self, parts: Sequence[QuantizedRows]) -> QuantizedWeight: ...
+
+    def quantized_linear(
+        self,
+        x: Tensor,
+        weight: QuantizedWeight,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+
+    def quantized_lookup(
+        self, weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype
+    ) -> Tensor: ...
+
 
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
-ISA_CHOICES = ("auto", "avx512_bf16", "avx512", "avx2", "portable", "reference", "triton")
+ISA_CHOICES = (
+    *("auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
+    *("reference", "triton"),
+)
 
 # Bytes by which threads take turns at reading (csrc/cpu/memory.cpp), and that are timed together.
 READ_UNIT = 256 << 10

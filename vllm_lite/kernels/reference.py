@@ -17,6 +17,9 @@ from torch import Tensor
 
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cached_rows
+from vllm_lite.kernels.quantized import pack_quantized as pack_quantized
+from vllm_lite.kernels.quantized import quantized_linear as quantized_linear
+from vllm_lite.kernels.quantized import quantized_lookup as quantized_lookup
 from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs

@@ -6,15 +6,18 @@ module: ids are below `vocab_size` and so many logits come out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, tp_group, tp_size
-from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.quantized import QuantizedRows
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.quantization.method import LinearKernel, LinearMethod
+from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 
 
 def _vocab_shard(vocab_size: int) -> Shard:
@@ -22,47 +25,57 @@ def _vocab_shard(vocab_size: int) -> Shard:
     return Shard.even(padded, "vocabulary rows")
 
 
-def _vocab_slot(rows: Tensor, shard: Shard, vocab_size: int) -> WeightSlot:
+def _vocab_slots(
+    weights: Mapping[str, StoredTensor], shard: Shard, vocab_size: int
+) -> Iterator[NamedSlot]:
     """The rows that are no padding; a last rank may have none of them but its padding."""
     used = max(0, min(shard.size, vocab_size - shard.start))
-    rows[used:].zero_()
-    full_shape = (vocab_size, *rows.shape[1:])
-    return WeightSlot(rows[:used], full_shape, (shard.start,) + (0,) * (rows.dim() - 1))
+    for name, stored in weights.items():
+        stored.data[used:].zero_()
+        full_shape = (vocab_size, *stored.data.shape[1:])
+        starts = (shard.start,) + (0,) * (stored.data.dim() - 1)
+        keep = None if stored.rows is None else partial(_keep, stored.rows, shard.size)
+        yield NamedSlot("", name, WeightSlot(stored.data[:used], full_shape, starts, keep))
+
+
+def _keep(kept: dict[int, QuantizedRows], size: int, rows: QuantizedRows) -> None:
+    # Blocks of zeros are rows of zeros.
+    padding = (0, 0, 0, size - rows.num_outputs)
+    kept[0] = replace(rows, blocks=F.pad(rows.blocks, padding)) if padding[3] else rows
 
 
 class VocabParallelEmbedding(nn.Module):
     """Ids to vectors."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    table: EmbeddingTable
+
+    def __init__(self, method: LinearMethod, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
+        self._method = method.for_vocabulary()
         self._vocab_size = vocab_size
         self._shard = _vocab_shard(vocab_size)
         self._group = tp_group()
-        self._ops = ops()
-        self.rows = torch.empty(self._shard.size, hidden_size, dtype=dtype)
+        self._weights = self._method.create_weights(hidden_size, self._shard.size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, N], a new tensor."""
         if self._group.size == 1:
-            return self._ops.embedding(input_ids, self.rows)
+            return self.table.lookup(input_ids)
         local = input_ids - self._shard.start
         elsewhere = (local < 0) | (local >= self._shard.size)
-        hidden = self._ops.embedding(local.masked_fill_(elsewhere, 0), self.rows)
+        hidden = self.table.lookup(local.masked_fill_(elsewhere, 0))
         return self._group.all_reduce(hidden.masked_fill_(elsewhere.unsqueeze(1), 0))
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield NamedSlot("", "weight", _vocab_slot(self.rows, self._shard, self._vocab_size))
+        yield from _vocab_slots(self._weights, self._shard, self._vocab_size)
 
     def process_weights_after_loading(self) -> None:
-        """Rows are looked up as they are."""
+        weights, self._weights = self._weights, {}
+        self.table = self._method.make_table(weights)
 
 
 class ParallelLMHead(nn.Module):
-    """Vectors to logits, by rows of its own or by an embedding's.
-
-    A tied head whose method repacks holds a second copy of the embedding's rows: lookups need
-    plain rows, and the product is twice as fast on packed ones.
-    """
+    """Vectors to logits, by rows of its own or by an embedding's."""
 
     kernel: LinearKernel
 
@@ -74,16 +87,14 @@ class ParallelLMHead(nn.Module):
         tied_to: VocabParallelEmbedding | None = None,
     ) -> None:
         super().__init__()
-        self._method = method
+        self._method = method.for_vocabulary()
         self._vocab_size = vocab_size
         self._shard = _vocab_shard(vocab_size)
         self._group = tp_group()
+        self._tied_to = tied_to
+        self._weights: dict[str, StoredTensor] = {}
         if tied_to is None:
-            stored = method.create_weights(hidden_size, self._shard.size)
-            self._weights = {name: tensor.data for name, tensor in stored.items()}
-        else:
-            self._weights = {"weight": tied_to.rows}
-        self._is_tied = tied_to is not None
+            self._weights = self._method.create_weights(hidden_size, self._shard.size)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, N] -> [R, vocab_size] float32."""
@@ -91,11 +102,12 @@ class ParallelLMHead(nn.Module):
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        if not self._is_tied:
-            for name, tensor in self._weights.items():
-                yield NamedSlot("", name, _vocab_slot(tensor, self._shard, self._vocab_size))
+        yield from _vocab_slots(self._weights, self._shard, self._vocab_size)
 
     def process_weights_after_loading(self) -> None:
-        weights, self._weights = self._weights, {}
         # Sums are float32: rounding them to the model's type would make near ties equal.
+        if self._tied_to is not None:
+            self.kernel = self._tied_to.table.linear_kernel(torch.float32)
+            return
+        weights, self._weights = self._weights, {}
         self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)

@@ -7,6 +7,7 @@ stored and multiplied is the LinearMethod's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -66,12 +67,12 @@ class ParallelLinear(nn.Module):
         if stored.input_dim is not None:
             full_shape[stored.input_dim] = self._inputs.full_size
             starts[stored.input_dim] = self._inputs.start
-        return WeightSlot(part, tuple(full_shape), tuple(starts))
+        keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
+        return WeightSlot(part, tuple(full_shape), tuple(starts), keep)
 
     def process_weights_after_loading(self) -> None:
-        weights = {name: stored.data for name, stored in self._weights.items()}
         # Only the kernel decides what stays in memory.
-        self._weights = {}
+        weights, self._weights = self._weights, {}
         self.kernel = self._method.process_weights_after_loading(weights, self._bias)
 
 

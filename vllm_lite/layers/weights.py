@@ -6,11 +6,13 @@ Neither side knows the other's names: weight_map.py joins them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from vllm_lite.kernels.quantized import QuantizedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,14 @@ class WeightSlot:
     """This rank's place for one checkpoint tensor.
 
     `tensor` is written in place (often a view into a fused parameter). `full_shape` is the
-    checkpoint tensor's; its part that belongs here begins at `starts`.
+    checkpoint tensor's; its part that belongs here begins at `starts`. Where there is `keep`, it
+    takes that part of a quantised checkpoint tensor, and `tensor` stays as it is.
     """
 
     tensor: Tensor
     full_shape: tuple[int, ...]
     starts: tuple[int, ...]
+    keep: Callable[[QuantizedRows], None] | None = None
 
     @classmethod
     def whole(cls, tensor: Tensor) -> WeightSlot:

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under Hugging Face's names, dequantised as they are read.
+"""Tensors of a GGUF file under Hugging Face's names: kept rows where a slot takes them, or values.
 
 Owns GGUF's tensor names and the order of rows that its converter gives Llama's queries and
 keys. The file's layout is config/gguf_header.py's, the number formats are the kernels'.
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.gguf_header import GGUFTensor, read_gguf
+from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFTensor, read_gguf
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 
 _GLOBAL_NAMES = {
@@ -61,10 +63,28 @@ class GGUFCheckpointTensor:
 
     def fill(self, slot: WeightSlot) -> None:
         stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)
+        kind = GGML_TYPES[self.tensor.ggml_type]
+        if slot.keep is not None and kind.block_size > 1:
+            slot.keep(self._part_of(stored.view(self.shape[0], -1), kind, slot))
+            return
         full = ops().dequantize_gguf(stored, self.tensor.ggml_type, self.shape, slot.tensor.dtype)
         if self.interleaved_heads:
             full = _halves_from_pairs(full, self.interleaved_heads)
         slot.fill(full)
+
+    def _part_of(self, rows: Tensor, kind: GGMLType, slot: WeightSlot) -> QuantizedRows:
+        """This rank's part of the blocks `rows` [M, bytes of a row]."""
+        if self.interleaved_heads:
+            rows = _halves_from_pairs(rows, self.interleaved_heads)
+        (first_row, first_input), (num_rows, num_inputs) = slot.starts, slot.tensor.shape
+        if first_input % kind.block_size or num_inputs % kind.block_size:
+            raise CheckpointError(
+                f"the tensor {self.name!r} cannot be split: {num_inputs} inputs of a rank are not "
+                f"whole {kind.name} blocks of {kind.block_size}; use --quantization dequantize"
+            )
+        start, size = (n // kind.block_size * kind.block_bytes for n in (first_input, num_inputs))
+        part = rows[first_row : first_row + num_rows, start : start + size]
+        return QuantizedRows(part, self.tensor.ggml_type, num_inputs)
 
 
 def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:

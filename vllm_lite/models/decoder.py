@@ -109,7 +109,9 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, options.dtype)
+        self.embed_tokens = VocabParallelEmbedding(
+            options.linear_method, spec.vocab_size, spec.hidden_size
+        )
         self.rotary_emb = RotaryEmbedding(spec.rotary, options.max_model_len)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, options, layer, self.rotary_emb) for layer in range(spec.num_layers)

@@ -14,17 +14,36 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.quantized import QuantizedRows
+
 # [T, input_size] -> [T, output_size]
 LinearKernel = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a layer's storage, and the dimensions that features run along."""
+    """One tensor of a layer's storage, and the dimensions that features run along.
+
+    A method that takes quantised rows as they are has `rows`: the loader puts them there under
+    their first output, and leaves that part of `data` untouched.
+    """
 
     data: Tensor
     output_dim: int | None
     input_dim: int | None
+    rows: dict[int, QuantizedRows] | None = None
+
+
+class EmbeddingTable(Protocol):
+    """Rows that are looked up by id, and that an output head may be tied to."""
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, input_size], a new tensor."""
+        ...
+
+    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
+        """The product by all rows, with results of out_dtype."""
+        ...
 
 
 class LinearMethod(Protocol):
@@ -40,7 +59,7 @@ class LinearMethod(Protocol):
 
     def process_weights_after_loading(
         self,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
@@ -48,4 +67,12 @@ class LinearMethod(Protocol):
 
         Its results are of out_dtype, by default the type of what it is given.
         """
+        ...
+
+    def for_vocabulary(self) -> LinearMethod:
+        """The method for the embedding and the output head."""
+        ...
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        """The table of a filled embedding."""
         ...

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.platform import isa_flags
-from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight, StoringKernel
 
 
@@ -33,17 +33,47 @@ class UnquantizedLinearMethod:
 
     def process_weights_after_loading(
         self,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        weight = weights["weight"]
-        out_dtype = weight.dtype if out_dtype is None else out_dtype
-        if weight.device.type != "cpu" or weight.dtype is torch.float16:
-            return lambda x: F.linear(x, weight, bias).to(out_dtype)
-        if weight.dtype is torch.bfloat16 and _prefers_onednn():
-            return _onednn_kernel(weight, bias, out_dtype)
-        return _own_kernel(weight, bias, out_dtype)
+        return plain_kernel(weights["weight"].data, bias, out_dtype)
+
+    def for_vocabulary(self) -> LinearMethod:
+        return self
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> PlainTable:
+        return PlainTable(weights["weight"].data)
+
+
+class PlainTable:
+    """Rows as they are.
+
+    A head that is tied to them may hold a second copy: lookups need plain rows, and the product
+    is twice as fast on packed ones.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._ops = ops()
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self._ops.embedding(ids, self._rows)
+
+    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
+        return plain_kernel(self._rows, None, out_dtype)
+
+
+def plain_kernel(
+    weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
+) -> LinearKernel:
+    """The fastest product here by a weight [output_size, input_size] that is not quantised."""
+    out_dtype = weight.dtype if out_dtype is None else out_dtype
+    if weight.device.type != "cpu" or weight.dtype is torch.float16:
+        return lambda x: F.linear(x, weight, bias).to(out_dtype)
+    if weight.dtype is torch.bfloat16 and _prefers_onednn():
+        return _onednn_kernel(weight, bias, out_dtype)
+    return _own_kernel(weight, bias, out_dtype)
 
 
 def _prefers_onednn() -> bool:

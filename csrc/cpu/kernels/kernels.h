@@ -16,6 +16,11 @@ void dequantize(const Dequantize&, int64_t begin_block, int64_t end_block);
 void pack_linear(const PackLinear&, int64_t begin_panel, int64_t end_panel);
 void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
             int64_t end_panel);
+int64_t quantized_panel_bytes(int ggml_type, int64_t num_inputs);
+void pack_quantized(const PackQuantized&, int64_t begin_panel, int64_t end_panel);
+void quantize_rows(const QuantizeRows&, int64_t begin_row, int64_t end_row);
+void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
+void quantized_lookup(const QuantizedLookup&, int64_t begin, int64_t end);
 extern const AttentionKernels kAttention;
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -6,7 +6,15 @@ What the files beside `reference` specify has twins here too, of the same names 
 
 from __future__ import annotations
 
-from vllm_lite.kernels.reference import dequantize_gguf, embedding, linear, pack_linear
+from vllm_lite.kernels.reference import (
+    dequantize_gguf,
+    embedding,
+    linear,
+    pack_linear,
+    pack_quantized,
+    quantized_linear,
+    quantized_lookup,
+)
 from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
@@ -49,10 +57,13 @@ __all__ = [
     "linear",
     "order_by_expert",
     "pack_linear",
+    "pack_quantized",
     "paged_attention",
     "penalize_logits",
     "quantize_by_scale",
     "quantize_rows",
+    "quantized_linear",
+    "quantized_lookup",
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_quantized",

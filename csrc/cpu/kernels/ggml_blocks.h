@@ -1,0 +1,237 @@
+// How GGUF's quantised formats hold their codes and scales (layouts: the GGUF and ggml quantisation
+// documents). A block has parts of kPartSize values with a scale each; a value of a part is
+// scale * (decoded code - kOffset) - minimum.
+#pragma once
+
+#include "cpu/ggml_types.h"
+#include "cpu/kernels/simd.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+static inline float half_to_float(uint16_t half) {
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t sign = (half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  if (magnitude >= 0x7c00) return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
+  // Moving the exponent by a multiplication gets subnormal numbers right as well.
+  const float value = bit_cast<float>(magnitude << 13) * 0x1p112f;
+  return bit_cast<float>(sign | bit_cast<uint32_t>(value));
+#endif
+}
+static inline float half_to_float(const uint8_t* from) {
+  uint16_t half;
+  memcpy(&half, from, sizeof half);
+  return half_to_float(half);
+}
+
+// The integers by which a part's scale and minimum are multiplied in formats with two levels.
+struct IntegerScale {
+  int scale;
+  int minimum;
+};
+
+struct PlainCodes {
+  static int decode(int code) { return code; }
+};
+
+// Formats 4_0, 4_1, 5_0 and 5_1: 32 values with one scale. A byte holds values i and i + 16.
+template <bool kMinimum, bool kFifthBit>
+struct Block32 : PlainCodes {
+  static constexpr bool kHasMinimum = kMinimum;
+  static constexpr bool kIsTwoLevel = false;
+  static constexpr int kElements = 32;
+  static constexpr int kPartSize = 32;
+  static constexpr int kScaleAt = 0;
+  static constexpr int kMinimumAt = 2;
+  static constexpr int kHighAt = kMinimum ? 4 : 2;
+  static constexpr int kLowAt = kHighAt + (kFifthBit ? 4 : 0);
+  static constexpr int kBytes = kLowAt + 16;
+  static constexpr int kLowBits = 4;
+  static constexpr int kHighBits = kFifthBit ? 1 : 0;
+  static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
+
+  static void codes(const uint8_t* block, int, uint8_t* out) {
+    const uint8_t* low = block + kLowAt;
+    uint32_t high = 0;
+    if (kFifthBit) memcpy(&high, block + kHighAt, sizeof high);
+    for (int i = 0; i < 16; ++i) {
+      out[i] = static_cast<uint8_t>((low[i] & 15) | (high >> i << 4 & 16));
+      out[i + 16] = static_cast<uint8_t>((low[i] >> 4) | (high >> (i + 12) & 16));
+    }
+  }
+};
+using BlockQ4_0 = Block32<false, false>;
+using BlockQ4_1 = Block32<true, false>;
+using BlockQ5_0 = Block32<false, true>;
+using BlockQ5_1 = Block32<true, true>;
+
+// Sixteen values that are dense where weights are; 128 stands for zero.
+static const uint8_t kNonLinearCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                            129, 141, 153, 166, 181, 197, 217, 241};
+struct BlockIQ4_NL : Block32<false, false> {
+  static constexpr int kOffset = 128;
+  static int decode(int code) { return kNonLinearCodes[code]; }
+};
+
+struct BlockQ8_0 : PlainCodes {
+  static constexpr bool kHasMinimum = false;
+  static constexpr bool kIsTwoLevel = false;
+  static constexpr int kElements = 32;
+  static constexpr int kPartSize = 32;
+  static constexpr int kScaleAt = 0;
+  static constexpr int kMinimumAt = 0;
+  static constexpr int kBytes = 34;
+  static constexpr int kLowBits = 8;
+  static constexpr int kHighBits = 0;
+  static constexpr int kOffset = 128;
+
+  static void codes(const uint8_t* block, int, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) out[i] = block[2 + i] ^ 0x80;
+  }
+};
+
+// 256 values in parts of 16 or 32, whose scales are integers times one or two half floats.
+template <bool kMinimum, int kPart>
+struct SuperBlock : PlainCodes {
+  static constexpr bool kHasMinimum = kMinimum;
+  static constexpr bool kIsTwoLevel = true;
+  static constexpr int kElements = 256;
+  static constexpr int kPartSize = kPart;
+};
+
+// 128 values share 32 bytes; a byte holds two bits of each of four runs of 32.
+static inline void two_bit_codes(const uint8_t* bits, int part, uint8_t* out) {
+  const uint8_t* from = bits + part / 8 * 32 + part % 2 * 16;
+  const int shift = part % 8 / 2 * 2;
+  for (int i = 0; i < 16; ++i) out[i] = from[i] >> shift & 3;
+}
+
+struct BlockQ2_K : SuperBlock<true, 16> {
+  static constexpr int kBytes = 84;
+  static constexpr int kScaleAt = 80;
+  static constexpr int kMinimumAt = 82;
+  static constexpr int kLowBits = 2;
+  static constexpr int kHighBits = 0;
+  static constexpr int kOffset = 0;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    two_bit_codes(block + 16, part, out);
+  }
+  static IntegerScale integer_scale(const uint8_t* block, int part) {
+    return {block[part] & 15, block[part] >> 4};
+  }
+};
+
+struct BlockQ3_K : SuperBlock<false, 16> {
+  static constexpr int kBytes = 110;
+  static constexpr int kScaleAt = 108;
+  static constexpr int kMinimumAt = 108;
+  static constexpr int kLowBits = 2;
+  static constexpr int kHighBits = 1;
+  static constexpr int kOffset = 4;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    two_bit_codes(block + 32, part, out);
+    const uint8_t* third = block + part % 2 * 16;
+    for (int i = 0; i < 16; ++i) out[i] |= (third[i] >> part / 2 & 1) << 2;
+  }
+  // Six bits: four low ones in bytes 0 to 7, two high ones in bytes 8 to 11.
+  static IntegerScale integer_scale(const uint8_t* block, int part) {
+    const uint8_t* scales = block + 96;
+    const int low = part < 8 ? scales[part] & 15 : scales[part - 8] >> 4;
+    return {(low | (scales[8 + part % 4] >> part / 4 * 2 & 3) << 4) - 32, 0};
+  }
+};
+
+template <bool kFifthBit>
+struct BlockQ45_K : SuperBlock<true, 32> {
+  static constexpr int kScaleAt = 0;
+  static constexpr int kMinimumAt = 2;
+  static constexpr int kHighAt = 16;
+  static constexpr int kLowAt = kHighAt + (kFifthBit ? 32 : 0);
+  static constexpr int kBytes = kLowAt + 128;
+  static constexpr int kLowBits = 4;
+  static constexpr int kHighBits = kFifthBit ? 1 : 0;
+  static constexpr int kOffset = 0;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    const uint8_t* from = block + kLowAt + part / 2 * 32;
+    const uint8_t* high = block + kHighAt;
+    const int shift = part % 2 * 4;
+    for (int i = 0; i < 32; ++i) {
+      out[i] = from[i] >> shift & 15;
+      if (kFifthBit) out[i] |= (high[i] >> part & 1) << 4;
+    }
+  }
+  // Eight pairs of six bit numbers in 12 bytes.
+  static IntegerScale integer_scale(const uint8_t* block, int part) {
+    const uint8_t* packed = block + 4;
+    if (part < 4) return {packed[part] & 63, packed[part + 4] & 63};
+    return {(packed[part + 4] & 15) | packed[part - 4] >> 6 << 4,
+            packed[part + 4] >> 4 | packed[part] >> 6 << 4};
+  }
+};
+using BlockQ4_K = BlockQ45_K<false>;
+using BlockQ5_K = BlockQ45_K<true>;
+
+struct BlockQ6_K : SuperBlock<false, 16> {
+  static constexpr int kBytes = 210;
+  static constexpr int kScaleAt = 208;
+  static constexpr int kMinimumAt = 208;
+  static constexpr int kLowBits = 4;
+  static constexpr int kHighBits = 2;
+  static constexpr int kOffset = 32;
+
+  // Runs of 32: the first two of each 128 take the low nibbles, the others the high ones.
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    const int run = part % 8 / 2;
+    const uint8_t* from = block + part / 8 * 64 + run % 2 * 32 + part % 2 * 16;
+    const uint8_t* top = block + 128 + part / 8 * 32 + part % 2 * 16;
+    const int shift = run / 2 * 4;
+    for (int i = 0; i < 16; ++i) {
+      out[i] = static_cast<uint8_t>((from[i] >> shift & 15) | (top[i] >> run * 2 & 3) << 4);
+    }
+  }
+  static IntegerScale integer_scale(const uint8_t* block, int part) {
+    return {static_cast<int8_t>(block[192 + part]), 0};
+  }
+};
+
+struct PartScale {
+  float scale;
+  float minimum;
+};
+template <class Block>
+static inline PartScale part_scale(const uint8_t* block, int part) {
+  const float scale = half_to_float(block + Block::kScaleAt);
+  const float minimum = Block::kHasMinimum ? half_to_float(block + Block::kMinimumAt) : 0.0f;
+  if constexpr (Block::kIsTwoLevel) {
+    const IntegerScale factor = Block::integer_scale(block, part);
+    return {scale * static_cast<float>(factor.scale), minimum * static_cast<float>(factor.minimum)};
+  } else {
+    return {scale, -minimum};
+  }
+}
+
+// Calls body(Block{}) for the quantised format of this number; false where there is none.
+template <class Body>
+static inline bool with_block(int ggml_type, Body&& body) {
+  switch (ggml_type) {
+    case kGgmlQ4_0: return body(BlockQ4_0{}), true;
+    case kGgmlQ4_1: return body(BlockQ4_1{}), true;
+    case kGgmlQ5_0: return body(BlockQ5_0{}), true;
+    case kGgmlQ5_1: return body(BlockQ5_1{}), true;
+    case kGgmlQ8_0: return body(BlockQ8_0{}), true;
+    case kGgmlQ2_K: return body(BlockQ2_K{}), true;
+    case kGgmlQ3_K: return body(BlockQ3_K{}), true;
+    case kGgmlQ4_K: return body(BlockQ4_K{}), true;
+    case kGgmlQ5_K: return body(BlockQ5_K{}), true;
+    case kGgmlQ6_K: return body(BlockQ6_K{}), true;
+    case kGgmlIQ4_NL: return body(BlockIQ4_NL{}), true;
+    default: return false;
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

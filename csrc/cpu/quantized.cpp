@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/isa.h"
+#include "cpu/ops.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+// Elements that one thread rounds, unpacks or copies in some microseconds.
+constexpr int64_t kElementsPerRange = 32 * 1024;
+// Multiply-adds of a range of panels: some tens of microseconds.
+constexpr int64_t kProductsPerRange = 8 * 1024 * 1024;
+// Weights of a range of panels: a few rows are multiplied as fast as weights can be read.
+constexpr int64_t kWeightsPerRange = 256 * 1024;
+
+int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// This thread's rounded rows of x; grows to the largest product's.
+QuantizedGroup* group_buffer(int64_t count) {
+  struct Buffer {
+    std::unique_ptr<QuantizedGroup[]> groups;
+    int64_t size = 0;
+  };
+  thread_local Buffer buffer;
+  if (buffer.size < count) {
+    buffer.groups.reset();
+    buffer.groups = std::make_unique_for_overwrite<QuantizedGroup[]>(count);
+    buffer.size = count;
+  }
+  return buffer.groups.get();
+}
+
+}  // namespace
+
+int64_t packed_quantized_bytes(int ggml_type, int64_t num_outputs, int64_t num_inputs) {
+  const int64_t panel_bytes = kernels().quantized_panel_bytes(ggml_type, num_inputs);
+  if (panel_bytes < 0) {
+    throw std::invalid_argument("rows of " + std::to_string(num_inputs) + " values of type " +
+                                std::to_string(ggml_type) + " cannot be packed");
+  }
+  return ceil_divide(num_outputs, kPanel) * panel_bytes;
+}
+
+void pack_quantized(const PackQuantized& p) {
+  const KernelTable& table = kernels();
+  const int64_t panels = std::max<int64_t>(1, kElementsPerRange / (kPanel * p.num_inputs));
+  parallel_for(ceil_divide(p.num_outputs, kPanel), panels,
+               [&](int64_t begin, int64_t end) { table.pack_quantized(p, begin, end); });
+}
+
+void quantized_linear(const QuantizedLinear& p, int64_t num_rows) {
+  const KernelTable& table = kernels();
+  int64_t num_panels = 0;
+  for (int64_t i = 0; i < p.num_parts; ++i) {
+    num_panels += ceil_divide(p.parts[i].num_outputs, kPanel);
+  }
+  const int64_t groups_per_row = p.num_inputs / kQuantizedGroup;
+  QuantizedGroup* groups = group_buffer(std::min(num_rows, kQuantizedRows) * groups_per_row);
+  const int64_t x_size = p.dtype == DType::kBFloat16 ? 2 : 4;
+  const int64_t out_size = p.out_dtype == DType::kBFloat16 ? 2 : 4;
+  for (int64_t row = 0; row < num_rows; row += kQuantizedRows) {
+    const int64_t count = std::min(kQuantizedRows, num_rows - row);
+    const char* x = static_cast<const char*>(p.x) + row * p.x_stride * x_size;
+    const QuantizeRows rounding = {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
+    parallel_for(count, std::max<int64_t>(1, kElementsPerRange / p.num_inputs),
+                 [&](int64_t begin, int64_t end) { table.quantize_rows(rounding, begin, end); });
+    char* out = static_cast<char*>(p.out) + row * p.out_stride * out_size;
+    const QuantizedProduct product = {groups, count,       p.num_inputs, p.parts,     p.num_parts,
+                                      p.bias, p.out_dtype, out,          p.out_stride};
+    const int64_t weights = kPanel * p.num_inputs;
+    const int64_t panels = std::min(kWeightsPerRange / weights, kProductsPerRange / (count * weights));
+    // At least eight ranges, so that one slow core delays the others little.
+    const int64_t grain = std::clamp<int64_t>(panels, 1, ceil_divide(num_panels, 8));
+    parallel_for(num_panels, grain, [&](int64_t begin, int64_t end) {
+      table.quantized_product(product, begin, end);
+    });
+  }
+}
+
+void quantized_lookup(const QuantizedLookup& p, int64_t num_ids) {
+  for (int64_t i = 0; i < num_ids; ++i) {
+    if (p.ids[i] < 0 || p.ids[i] >= p.weight.num_outputs) {
+      throw std::out_of_range("id " + std::to_string(p.ids[i]) + " is outside the table of " +
+                              std::to_string(p.weight.num_outputs) + " rows");
+    }
+  }
+  const KernelTable& table = kernels();
+  parallel_for(num_ids, std::max<int64_t>(1, kElementsPerRange / (16 * p.num_inputs)),
+               [&](int64_t begin, int64_t end) { table.quantized_lookup(p, begin, end); });
+}
+
+}  // namespace vllm_lite

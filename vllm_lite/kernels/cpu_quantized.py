@@ -1,0 +1,96 @@
+"""The quantised operations by the compiled CPU kernels; their meaning: `kernels/quantized`.
+
+Shapes and types are checked here, ids in C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_lite import _cpu
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.arguments import DTYPES, dtype_number, refuse, row_stride
+from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.quantized import (
+    GROUP,
+    QuantizedPart,
+    QuantizedRows,
+    QuantizedWeight,
+    make_quantized_weight,
+)
+
+
+def pack_quantized(parts: Sequence[QuantizedRows]) -> QuantizedWeight:
+    num_inputs = parts[0].num_inputs
+    if any(part.num_inputs != num_inputs for part in parts):
+        raise refuse("pack_quantized", "parts must have one number of inputs")
+    return make_quantized_weight([_pack(part) for part in parts], num_inputs)
+
+
+def _pack(rows: QuantizedRows) -> QuantizedPart:
+    kind, num_outputs, num_inputs = rows.ggml_type, rows.num_outputs, rows.num_inputs
+    try:
+        elements, size = _cpu.ggml_block(kind)
+        packed_size = _cpu.packed_quantized_bytes(kind, num_outputs, num_inputs)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; convert the model to Q4_K or Q8_0") from None
+    if rows.blocks.shape[1] * elements != num_inputs * size:
+        raise CheckpointError(
+            f"GGUF rows of {num_inputs} values have {rows.blocks.shape[1]} bytes of storage, "
+            f"not {num_inputs * size // elements}: the file is damaged"
+        )
+    data = torch.empty(packed_size, dtype=torch.uint8)
+    stride = row_stride("pack_quantized", rows.blocks)
+    _cpu.pack_quantized(
+        rows.blocks.data_ptr(), data.data_ptr(), kind, num_outputs, num_inputs, stride
+    )
+    return QuantizedPart(data, kind, num_outputs)
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    num_rows, num_inputs = x.shape
+    if num_inputs != weight.num_inputs or num_inputs % GROUP:
+        raise refuse("quantized_linear", f"x [{num_rows}, {num_inputs}] does not fit the weight")
+    num_outputs = weight.num_outputs
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
+        raise refuse("quantized_linear", "bias must be float32, one for each output")
+    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype)
+    calls.get().quantized_linear(
+        x.data_ptr(),
+        weight.table.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        dtype_number("quantized_linear", x),
+        DTYPES[out.dtype],
+        num_rows,
+        len(weight.parts),
+        num_inputs,
+        row_stride("quantized_linear", x),
+        num_outputs,
+    )
+    return out
+
+
+def quantized_lookup(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    if len(weight.parts) != 1:
+        raise refuse("quantized_lookup", "takes a weight of one part")
+    if ids.dtype != torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
+        raise refuse("quantized_lookup", "ids must be dense int64")
+    out = torch.empty(ids.shape[0], weight.num_inputs, dtype=dtype)
+    calls.get().quantized_lookup(
+        weight.table.data_ptr(),
+        ids.data_ptr(),
+        out.data_ptr(),
+        dtype_number("quantized_lookup", out),
+        ids.shape[0],
+        weight.num_inputs,
+    )
+    return out

@@ -1,0 +1,103 @@
+"""Weights of a GGUF file, as small in memory as they are in the file.
+
+Parts of a fused layer may be of different types. What a file holds as plain floats is a plain
+weight here; so is a layer whose values come from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.quantization.method import (
+    EmbeddingTable,
+    LinearKernel,
+    LinearMethod,
+    StoredTensor,
+)
+from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
+from vllm_lite.quantization.storage import StoredWeight
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+
+
+class GGUFLinearMethod:
+    """Quantised rows are kept; plain ones are of the model's dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._plain = UnquantizedLinearMethod(dtype)
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        # Pages of `data` that nobody fills take no memory.
+        data = torch.empty(output_size, input_size, dtype=self._dtype)
+        return {"weight": StoredTensor(data, output_dim=0, input_dim=1, rows={})}
+
+    def create_bias(self, output_size: int) -> Tensor:
+        return self._plain.create_bias(output_size)
+
+    def process_weights_after_loading(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        stored = weights["weight"]
+        if not stored.rows:
+            return self._plain.process_weights_after_loading(weights, bias, out_dtype)
+        parts = _parts(stored.data, stored.rows)
+        quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+        if len(quantized) == len(parts):
+            return quantized_kernel(quantized, bias, out_dtype)
+        kernels: list[LinearKernel] = []
+        first = 0
+        for part in parts:
+            size = part.num_outputs if isinstance(part, QuantizedRows) else part.shape[0]
+            of_part = None if bias is None else bias[first : first + size]
+            first += size
+            if isinstance(part, QuantizedRows):
+                kernels.append(quantized_kernel([part], of_part, out_dtype))
+            else:
+                kernels.append(plain_kernel(part, of_part, out_dtype))
+        return SideBySide(tuple(kernels))
+
+    def for_vocabulary(self) -> LinearMethod:
+        return self
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        stored = weights["weight"]
+        if not stored.rows:
+            return self._plain.make_table(weights)
+        return QuantizedTable(stored.rows[0], self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Several products of one input, their outputs one after another."""
+
+    kernels: tuple[LinearKernel, ...]
+
+    @property
+    def stored(self) -> tuple[StoredWeight, ...]:
+        """For the log line at start."""
+        return tuple(weight for kernel in self.kernels for weight in getattr(kernel, "stored", ()))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([kernel(x) for kernel in self.kernels], 1)
+
+
+def _parts(data: Tensor, rows: Mapping[int, QuantizedRows]) -> list[QuantizedRows | Tensor]:
+    """The outputs in order: quantised rows by their first output, and what `data` has between."""
+    parts: list[QuantizedRows | Tensor] = []
+    first = 0
+    for start in sorted(rows):
+        if start > first:
+            parts.append(data[first:start])
+        parts.append(rows[start])
+        first = start + rows[start].num_outputs
+    if first < data.shape[0]:
+        parts.append(data[first:])
+    return parts

@@ -1,0 +1,98 @@
+"""Weights of any checkpoint, quantised as they are loaded (`--quantization int8` and `int4`).
+
+Groups of 32 inputs share a scale; int4 gives them a minimum too. The numbers are stored as GGUF's
+types Q8_0 and Q4_1 store them, so that the same kernels multiply by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import UsageError
+from vllm_lite.kernels.quantized import GROUP, QuantizedRows
+from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
+from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+
+_Q4_1: Final = 3
+_Q8_0: Final = 8
+# Values that are converted at a time: a rounded copy of them stays in a core's cache.
+_VALUES_AT_ONCE = 1 << 16
+
+
+class OnlineLinearMethod:
+    """Plain weights until they are filled, 8 or 4 bits a value from then on.
+
+    The embedding and the output head take 8 bits: they are worth more than what they save.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        """`name` is int8 or int4."""
+        self._name = name
+        self._dtype = dtype
+        self._plain = UnquantizedLinearMethod(dtype)
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        if input_size % GROUP:
+            raise UsageError(
+                f"--quantization {self._name} needs layers whose inputs are multiples of {GROUP}; "
+                f"this model has one of {input_size}: leave the option out"
+            )
+        return self._plain.create_weights(input_size, output_size)
+
+    def create_bias(self, output_size: int) -> Tensor:
+        return self._plain.create_bias(output_size)
+
+    def process_weights_after_loading(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        return quantized_kernel([self._rows(weights["weight"].data)], bias, out_dtype)
+
+    def for_vocabulary(self) -> LinearMethod:
+        return OnlineLinearMethod("int8", self._dtype)
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> QuantizedTable:
+        return QuantizedTable(self._rows(weights["weight"].data), self._dtype)
+
+    def _rows(self, weight: Tensor) -> QuantizedRows:
+        convert, kind = (to_q8_0, _Q8_0) if self._name == "int8" else (to_q4_1, _Q4_1)
+        return QuantizedRows(_by_rows(convert, weight), kind, weight.shape[1])
+
+
+def _by_rows(convert: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    count = max(1, _VALUES_AT_ONCE // weight.shape[1])
+    return torch.cat([convert(rows) for rows in torch.split(weight, count)])
+
+
+def to_q8_0(weight: Tensor) -> Tensor:
+    """Rows [M, N] as blocks [M, N / 32 * 34] uint8: a half-precision scale and 32 signed bytes."""
+    groups = weight.float().reshape(weight.shape[0], -1, GROUP)
+    scale = (groups.abs().amax(2, keepdim=True) / 127).half()
+    codes = _divided(groups, scale).round_().clamp_(-127, 127).to(torch.int8)
+    return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)], 2).flatten(1)
+
+
+def to_q4_1(weight: Tensor) -> Tensor:
+    """Rows [M, N] as blocks [M, N / 32 * 20] uint8: scale, minimum, and 4 bits a value.
+
+    Both are half-precision; a byte holds values i and i + 16 of a group.
+    """
+    groups = weight.float().reshape(weight.shape[0], -1, GROUP)
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    minimum = low.half()
+    scale = ((high - minimum.float()) / 15).half()
+    codes = _divided(groups - minimum.float(), scale).round_().clamp_(0, 15).to(torch.uint8)
+    pairs = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([scale.view(torch.uint8), minimum.view(torch.uint8), pairs], 2).flatten(1)
+
+
+def _divided(groups: Tensor, scale: Tensor) -> Tensor:
+    wide = scale.float()
+    return torch.where(wide == 0, 0.0, groups / wide)

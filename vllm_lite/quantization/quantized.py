@@ -1,0 +1,63 @@
+"""Products and tables by weights that stay quantised: what every such method ends in.
+
+Activations are rounded to bytes in groups of 32 as they come; weights are read as they are
+stored. Knows no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.kernels.dispatch import Ops, ops
+from vllm_lite.kernels.quantized import QuantizedRows, QuantizedWeight
+from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.storage import StoredWeight
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedKernel:
+    """[T, input_size] -> [T, output_size]; `bias` is float32."""
+
+    weight: QuantizedWeight
+    bias: Tensor | None
+    out_dtype: torch.dtype | None
+    ops: Ops
+
+    @property
+    def stored(self) -> tuple[StoredWeight, ...]:
+        """For the log line at start."""
+        return tuple(
+            StoredWeight(GGML_TYPES[part.ggml_type].name, part.data.nbytes, part.data)
+            for part in self.weight.parts
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.quantized_linear(x, self.weight, self.bias, self.out_dtype)
+
+
+def quantized_kernel(
+    rows: Sequence[QuantizedRows], bias: Tensor | None, out_dtype: torch.dtype | None
+) -> QuantizedKernel:
+    """The product by `rows`, one part after another; raises CheckpointError."""
+    wide = None if bias is None else bias.float()
+    return QuantizedKernel(ops().pack_quantized(rows), wide, out_dtype, ops())
+
+
+class QuantizedTable:
+    """One storage for lookups and for the head that is tied to them."""
+
+    def __init__(self, rows: QuantizedRows, dtype: torch.dtype) -> None:
+        self._weight = ops().pack_quantized([rows])
+        self._dtype = dtype
+        self._lookup = ops().quantized_lookup
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self._lookup(self._weight, ids, self._dtype)
+
+    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
+        return QuantizedKernel(self._weight, None, out_dtype, ops())
