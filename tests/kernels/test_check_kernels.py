@@ -16,7 +16,15 @@ from vllm_lite.kernels.triton import ops
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 # They run on the host, or by torch's own kernels.
-NOT_KERNELS = {"dequantize_gguf", "linear", "pack_linear"}
+NOT_KERNELS = {
+    "dequantize_gguf",
+    "embedding",
+    "linear",
+    "pack_linear",
+    "pack_quantized",
+    "quantized_linear",
+    "quantized_lookup",
+}
 
 
 @pytest.fixture(autouse=True)
