@@ -206,9 +206,7 @@ def test_a_beam_search_finds_what_is_at_least_as_likely_as_greedy(client: OpenAI
     )
     scores = [sum(token.logprob for token in one.logprobs.content) for one in found.choices]
     best = sum(token.logprob for token in greedy.choices[0].logprobs.content)
-    assert (
-        scores == sorted(scores, reverse=True) and scores[0] >= best - 0.1
-    )  # bfloat16 rounds by batch
+    assert scores == sorted(scores, reverse=True) and scores[0] >= best - 1e-3
     assert len({one.message.content for one in found.choices}) == 3
 
 

@@ -14,7 +14,10 @@ from tests.e2e.server_process import ServerProcess
 QUESTION = "What is the capital of France?"
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"enum": [1, 2, 3]}},
+    "properties": {
+        "city": {"enum": ["Rome", "Paris"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
