@@ -7,15 +7,13 @@ so that masked positions and the null block, where padding points, are always fi
 from __future__ import annotations
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.errors import UsageError
-
-_ALIGNMENT = 64  # bytes of a cache line
 
 
 def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -29,7 +27,7 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Ten
             (make(shape, dtype=dtype, device=device), make(shape, dtype=dtype, device=device))
             for _ in range(spec.num_layers)
         ]
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
         raise UsageError(
             f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower "
             "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
@@ -37,8 +35,11 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Ten
 
 
 def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that the system provides page by page; torch.zeros would write them all."""
+    """Zeros that the system provides page by page; torch.zeros would write them all.
+
+    Mapped here rather than asked of an allocator, which may hand out memory used before and
+    then write it whole.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
