@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.reference_gguf import dequantize_gguf
+
 # Inputs of a row of activations that share a scale.
 GROUP = 32
 # A group whose largest magnitude is below this counts as zero.
@@ -124,7 +126,5 @@ def quantized_lookup(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -
 
 
 def _expand(part: QuantizedPart, num_inputs: int, dtype: torch.dtype) -> Tensor:
-    from vllm_lite.kernels.reference import dequantize_gguf
-
     shape = (part.num_outputs, num_inputs)
     return dequantize_gguf(part.data.reshape(-1), part.ggml_type, shape, dtype)

@@ -8,18 +8,16 @@ Shapes: T tokens, R requests, N hidden, H heads, K kv-heads, D head size, B bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cached_rows
 from vllm_lite.kernels.quantized import pack_quantized as pack_quantized
 from vllm_lite.kernels.quantized import quantized_linear as quantized_linear
 from vllm_lite.kernels.quantized import quantized_lookup as quantized_lookup
+from vllm_lite.kernels.reference_gguf import dequantize_gguf as dequantize_gguf
 from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs
@@ -173,26 +171,6 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     places = torch.arange(logits.shape[1], device=logits.device)
     allowed = (bits[:, places >> 5] >> (places & 31)) & 1
     logits[rows] = logits[rows].masked_fill_(allowed == 0, float("-inf"))
-
-
-def dequantize_gguf(
-    raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    """Expand GGUF storage `raw` to a tensor of shape (torch order) and dtype; needs `gguf`."""
-    try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError:
-        raise UsageError(
-            "reading GGUF without the compiled kernels needs the gguf package: pip install gguf"
-        ) from None
-    storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
-    data = storage.reshape(*shape[:-1], -1)
-    kind = GGMLQuantizationType(ggml_type)
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        # gguf reads these two as typed arrays, all others as bytes.
-        data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
-    return torch.from_numpy(dequantize(data, kind)).to(dtype).reshape(tuple(shape))
 
 
 @dataclass(frozen=True, slots=True)

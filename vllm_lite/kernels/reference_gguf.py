@@ -1,0 +1,31 @@
+"""GGUF blocks expanded to numbers: the specification of that operation, by the gguf package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import UsageError
+
+
+def dequantize_gguf(
+    raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Expand GGUF storage `raw` to a tensor of shape (torch order) and dtype; needs `gguf`."""
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise UsageError(
+            "reading GGUF without the compiled kernels needs the gguf package: pip install gguf"
+        ) from None
+    storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
+    data = storage.reshape(*shape[:-1], -1)
+    kind = GGMLQuantizationType(ggml_type)
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        # gguf reads these two as typed arrays, all others as bytes.
+        data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
+    return torch.from_numpy(dequantize(data, kind)).to(dtype).reshape(tuple(shape))
