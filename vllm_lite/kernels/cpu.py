@@ -28,6 +28,7 @@ from vllm_lite.kernels.cpu_quantized import quantized_lookup as quantized_lookup
 from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
+from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.reference import PackedLinear
 
 _CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
@@ -290,7 +291,7 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     stride = _rows("pack_linear", weight)
     dtype = _dtype("pack_linear", weight)
     size = _cpu.packed_bytes(dtype, num_outputs, num_inputs)
-    data = torch.empty(size, dtype=torch.uint8)
+    data = packed_weights.take(size)
     _cpu.pack_linear(weight.data_ptr(), data.data_ptr(), dtype, num_outputs, num_inputs, stride)
     return PackedLinear(data, weight.dtype, num_outputs, num_inputs)
 

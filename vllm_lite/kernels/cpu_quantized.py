@@ -14,6 +14,7 @@ from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.arguments import DTYPES, dtype_number, refuse, row_stride
 from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.quantized import (
     GROUP,
     QuantizedPart,
@@ -42,7 +43,7 @@ def _pack(rows: QuantizedRows) -> QuantizedPart:
             f"GGUF rows of {num_inputs} values have {rows.blocks.shape[1]} bytes of storage, "
             f"not {num_inputs * size // elements}: the file is damaged"
         )
-    data = torch.empty(packed_size, dtype=torch.uint8)
+    data = packed_weights.take(packed_size)
     stride = row_stride("pack_quantized", rows.blocks)
     _cpu.pack_quantized(
         rows.blocks.data_ptr(), data.data_ptr(), kind, num_outputs, num_inputs, stride

@@ -6,15 +6,14 @@ so that masked positions and the null block, where padding points, are always fi
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 
 import torch
 from torch import Tensor
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels.mapped_memory import map_zeros
 
 
 def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -41,8 +40,4 @@ def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torc
     Mapped here rather than asked of an allocator, which may hand out memory used before and
     then write it whole. Huge pages, where the system grants them, are read faster.
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return map_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -1,0 +1,42 @@
+"""Mapped memory is zero, aligned, takes no memory before use, and its pieces never overlap."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+
+from vllm_lite.kernels import mapped_memory
+from vllm_lite.kernels.mapped_memory import HUGE_PAGE, MappedPool, map_zeros
+
+
+@pytest.mark.parametrize("size", [1, 4096, HUGE_PAGE, 5 * HUGE_PAGE + 3])
+def test_a_mapping_is_zero_and_starts_a_huge_page(size: int) -> None:
+    memory = map_zeros(size)
+    assert memory.shape == (size,) and memory.dtype == torch.uint8
+    assert memory.data_ptr() % HUGE_PAGE == 0 and not memory.any()
+    memory.fill_(7)
+    assert bool((memory == 7).all())
+
+
+def test_more_addresses_than_there_are_cannot_be_mapped() -> None:
+    with pytest.raises((OSError, OverflowError)):
+        map_zeros(1 << 62)
+
+
+def test_a_system_without_huge_pages_gives_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert not map_zeros(100).any()
+
+
+def test_pieces_never_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_memory, "_POOL_BYTES", 1 << 16)
+    pool = MappedPool()
+    sizes = [1, 64, 65, 30_000, 40_000, 20_000, 100_000, 7, 0, 30_000]
+    pieces = [pool.take(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert piece.data_ptr() % 64 == 0 and not piece.any()
+        piece.fill_(number + 1)
+    for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
+        assert piece.shape == (size,) and bool((piece == number + 1).all())
