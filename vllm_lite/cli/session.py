@@ -82,9 +82,9 @@ def _show(reply: Reply, answer: list[str], terminal: Terminal) -> None:
                     is_thinking = piece.is_reasoning
                     terminal.end_line()
                     terminal.write("<think>\n" if is_thinking else "</think>\n", is_aside=True)
-                terminal.write(piece.text, is_aside=is_thinking)
                 if not piece.is_reasoning:
-                    answer.append(piece.text)
+                    answer.append(piece.text)  # first: a Ctrl-C may follow what is read at once
+                terminal.write(piece.text, is_aside=is_thinking)
     finally:
         terminal.end_line()
         if is_thinking:
