@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     VLLM_HTTP_TIMEOUT_KEEP_ALIVE: int
     VLLM_ALLOW_LONG_MAX_MODEL_LEN: bool
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
+    VLLM_BATCH_INVARIANT: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_CPU_NUM_THREADS: int | None
     VLLM_CPU_OMP_THREADS_BIND: str
@@ -117,6 +118,9 @@ VARIABLES: dict[str, Variable] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": Variable(
         _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
         "0 runs the engine core inside the LLM class's own process.",
+    ),
+    "VLLM_BATCH_INVARIANT": Variable(
+        _flag("VLLM_BATCH_INVARIANT", False), "1 is --deterministic, where that is not given."
     ),
     "VLLM_CPU_KVCACHE_SPACE": Variable(
         _parse("VLLM_CPU_KVCACHE_SPACE", float, None),

@@ -13,6 +13,7 @@ from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cpu, dispatch, reference
 from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.quantization import unquantized
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,28 @@ def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "reference")
     assert dispatch.select_ops("cpu") is reference
     assert dispatch.describe().startswith("reference")
+
+
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_what_torch_multiplies_is_not_deterministic(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("VLLM_LITE_CPU_ISA", name)
+    with pytest.raises(UsageError, match=f"cannot be kept with VLLM_LITE_CPU_ISA={name}"):
+        dispatch.select_ops("cpu", deterministic=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UsageError, match="cannot be kept on a GPU, where cuBLAS"):
+        dispatch.select_ops("cuda", deterministic=True)
+
+
+def test_another_library_multiplies_only_where_its_order_may_vary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unquantized, "isa_flags", lambda: ("amx_bf16",))
+    dispatch.select_ops("cpu")
+    assert unquantized._prefers_onednn() and "deterministic" not in dispatch.describe()
+    dispatch.select_ops("cpu", deterministic=True)
+    assert not unquantized._prefers_onednn() and dispatch.describe().endswith(", deterministic")
 
 
 def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

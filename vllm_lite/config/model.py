@@ -70,6 +70,13 @@ class ModelConfig:
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     seed: int = option(0, "Seed of all sampling that brings none of its own.", ge=0)
+    deterministic: bool = option(
+        False,
+        "Give a request the same logits, bit for bit, alone, in any batch, in any chunks and from "
+        "the prefix cache, or refuse to start. This package's CPU kernels do so anyway; with this, "
+        "no other library's are used.",
+        auto="whether VLLM_BATCH_INVARIANT is 1",
+    )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     code_revision: str | None = option(
         None,

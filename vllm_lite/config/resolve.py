@@ -151,6 +151,7 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
     values["dtype"] = DTYPE_WORDS.get(dtype, dtype)
     if values.get("max_model_len", -1) in (-1, "auto"):
         values["max_model_len"] = facts.max_position
+    values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
         values["quantization"] = values.get("quantization") or "dequantize"
 

@@ -133,6 +133,8 @@ READ_UNIT = 256 << 10
 READ_PIECE = 16 << 20
 
 _selected: Ops | None = None
+# Whether a row's results may not depend on the rows beside it.
+_deterministic = False
 # What `_selected` is called where it is not the compiled module, and runs on torch's threads.
 _plain_name: str | None = None
 
@@ -142,15 +144,23 @@ def ops() -> Ops:
     return _selected if _selected is not None else select_ops("cpu")
 
 
-def select_ops(device_type: str = "cpu", attention_backend: str | None = None) -> Ops:
+def select_ops(
+    device_type: str = "cpu", attention_backend: str | None = None, deterministic: bool = False
+) -> Ops:
     """Choose the implementation for a device; VLLM_LITE_CPU_ISA forces one of ISA_CHOICES.
 
     The attention's backend is a choice on GPUs alone. Raises UsageError for an unknown device,
-    backend or instruction set, for one that this machine lacks, and where the compiled module is
-    missing.
+    backend or instruction set, for one that this machine lacks, for one that is not
+    `deterministic` where that is asked for, and where the compiled module is missing.
     """
-    global _selected, _plain_name
+    global _selected, _plain_name, _deterministic
+    _deterministic = deterministic
     if device_type == "cuda" and torch.cuda.is_available():
+        if deterministic:
+            raise UsageError(
+                "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU, where cuBLAS "
+                "multiplies in an order that depends on the batch; use --device cpu or leave it out"
+            )
         _selected, _plain_name = gpu_ops(attention_backend), attention_backend or "TRITON_ATTN"
         return _selected
     if device_type != "cpu":
@@ -160,6 +170,11 @@ def select_ops(device_type: str = "cpu", attention_backend: str | None = None) -
         raise UsageError(
             f"VLLM_LITE_CPU_ISA={isa!r} is unknown; choose from {', '.join(ISA_CHOICES)}"
         )
+    if deterministic and isa in ("reference", "triton"):
+        raise UsageError(
+            f"--deterministic (VLLM_BATCH_INVARIANT) cannot be kept with VLLM_LITE_CPU_ISA={isa}, "
+            "where torch multiplies in an order that depends on the batch; unset one of them"
+        )
     if isa == "reference":
         _selected, _plain_name = reference, "reference (plain torch)"
     elif isa == "triton":
@@ -167,6 +182,11 @@ def select_ops(device_type: str = "cpu", attention_backend: str | None = None) -
     else:
         _selected, _plain_name = _compiled(isa), None
     return _selected
+
+
+def is_deterministic() -> bool:
+    """Whether a row's results may not depend on the rows beside it: no other library's kernels."""
+    return _deterministic
 
 
 def is_compiled() -> bool:
@@ -190,7 +210,8 @@ def describe() -> str:
     if _plain_name is not None:
         return f"{_plain_name}, {torch.get_num_threads()} threads"
     module = _module()
-    return f"{module.selected_isa()}, {module.num_threads()} threads"
+    kept = ", deterministic" if _deterministic else ""
+    return f"{module.selected_isa()}, {module.num_threads()} threads{kept}"
 
 
 def read_bandwidth(tensors: Iterable[Tensor], max_seconds: float) -> float | None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.dispatch import is_deterministic, ops
 from vllm_lite.platform import isa_flags
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight, StoringKernel
@@ -77,7 +77,12 @@ def plain_kernel(
 
 
 def _prefers_onednn() -> bool:
-    """Whether oneDNN multiplies bfloat16 faster here than our kernel: it knows AMX."""
+    """Whether oneDNN may, and multiplies bfloat16 faster here than our kernel: it knows AMX.
+
+    Its kernels are chosen by the number of rows, and nobody says that they sum in one order.
+    """
+    if is_deterministic():
+        return False
     return "amx_bf16" in isa_flags() and bool(torch._C._has_mkldnn)
 
 

@@ -45,7 +45,7 @@ class Worker:
         self._runner: Runner | None = None
         num_threads = platform.num_compute_threads()
         torch.set_num_threads(num_threads)
-        dispatch.select_ops(config.device, config.attention.backend)
+        dispatch.select_ops(config.device, config.attention.backend, config.model.deterministic)
         dispatch.set_num_threads(num_threads)
         self._model = load_model(config, config.device)
 

@@ -114,6 +114,17 @@ def test_cache_space_in_gib_becomes_bytes(model: str, monkeypatch: pytest.Monkey
         resolved(model)
 
 
+def test_batch_invariance_is_the_users_word_or_vllms_variable(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    assert not resolved(model).model.deterministic
+    assert resolved(model, deterministic=True).model.deterministic
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert resolved(model).model.deterministic
+    assert not resolved(model, deterministic=False).model.deterministic
+
+
 def test_deprecated_rope_options_are_overrides(
     model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
