@@ -2,7 +2,7 @@
 
     python benchmarks/perplexity.py                        the demo model, all settings
     python benchmarks/perplexity.py --settings float32 bfloat16 --windows 4
-    python benchmarks/perplexity.py --model DIR --add 'weights in int8={"quantization": "int8"}'
+    python benchmarks/perplexity.py --model DIR --add 'both={"quantization": "int4", "kv_cache_dtype": "int8"}'
     python benchmarks/perplexity.py --json perplexity.json
 
 The text is cut into windows of equal length; every token of a window but its first is scored, by
@@ -36,6 +36,10 @@ class Setting:
     limit_percent: float | None = None
 
 
+def _weights(quantization: str, limit_percent: float | None) -> Setting:
+    return Setting({"dtype": "bfloat16", "quantization": quantization}, "float32", limit_percent)
+
+
 def _cache(kv_cache_dtype: str, limit_percent: float | None) -> Setting:
     options = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype}
     return Setting(options, "bfloat16", limit_percent)
@@ -49,6 +53,9 @@ SETTINGS = {
     "kv int8": _cache("int8", 1.0),
     # Two bits of mantissa: for models whose keys are larger than E4M3 can say.
     "kv fp8_e5m2": _cache("fp8_e5m2", None),
+    "weights int8": _weights("int8", 1.0),
+    # Sixteen values a group are too few for a limit that holds for any model.
+    "weights int4": _weights("int4", None),
 }
 
 

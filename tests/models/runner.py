@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.recorded_forward import recorded_forward
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 def load(path: Path | str, dtype: str = "float32", **options: Any) -> CausalLM:
     """The model at `path`, loaded as an engine would load it."""
@@ -23,6 +22,12 @@ def load(path: Path | str, dtype: str = "float32", **options: Any) -> CausalLM:
         model=str(path), dtype=dtype, device="cpu", skip_tokenizer_init=True, **options
     )
     return load_model(args.create_engine_config(), "cpu")
+
+
+def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A cache full of NaN, as numbers or as their scales: to read what nobody wrote spoils all."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.full((size,), 0xFF, dtype=torch.uint8).view(dtype).view(shape)
 
 
 class PagedRunner:
@@ -36,14 +41,10 @@ class PagedRunner:
         is_recorded: bool = False,
     ) -> None:
         spec = model.kv_cache_spec()
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_size)
-        dtype = DTYPES[spec.dtype]
-        # NaN everywhere: reading a slot that was never written spoils the result.
-        caches = [
-            (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-            for _ in range(spec.num_layers)
-        ]
-        model.bind_kv_cache(caches)
+        shape = (num_blocks, spec.num_kv_heads, block_size, spec.row_size)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        caches = [unwritten(shape, dtype) for _ in range(2 * spec.num_layers)]
+        model.bind_kv_cache(list(zip(caches[::2], caches[1::2], strict=True)))
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()
         self._model = model

@@ -53,6 +53,22 @@ def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Pa
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8"])
+@pytest.mark.parametrize("case", ["llama-head-size-6", "qwen3-layer-types"])
+def test_a_recorded_step_keeps_caches_of_one_byte(
+    case: str, kv_cache_dtype: str, dtype: str, tmp_path: Path
+) -> None:
+    family, changes = {**CASES, **MIXED}[case]
+    path = save(make_model(family, **changes), tmp_path)
+    model = load(path, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    exact = logits(load(path, dtype=dtype), True)
+    for want, got, wide in zip(logits(model, False), logits(model, True), exact, strict=True):
+        assert want.isfinite().all()
+        assert torch.equal(got, want)
+        assert not torch.equal(got, wide)
+
+
 def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
     runner = PagedRunner(load(save(make_model("llama"), tmp_path)), is_recorded=True)
     with pytest.raises(IndexError, match="129 tokens is larger than the 128"):
