@@ -1,10 +1,11 @@
 """Perplexity of a model on data/perplexity.txt under several settings: what each one costs.
 
-    python benchmarks/perplexity.py                        the demo model, all settings
+    python benchmarks/perplexity.py                        the demo model, all settings that fit
     python benchmarks/perplexity.py --settings float32 bfloat16 --windows 4
-    python benchmarks/perplexity.py --model DIR --add 'both={"quantization": "int4", "kv_cache_dtype": "int8"}'
+    python benchmarks/perplexity.py --model DIR --add 'small blocks={"block_size": 8}'
     python benchmarks/perplexity.py --json perplexity.json
 
+int8 and int4 are for models of safetensors; export_demo_checkpoint.py writes the demo as one.
 The text is cut into windows of equal length; every token of a window but its first is scored, by
 prompt log-probabilities of the offline engine. All settings see the same tokens, so that their
 differences mean much more than the figures. A setting is held against another and has a limit for
@@ -36,8 +37,8 @@ class Setting:
     limit_percent: float | None = None
 
 
-def _weights(quantization: str, limit_percent: float | None) -> Setting:
-    return Setting({"dtype": "bfloat16", "quantization": quantization}, "float32", limit_percent)
+def _weights(quantization: str, against: str, limit_percent: float | None) -> Setting:
+    return Setting({"dtype": "bfloat16", "quantization": quantization}, against, limit_percent)
 
 
 def _cache(kv_cache_dtype: str, limit_percent: float | None) -> Setting:
@@ -53,9 +54,10 @@ SETTINGS = {
     "kv int8": _cache("int8", 1.0),
     # Two bits of mantissa: for models whose keys are larger than E4M3 can say.
     "kv fp8_e5m2": _cache("fp8_e5m2", None),
-    "weights int8": _weights("int8", 1.0),
+    "weights gguf": _weights("gguf", "bfloat16", 0.5),
+    "weights int8": _weights("int8", "float32", 1.0),
     # Sixteen values a group are too few for a limit that holds for any model.
-    "weights int4": _weights("int4", None),
+    "weights int4": _weights("int4", "float32", None),
 }
 
 
@@ -121,9 +123,16 @@ def measure(args: argparse.Namespace, settings: dict[str, Setting]) -> Iterator[
         yield Result(name, found[name], count, setting.against, change, setting.limit_percent)
 
 
+def fits(setting: Setting, model: str) -> bool:
+    """Whether the setting's weights can be had of a model: only a file can keep what it holds."""
+    is_file = model == "demo" or model.endswith(".gguf")
+    quantization = setting.options.get("quantization")
+    return quantization is None or (quantization == "gguf") == is_file
+
+
 def chosen(args: argparse.Namespace) -> dict[str, Setting]:
     """The settings that the command line names, those it adds at the end."""
-    names = args.settings or list(SETTINGS)
+    names = args.settings or [name for name in SETTINGS if fits(SETTINGS[name], args.model)]
     if unknown := [name for name in names if name not in SETTINGS]:
         raise SystemExit(f"unknown settings {unknown}; there are {', '.join(SETTINGS)}")
     settings = {name: SETTINGS[name] for name in SETTINGS if name in names}

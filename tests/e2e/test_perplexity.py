@@ -7,17 +7,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "perplexity.py"
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def test_bfloat16_and_caches_of_one_byte_stay_within_their_bounds(tmp_path: Path) -> None:
-    """Four windows of the text; the script itself compares with the bounds and fails beyond."""
-    settings = ["float32", "bfloat16", "kv fp8", "kv fp8_per_token_head", "kv int8"]
-    found = tmp_path / "perplexity.json"
-    command = [sys.executable, str(SCRIPT), "--windows", "4", "--window", "384"]
-    command += ["--json", str(found), "--settings", *settings]
+def run(script: str, *words: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / script), *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["gguf", "safetensors"])
+def test_narrow_numbers_stay_within_their_bounds(is_file: bool, tmp_path: Path) -> None:
+    """Four windows of the text; the script itself compares with the bounds and fails beyond."""
+    settings = ["float32", "bfloat16", "kv fp8", "kv fp8_per_token_head", "kv int8"]
+    model = "demo"
+    if is_file:
+        settings += ["weights gguf"]
+    else:
+        settings = ["float32", "weights int8"]
+        model = str(tmp_path / "model")
+        run("export_demo_checkpoint.py", model)
+    found = tmp_path / "perplexity.json"
+    words = ["--windows", "4", "--window", "384", "--json", str(found), "--model", model]
+    run("perplexity.py", *words, "--settings", *settings)
     results = json.loads(found.read_text())["results"]
     assert [result["setting"] for result in results] == settings
     assert all(result["num_scored"] == 4 * 383 for result in results)
