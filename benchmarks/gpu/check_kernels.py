@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/check_kernels.py                     each kernel, and its worst error
     python benchmarks/gpu/check_kernels.py --only cuda         those whose line has the word
+    python benchmarks/gpu/check_kernels.py --share 0/8         every eighth case
     python benchmarks/gpu/check_kernels.py --sanitize          memcheck and racecheck of csrc/cuda
     python benchmarks/gpu/check_kernels.py --dry-run           without a GPU; proves the script
 
@@ -95,8 +96,8 @@ def check(case: Any, operations: Any, device: str) -> Result:
     return errors(case, ours, exact)
 
 
-def jobs(is_dry: bool) -> Iterator[tuple[str, Any, Any]]:
-    """(backend, case, its operations) of everything that can run here."""
+def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """(backend, case, its operations) of everything that can run here, in small shapes or large."""
     import kernel_cases as cases
 
     from vllm_lite.kernels.triton import ops
@@ -104,7 +105,9 @@ def jobs(is_dry: bool) -> Iterator[tuple[str, Any, Any]]:
     paged = cuda_operations(is_dry)
     # The interpreter multiplies no tiles of bfloat16, and is slow.
     types = (torch.float16,) if is_dry else (torch.float16, torch.bfloat16)
-    rows, size, vocabulary, longest = (5, 96, 600, 300) if is_dry else (64, 4096, 151936, 9000)
+    rows, size, vocabulary, longest = 64, 4096, 151936, 9000
+    if is_dry or is_small:
+        rows, size, vocabulary, longest = 5, 96, 600, 300
     for dtype in types:
         for make in (
             cases.layer_cases(dtype, rows, size),
@@ -142,6 +145,20 @@ def cuda_operations(is_dry: bool) -> Any:
     return PagedOps(_cuda)
 
 
+def use_cuda_library(path: Path) -> None:
+    """Check a build of csrc/cuda that lies beside the package."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from measure import cuda_module
+
+    cuda_module.install(path)
+
+
+def in_share(number: int, share: str) -> bool:
+    """Whether the case of this number is in a share such as 3/8."""
+    index, _, count = share.partition("/")
+    return number % int(count or 1) == int(index)
+
+
 def sanitizer_commands() -> list[list[str]]:
     script = [sys.executable, str(Path(__file__).resolve()), "--only", "cuda"]
     return [
@@ -164,6 +181,9 @@ def sanitize() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="a word of the backend and case")
+    parser.add_argument("--share", default="0/1", help="3/8: the fourth of every eight cases")
+    parser.add_argument("--small", action="store_true", help="in the shapes of a dry run")
+    parser.add_argument("--cuda-library", type=Path, help="a build of csrc/cuda to check")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
@@ -177,11 +197,13 @@ def main() -> None:
             print(*map(shlex.join, sanitizer_commands()), sep="\n")
             return
         sys.exit(sanitize())
+    if args.cuda_library:
+        use_cuda_library(args.cuda_library)
     torch.manual_seed(0)
     results, failures = [], 0
-    for backend, case, operations in jobs(args.dry_run):
+    for number, (backend, case, operations) in enumerate(jobs(args.dry_run, args.small)):
         line = f"{backend} {case.name}"
-        if args.only not in line:
+        if args.only not in line or not in_share(number, args.share):
             continue
         worst, allowed = check(case, operations, "cpu" if args.dry_run else "cuda")
         failures += worst > allowed

@@ -1,0 +1,173 @@
+"""Sections of steady decoding: a step's time against what must be read and computed in it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from measure.engine import EngineCore, Job, add, engine, made_up, take
+from measure.place import Limits, Place, say
+from measure.report import Row
+from measure.shapes import dense_tensors, is_supported, model_folder, shape
+from measure.timeline import Timeline, prepare, record
+
+BYTES = 2  # of a number of bf16
+ALONE_GOAL, BATCH_GOAL, OVERHEAD_GOAL, GAP_GOAL = 0.88, 0.80, 0.05, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Steps in which every one of `count` sequences gets a token."""
+
+    count: int
+    context: float  # of a sequence, the mean over the steps
+    step_seconds: float
+    busy_seconds: float  # of a step
+    timeline: Timeline
+
+
+def decoding(place: Place, core: EngineCore, count: int, context: int, steps: int) -> Decoding:
+    """Let `count` sequences of `context` tokens decode; first timed, then recorded."""
+    vocabulary = core.config.facts.vocab_size
+    warm, recorded = place.either((10, 20), (2, 3))
+    # Those whose prompts are done first decode while the others' are computed.
+    length = place.either(500, 60)
+    say(f"  prompts of {count} x {context} tokens")
+    prompts = [made_up(vocabulary, context, 1000 * count + n) for n in range(count)]
+    add(core, f"decode{count}", [Job(prompt, length) for prompt in prompts])
+    tokens: dict[str, list[int]] = {}
+    while take(core, tokens) < count:
+        if not core.has_work():
+            raise RuntimeError(f"{count} sequences never decoded in one step")
+    for _ in range(warm):
+        take(core, tokens)
+    times = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        if take(core, tokens) != count:
+            raise RuntimeError("a step of steady decoding left sequences out")
+        times.append(time.perf_counter() - began)
+
+    def go_on() -> None:
+        for _ in range(recorded):
+            take(core, tokens)
+
+    timeline = record(place, go_on)
+    core.abort_requests(list(tokens))
+    while core.has_work():
+        core.step()
+    # Aborted requests' blocks stay as cached prefixes, which nothing may hit.
+    core.reset_prefix_cache()
+    mean = context + warm + steps / 2
+    return Decoding(count, mean, statistics.median(times), timeline.busy / recorded, timeline)
+
+
+def floor_seconds(config: dict[str, int], found: Decoding, limits: Limits) -> dict[str, float]:
+    """Seconds that a step's bytes and operations take at the limits' rates."""
+    embedding = config["vocab_size"] * config["hidden_size"]
+    numbers = sum(
+        dims[0] * (dims[1] if len(dims) > 1 else 1) for dims in dense_tensors(config).values()
+    )
+    # The embedding is looked up; a tied one is read whole as the last product's weights.
+    read = numbers if config["tie_word_embeddings"] else numbers - embedding
+    head = config["head_dim"]
+    per_token = config["num_hidden_layers"] * config["num_key_value_heads"] * head * 2
+    cached = found.count * found.context * per_token
+    attended = 4 * found.count * found.context * config["num_hidden_layers"]
+    attended *= config["num_attention_heads"] * head
+    return {
+        "weights": read * BYTES / limits.bytes_per_s,
+        "bytes": (read + cached) * BYTES / limits.bytes_per_s,
+        "operations": (2 * found.count * read + attended) / limits.flops_per_s,
+    }
+
+
+def overhead_row(section: str, name: str, found: Decoding) -> Row:
+    """What of a step the device stands still in."""
+    share = max(0.0, 1.0 - found.busy_seconds / found.step_seconds)
+    return Row(
+        section,
+        f"engine overhead, {name}, bs {found.count}",
+        (found.step_seconds - found.busy_seconds) * 1e6,
+        "us",
+        share,
+        goal=OVERHEAD_GOAL,
+        is_ceiling=True,
+        details={"step_s": found.step_seconds, "busy_s": found.busy_seconds},
+    )
+
+
+def gap_row(section: str, name: str, found: Decoding) -> Row:
+    """What the device waits between one step and the next."""
+    timeline = found.timeline
+    return Row(
+        section,
+        f"host idle gap between steps, {name}, bs {found.count}",
+        timeline.median_gap * 1e6,
+        "us",
+        timeline.gap_share,
+        goal=GAP_GOAL,
+        is_ceiling=True,
+        details={"idle_share": timeline.idle_share},
+    )
+
+
+def _share_row(section: str, name: str, found: Decoding, floor: float, goal: float | None) -> Row:
+    return Row(
+        section,
+        f"{name} decode, bs {found.count}, context {found.context:.0f}",
+        found.count / found.step_seconds,
+        "tokens/s",
+        floor / found.step_seconds,
+        goal=goal,
+        details={"step_s": found.step_seconds, "floor_s": floor},
+    )
+
+
+def llama_8b(place: Place) -> None:
+    """Llama-3.1-8B's shape: one sequence, and 256 of a thousand tokens."""
+    name, section = "Llama-3.1-8B", "llama_8b"
+    config = shape(place, name)
+    count, context = place.either((256, 1024), (4, 32))
+    settings = {"max_model_len": context + 512, "max_num_seqs": count}
+    if place.is_dry:
+        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
+    folder = model_folder(place, name)
+    prepare(place)
+    with engine(place, folder, load_format="dummy", **settings) as core:
+        say(f"  {core.describe().kernels}")
+        alone = decoding(place, core, 1, context, place.either(100, 4))
+        floor = floor_seconds(config, alone, place.known_limits())["weights"]
+        place.tell(_share_row(section, name, alone, floor, ALONE_GOAL))
+        place.tell(overhead_row(section, name, alone))
+        batch = decoding(place, core, count, context, place.either(50, 4))
+    floors = floor_seconds(config, batch, place.known_limits())
+    floor = max(floors["bytes"], floors["operations"])
+    place.tell(_share_row(section, name, batch, floor, BATCH_GOAL))
+    place.tell(overhead_row(section, name, batch))
+
+
+def other_shapes(place: Place) -> None:
+    """Shapes that have no goal of their own, one sequence and 64."""
+    section = "other_shapes"
+    prepare(place)
+    for name in ("Llama-3.2-1B", "Qwen3-30B-A3B"):
+        if not is_supported(name):
+            place.tell(Row(section, name, note="its architecture is not supported by this package"))
+            continue
+        count, context = place.either((64, 512), (2, 16))
+        settings = {"max_model_len": context + 512, "max_num_seqs": count}
+        if place.is_dry:
+            settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
+        with engine(place, model_folder(place, name), load_format="dummy", **settings) as core:
+            for rows in (1, count):
+                found = decoding(place, core, rows, context, place.either(50, 3))
+                config = shape(place, name)
+                if "num_experts" in config:  # which experts are read depends on the tokens
+                    speed = found.count / found.step_seconds
+                    place.tell(Row(section, f"{name} decode, bs {rows}", speed, "tokens/s"))
+                    continue
+                floors = floor_seconds(config, found, place.known_limits())
+                floor = max(floors["bytes"], floors["operations"])
+                place.tell(_share_row(section, name, found, floor, None))

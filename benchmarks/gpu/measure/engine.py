@@ -1,0 +1,95 @@
+"""The engine core in this process, driven step by step: no socket, no tokenizer, no child.
+
+Needs torch, triton, numpy, safetensors and tqdm of what is installed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measure import plain_structs
+from measure.place import Place
+
+plain_structs.install()
+
+from vllm_lite.config.engine_args import EngineArgs  # noqa: E402
+from vllm_lite.core.step import EngineCoreRequest  # noqa: E402
+from vllm_lite.engine.core import EngineCore  # noqa: E402
+from vllm_lite.executor.select import make_executor  # noqa: E402
+from vllm_lite.sampling_params import SamplingParams  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """So many made-up tokens in, so many out."""
+
+    prompt: list[int]
+    num_outputs: int
+
+
+@contextmanager
+def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
+    """A core over `model`; its memory is given back afterwards."""
+    args = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+        device=place.device.type,
+        **{"dtype": place.either("bfloat16", "float32"), **settings},
+    )
+    core = EngineCore(args.create_engine_config("llm"), make_executor)
+    try:
+        yield core
+    finally:
+        core.shutdown()
+        del core
+        gc.collect()
+        if not place.is_dry:
+            torch.cuda.empty_cache()
+
+
+def add(core: EngineCore, name: str, jobs: Sequence[Job]) -> None:
+    """Queue greedy requests that run to their full length."""
+    core.add_requests(
+        EngineCoreRequest(
+            f"{name}-{number}",
+            job.prompt,
+            SamplingParams(temperature=0.0, max_tokens=job.num_outputs, ignore_eos=True),
+            [],
+            time.monotonic(),
+        )
+        for number, job in enumerate(jobs)
+    )
+
+
+def run(core: EngineCore) -> dict[str, list[int]]:
+    """Step until nothing is left; the tokens of each request. Raises where one failed."""
+    tokens: dict[str, list[int]] = {}
+    while core.has_work():
+        take(core, tokens)
+    return tokens
+
+
+def take(core: EngineCore, tokens: dict[str, list[int]]) -> int:
+    """One step; how many tokens it gave."""
+    count = 0
+    for output in core.step().outputs:
+        if output.finish_reason == "error":
+            raise RuntimeError(f"request {output.request_id} failed: {output.stop_reason}")
+        tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+        count += len(output.new_token_ids)
+    return count
+
+
+def made_up(vocabulary: int, length: int, seed: int) -> list[int]:
+    """Tokens that no other seed's prompt begins with."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocabulary, (length,), generator=generator).tolist()

@@ -1,0 +1,101 @@
+"""What the device did while steps ran, busy and idle: the profiler's record of its kernels."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measure.place import Place
+
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+# The answer to a step goes to the host in one copy; on the stand-in an operation marks it.
+ANSWER = "DtoH"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that the device did; microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Of several steps."""
+
+    seconds: float  # from the first thing to the last
+    busy: float
+    # After a step's answer left, until the device has something to do again; all steps.
+    between_steps: float
+    median_gap: float
+
+    @property
+    def idle_share(self) -> float:
+        return 1.0 - self.busy / self.seconds
+
+    @property
+    def gap_share(self) -> float:
+        return self.between_steps / self.seconds
+
+
+def prepare(place: Place) -> None:
+    """Comes before graphs are captured: only then the profiler sees what is in them."""
+    if not place.is_dry:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+            torch.cuda.synchronize()
+
+
+def record(place: Place, work: Callable[[], None]) -> Timeline:
+    """Run `work` under the profiler, from an idle device to an idle device.
+
+    Raises where the profiler shows nothing of the device.
+    """
+    place.synchronize()
+    kind = torch.profiler.ProfilerActivity
+    activities = [place.either(kind.CUDA, kind.CPU)]
+    with torch.profiler.profile(activities=activities) as profiler:
+        work()
+        place.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kinds, answer = place.either((ON_DEVICE, ANSWER), ({"cpu_op"}, "argmax"))
+    spans = spans_of(events, kinds)
+    if not spans:
+        raise RuntimeError("the profiler recorded nothing that the device did (is CUPTI there?)")
+    return summary(spans, answer)
+
+
+def spans_of(events: list[dict[str, Any]], kinds: set[str]) -> list[Span]:
+    """In order of their beginnings."""
+    spans = [
+        Span(event["ts"], event["ts"] + event["dur"], event["name"])
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in kinds
+    ]
+    return sorted(spans, key=lambda span: span.start)
+
+
+def summary(spans: list[Span], answer: str) -> Timeline:
+    """Busy is the union of the spans: what runs side by side counts once."""
+    busy, end, gaps, follows_answer = 0.0, spans[0].start, [], False
+    for span in spans:
+        gap = span.start - end
+        if gap > 0 and follows_answer:
+            gaps.append(gap)
+        busy += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+        follows_answer = answer in span.name
+    median = statistics.median(gaps) if gaps else 0.0
+    seconds = (end - spans[0].start) / 1e6
+    return Timeline(seconds, busy / 1e6, sum(gaps) / 1e6, median / 1e6)

@@ -1,0 +1,67 @@
+"""Medians of times on the device, each of warm work with cold caches.
+
+Work that is compared takes turns. What is compiled or set up at a first call was so before any
+time is taken; CUDA graphs keep the host's share out of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from measure.place import Place
+
+# More than any L2; writing it also gives the host time to queue what is measured.
+FLUSHED_BYTES = 512 << 20
+Work = Callable[[], object]
+
+
+def graphed(place: Place, work: Work) -> Work:
+    """A replay of `work` without the host's part; on the stand-in `work` itself."""
+    work()
+    if place.is_dry:
+        return work
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def medians(
+    place: Place, works: Mapping[str, Work], *, repeats: int = 30, max_seconds: float = 3.0
+) -> dict[str, float]:
+    """Seconds of each work by its name; fewer repeats, but at least 3, where they take long."""
+    for work in works.values():
+        work()
+    place.synchronize()
+    flushed = torch.empty(place.either(FLUSHED_BYTES, 64), dtype=torch.int8, device=place.device)
+    times: dict[str, list[float]] = {name: [] for name in works}
+    began = time.monotonic()
+    for turn in range(place.either(repeats, 1)):
+        if turn >= 3 and time.monotonic() - began > max_seconds:
+            break
+        for name, work in works.items():
+            flushed.zero_()
+            times[name].append(_seconds(place, work))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _seconds(place: Place, work: Work) -> float:
+    if place.is_dry:
+        began = time.perf_counter()
+        work()
+        return max(time.perf_counter() - began, 1e-9)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3

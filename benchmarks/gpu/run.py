@@ -1,0 +1,200 @@
+"""Every check and every figure of the GPU backend, by one command, in less than nine minutes.
+
+    PYTHONPATH=. python benchmarks/gpu/run.py --demo MODEL.gguf
+    PYTHONPATH=. python benchmarks/gpu/run.py --sections device serving
+    PYTHONPATH=. python benchmarks/gpu/run.py --dry-run         without a GPU; proves the script
+
+First what has to be right, then what is timed. A section runs in a process of its own and for so
+long at most; what goes wrong in it is a line of the table. docs/gpu.md says what figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
+BUDGET_S = 520.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Its function is `measure.<module>.<name>`; seconds that it may take at most."""
+
+    module: str
+    name: str
+    limit_s: float
+    needs_limits: bool = False
+
+
+SECTIONS = (
+    Section("limits", "device", 45),
+    Section("correctness", "kernels", 170),
+    Section("correctness", "tokens", 45),
+    Section("attention", "decode_attention", 60, True),
+    Section("attention", "prefill_attention", 45, True),
+    Section("decode", "llama_8b", 100, True),
+    Section("serving", "serving", 130),
+    Section("startup", "startup", 70),
+    Section("decode", "other_shapes", 60, True),
+    Section("correctness", "sanitizers", 90),
+)
+
+
+def main() -> None:
+    args = _arguments()
+    if args.child:
+        _child(args)
+        return
+    is_dry = args.dry_run
+    if not is_dry:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("torch sees no NVIDIA GPU; --dry-run proves the script without one")
+    folder = args.folder or Path(tempfile.gettempdir()) / f"vllm-lite-gpu-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rows = folder / f"rows_{os.getpid()}.jsonl"
+    try:
+        seconds = _run_sections(args, folder, rows)
+        _report(args, rows, seconds)
+    finally:
+        rows.unlink(missing_ok=True)
+
+
+def _arguments() -> argparse.Namespace:
+    names = [section.name for section in SECTIONS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sections", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--demo", type=Path, help="the demo model: its .gguf file or a directory")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for the whole")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu-<device>.json")
+    parser.add_argument("--folder", type=Path, help="for made-up checkpoints and builds, kept")
+    parser.add_argument("--dry-run", action="store_true")
+    for hidden in ("--child", "--rows"):
+        parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _run_sections(args: argparse.Namespace, folder: Path, rows: Path) -> dict[str, float]:
+    """Each section until its limit or the budget's end; the seconds that it took."""
+    from measure.report import Row, append_rows
+
+    end, taken = time.monotonic() + args.budget_s, {}
+    chosen = [section for section in SECTIONS if section.name in args.sections]
+    # A stand-in cannot be broken by a section for those after it, and starts are slow.
+    groups = [chosen] if args.dry_run else [[section] for section in chosen]
+    for group in groups:
+        names = [section.name for section in group]
+        limit = min(sum(section.limit_s for section in group), end - time.monotonic())
+        failure: str | None = "no time was left"
+        began = time.monotonic()
+        if limit >= 5:
+            print(f"== {' '.join(names)}: {limit:.0f} s at most", flush=True)
+            failure = _child_failure(args, names, folder, rows, limit)
+        taken[" ".join(names)] = time.monotonic() - began
+        if failure:
+            append_rows(rows, [Row(names[0], " ".join(names), note=failure, has_failed=True)])
+            print(f"   FAILED: {failure}", flush=True)
+    return taken
+
+
+def _child_failure(
+    args: argparse.Namespace, names: list[str], folder: Path, rows: Path, limit: float
+) -> str | None:
+    """Run sections in a child; how it ended, where it was not as it should."""
+    words = ["--child", str(folder), "--rows", str(rows), "--sections", *names]
+    words += ["--budget-s", str(limit - 2), *(["--demo", str(args.demo)] if args.demo else [])]
+    words += ["--dry-run"] if args.dry_run else []
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), *words],
+        env=_environment(args.dry_run),
+        start_new_session=True,
+    )
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"not done after {limit:.0f} s"
+    finally:
+        # Whatever it started goes with it, so that nothing runs beside the next section.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return f"the process ended by {code}; see above" if code else None
+
+
+def _environment(is_dry: bool) -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    if is_dry:
+        found |= {"TRITON_INTERPRET": "1", "VLLM_LITE_CPU_ISA": "reference"}
+        found |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_NUM_THREADS": "1"}
+    return found
+
+
+def _child(args: argparse.Namespace) -> None:
+    """The sections, in this process; what one raises is its row."""
+    from measure.limits import limits_of, measure_limits
+    from measure.place import Place
+    from measure.report import Row, append_rows, one_line, read_rows, table
+
+    def tell(row: Row) -> None:
+        append_rows(args.rows, [row])
+        print("   " + table([row]).splitlines()[1], flush=True)
+
+    deadline = time.monotonic() + args.budget_s
+    for section in (one for one in SECTIONS if one.name in args.sections):
+        limits = limits_of(read_rows(args.rows))
+        place = Place(args.dry_run, deadline, args.child, tell, limits, args.demo)
+        try:
+            if section.needs_limits and limits is None:
+                print("   the device's limits are not known yet: measuring them", flush=True)
+                place = replace(place, limits=measure_limits(place))
+            getattr(importlib.import_module(f"measure.{section.module}"), section.name)(place)
+        except Exception as error:
+            traceback.print_exc()
+            failure = one_line(f"{type(error).__name__}: {error}")
+            tell(Row(section.name, section.name, note=failure, has_failed=True))
+
+
+def _report(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float]) -> None:
+    """Write the JSON; print the table last."""
+    from measure.limits import device_name, versions
+    from measure.report import read_rows, table
+
+    rows, device = read_rows(rows_file), device_name(args.dry_run)
+    record = {
+        "device": device,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "is_dry_run": args.dry_run,
+        "versions": versions(),
+        "seconds": seconds,
+        "rows": [row.to_json() for row in rows],
+    }
+    name = "dry-run" if args.dry_run else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    output = args.output or RESULTS / f"gpu-{name}.json"
+    if args.output or not args.dry_run:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"\nwritten: {output}")
+    print(f"\n{device}, {sum(seconds.values()):.0f} s\n{table(rows)}")
+    if args.dry_run:
+        print("dry run: no GPU was used and nothing was measured")
+    sys.exit(any(row.has_failed for row in rows))
+
+
+if __name__ == "__main__":
+    main()

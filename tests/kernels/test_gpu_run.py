@@ -1,0 +1,225 @@
+"""The one command for a GPU runs whole without one, and what goes wrong in it is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels import emulated_cuda
+from vllm_lite.config.sources import fetch_demo
+
+FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
+# What a GPU machine need not have: this package's compiled modules and all its other dependencies.
+NOT_NEEDED = {
+    *("vllm_lite._cpu", "vllm_lite._cuda", "msgspec", "zmq", "uvloop", "httptools", "uvicorn"),
+    *("fastapi", "starlette", "pydantic", "prometheus_client", "xgrammar", "llguidance"),
+    *("openai", "prompt_toolkit"),
+}
+HIDE = f"""
+import sys
+
+class Hide:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in {NOT_NEEDED!r}:
+            raise ModuleNotFoundError(f"{{name}} is hidden", name=name)
+
+sys.meta_path.insert(0, Hide)
+"""
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def run(*options: object, path: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / "run.py", *options]
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env)
+
+
+@pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
+def test_a_dry_run_needs_neither_a_gpu_nor_what_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    output = tmp_path / "out.json"
+    words = ["--dry-run", "--demo", fetch_demo(), "--folder", tmp_path / "work", "--output", output]
+    done = run(*words, path=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    record = json.loads(output.read_text())
+    import run as script
+
+    assert {row["section"] for row in record["rows"]} == {one.name for one in script.SECTIONS}
+    assert record["is_dry_run"] and not any(row["has_failed"] for row in record["rows"])
+    assert done.stdout.endswith("dry run: no GPU was used and nothing was measured\n")
+    refused = subprocess.run(
+        [sys.executable, FOLDER / "measure/report.py", output], capture_output=True, text=True
+    )
+    assert refused.returncode == 1 and "nothing was measured" in refused.stderr
+
+
+def test_what_fails_in_a_section_is_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    words = [
+        "--dry-run",
+        "--demo",
+        tmp_path / "none.gguf",
+        "--output",
+        output,
+        "--folder",
+        tmp_path,
+    ]
+    done = run(*words, "--sections", "tokens", "prefill_attention")
+    rows = json.loads(output.read_text())["rows"]
+    assert done.returncode == 1
+    assert [row["section"] for row in rows] == ["tokens", "prefill_attention"]
+    assert rows[0]["has_failed"] and "none.gguf" in rows[0]["note"] and "\n" not in rows[0]["note"]
+    assert rows[1]["value"] > 0
+
+
+def test_a_section_without_time_is_told_of(tmp_path: Path) -> None:
+    done = run("--dry-run", "--budget-s", 1, "--folder", tmp_path, "--sections", "serving")
+    assert done.returncode == 1 and "no time was left" in done.stdout
+
+
+def test_a_share_is_judged_from_the_side_of_its_goal() -> None:
+    from measure.report import Row
+
+    assert Row("s", "w", 1.0, share=0.9, goal=0.85).is_met
+    assert not Row("s", "w", 1.0, share=0.9, goal=0.85, is_ceiling=True).is_met
+    assert Row("s", "w", 1.0, share=0.9).is_met is None
+    assert Row("s", "w", has_failed=True).is_met is False
+
+
+def test_rows_survive_the_end_of_their_writer(tmp_path: Path) -> None:
+    from measure.report import Row, append_rows, markdown, read_rows
+
+    rows = [Row("s", "first | one", 1.5, "TB/s", 0.5, goal=0.85, note="a | b"), Row("s", "second")]
+    file = tmp_path / "rows"
+    append_rows(file, rows)
+    with file.open("a") as open_file:
+        open_file.write('{"section": "s", "wo')
+    assert read_rows(file) == rows
+    record = {"is_dry_run": False, "device": "D", "date": "2000-01-01", "versions": {"torch": "1"}}
+    text = markdown({**record, "rows": [row.to_json() for row in rows]})
+    assert "| first / one | 1.5 TB/s | 50.0 % | >= 85.0 % | NO | a / b |" in text
+
+
+def test_what_runs_side_by_side_is_busy_once() -> None:
+    from measure.timeline import spans_of, summary
+
+    def event(start: float, duration: float, name: str) -> dict[str, Any]:
+        return {"ph": "X", "cat": "kernel", "ts": start, "dur": duration, "name": name}
+
+    events = [
+        event(0, 10, "product"),
+        event(5, 10, "beside it"),
+        event(15, 5, "Memcpy DtoH (Device -> Pinned)"),
+        event(26, 4, "product"),
+        event(40, 10, "product"),
+        {**event(60, 5, "host"), "cat": "cpu_op"},
+    ]
+    found = summary(spans_of(events, {"kernel"}), "DtoH")
+    micro = pytest.approx
+    assert found.seconds * 1e6 == micro(50) and found.busy * 1e6 == micro(34)
+    # From the answer's copy to the next thing, and no other pause.
+    assert found.between_steps * 1e6 == found.median_gap * 1e6 == micro(6)
+
+
+def test_a_step_reads_its_weights_and_its_contexts() -> None:
+    from measure.decode import Decoding, floor_seconds
+    from measure.place import Limits
+    from measure.shapes import SHAPES, dense_tensors
+
+    config = SHAPES["Llama-3.1-8B"]
+    assert sum(
+        dims[0] * (dims[1] if len(dims) > 1 else 1) for dims in dense_tensors(config).values()
+    ) == pytest.approx(8.03e9, rel=1e-3)
+    nothing: Any = None
+    found = Decoding(256, 1024, 1.0, 1.0, nothing)
+    floors = floor_seconds(config, found, Limits(1e12, 1e15))
+    read, cached = 15.0e9, 256 * 1024 * 131072
+    assert floors["weights"] == pytest.approx(read / 1e12, rel=0.01)
+    assert floors["bytes"] == pytest.approx((read + cached) / 1e12, rel=0.01)
+    assert floors["operations"] == pytest.approx((256 * read + cached * 256 / 256 * 4) / 1e15, 0.2)
+
+
+class Parrot:
+    """An engine core that answers a prompt by the numbers after it, but for some places."""
+
+    def __init__(self, mistakes: set[int]) -> None:
+        self.mistakes = mistakes
+        self.waiting: list[Any] = []
+
+    def add_requests(self, requests: Any) -> None:
+        self.waiting += requests
+
+    def has_work(self) -> bool:
+        return bool(self.waiting)
+
+    def step(self) -> Any:
+        from types import SimpleNamespace
+
+        request = self.waiting.pop()
+        first = request.prompt_token_ids[-1] + 1
+        ids = range(first, first + request.sampling_params.max_tokens)
+        given = [-1 if token in self.mistakes else token for token in ids]
+        output = SimpleNamespace(
+            request_id=request.request_id, new_token_ids=given, finish_reason="length"
+        )
+        return SimpleNamespace(outputs=[output])
+
+
+def test_only_a_sure_token_can_be_wrong() -> None:
+    from measure.correctness import compare
+
+    expected = {
+        "tolerance": 0.5,
+        "texts": [{"prompt": [1, 2], "tokens": [3, 4, 5, 6], "gaps": [0.6, 0.1, 0.9, 2.0]}] * 2,
+    }
+    assert compare(Parrot(set()), expected) == {"sure": 6, "close": 0, "wrong": []}
+    assert compare(Parrot({4}), expected) == {"sure": 6, "close": 2, "wrong": []}
+    found = compare(Parrot({4, 6}), expected)
+    assert found["close"] == 2 and found["wrong"] == [[0, 3, 6, -1], [1, 3, 6, -1]]
+
+
+@pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
+def test_a_library_beside_the_package_stands_for_the_compiled_module(tmp_path: Path) -> None:
+    """Of nvcc on a GPU machine; here it is the emulation's."""
+    library = emulated_cuda.build()._library._name
+    code = f"""
+import pathlib, torch
+from measure import cuda_module
+cuda_module.install(pathlib.Path({library!r}))
+from vllm_lite import _cuda
+from vllm_lite.kernels.cuda.paged import PagedOps
+cache = torch.zeros(2, 2, 3, 8, 64, dtype=torch.float16)
+rows = torch.randn(2, 1, 3, 64).half()
+PagedOps(_cuda, "cpu", 64).reshape_and_cache(*rows, *cache, torch.tensor([9]))
+assert torch.equal(cache[:, 1, :, 1], rows[:, 0]) and cache.count_nonzero() <= 2 * 3 * 64
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), str(FOLDER.parents[1])])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_without_nvcc_a_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from measure import cuda_module
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="nvcc is not on the path"):
+        cuda_module.build(tmp_path, "sm_90")
+
+
+def test_cases_are_shared_out_once_each() -> None:
+    import check_kernels
+
+    shares = [[n for n in range(20) if check_kernels.in_share(n, f"{i}/3")] for i in range(3)]
+    assert sorted(number for share in shares for number in share) == list(range(20))
