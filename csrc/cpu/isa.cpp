@@ -3,6 +3,8 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "cpu/tiles.h"
+
 namespace vllm_lite {
 
 namespace portable {
@@ -21,6 +23,13 @@ extern const KernelTable kTable;
 namespace avx512_bf16 {
 extern const KernelTable kTable;
 }
+#endif
+#if VLLM_LITE_HAS_AMX
+namespace amx {
+void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
+            int64_t end_panel);
+void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
+}  // namespace amx
 #endif
 
 namespace {
@@ -46,7 +55,21 @@ bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vn
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
+#if VLLM_LITE_HAS_AMX
+bool has_amx() { return has_avx512_bf16() && tiles_are_usable(); }
+
+const KernelTable kAmxTable = [] {
+  KernelTable table = avx512_bf16::kTable;
+  table.linear = amx::linear;
+  table.quantized_product = amx::quantized_product;
+  return table;
+}();
+#endif
+
 const Isa kIsas[] = {
+#if VLLM_LITE_HAS_AMX
+    {"amx", &kAmxTable, has_amx},
+#endif
 #if VLLM_LITE_HAS_AVX2
     {"avx512_bf16", &avx512_bf16::kTable, has_avx512_bf16},
     {"avx512_vnni", &avx512_vnni::kTable, has_avx512_vnni},

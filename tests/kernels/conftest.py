@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.kernels import emulated_tiles
 from vllm_lite import _cpu
 
 
@@ -16,6 +17,24 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.selected_isa()
     _cpu.select_isa(request.param)
     yield request.param
+    _cpu.select_isa(before)
+
+
+EMULATED = {f"amx, {kind}": kind for kind in emulated_tiles.kinds()}
+
+
+@pytest.fixture(params=[*_cpu.supported_isas(), *EMULATED])
+def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """As `isa`, for products by packed weights: also those on tiles, emulated."""
+    before = _cpu.selected_isa()
+    if request.param in EMULATED:
+        # What is not a product is done by what tiles come on top of.
+        _cpu.select_isa(emulated_tiles.base_isa())
+        with emulated_tiles.build(EMULATED[request.param]).chosen():
+            yield request.param
+    else:
+        _cpu.select_isa(request.param)
+        yield request.param
     _cpu.select_isa(before)
 
 

@@ -79,7 +79,7 @@ def test_another_library_multiplies_only_where_its_order_may_vary(
 
 def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "mmx")
-    with pytest.raises(UsageError, match="'mmx' is unknown; choose from auto, avx512_bf16"):
+    with pytest.raises(UsageError, match="'mmx' is unknown; choose from auto, amx, avx512_bf16"):
         dispatch.select_ops("cpu")
     monkeypatch.undo()
     for device in ("tpu", "cuda"):

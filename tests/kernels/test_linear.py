@@ -20,7 +20,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear(dtype: torch.dtype, with_bias: bool) -> None:
@@ -35,7 +35,7 @@ def test_linear(dtype: torch.dtype, with_bias: bool) -> None:
             torch.testing.assert_close(actual, expected, rtol=tolerance, atol=1e-4 * inputs**0.5)
 
 
-@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.usefixtures("product_isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype) -> None:
     x, weight = torch.randn(300, 130).to(dtype), torch.randn(100, 130).to(dtype)

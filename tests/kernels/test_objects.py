@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 
 # Of AVX-512 and AMX: the registers, masks, and instructions that have a short form as well.
 BEYOND_V3 = re.compile(
     r"%(?:zmm\d+|[xy]mm(?:1[6-9]|2\d|3[01])|k[0-7]|tmm\d)\b"
     r"|\s(?:vpdp|vpmadd52|vgf2p8|vbcstne|vcvtne|tdp|ldtilecfg|tileload|tilezero)"
 )
+TILES = re.compile(r"%tmm\d|\s(?:ldtilecfg|sttilecfg|tilerelease)\b")
 # Of AVX and its like: the wide registers, and a mnemonic in three operands.
 BEYOND_SSE2 = re.compile(
     rf"%ymm\d|{BEYOND_V3.pattern}"
@@ -94,6 +95,22 @@ def test_the_search_finds_what_it_should() -> None:
     assert foreign([linear], BEYOND_V3)
     (linear,) = [path for path in objects("kernels_avx2") if path.name.startswith("linear")]
     assert foreign([linear], BEYOND_SSE2)
+
+
+def test_tiles_are_used_by_their_own_level_alone() -> None:
+    for target in ("_cpu", "kernels_avx512", "kernels_avx512_vnni", "kernels_avx512_bf16"):
+        assert not foreign(objects(target), TILES)[:10]
+
+
+@pytest.mark.parametrize(
+    ("name", "products"), [("amx/linear", "tdpbf16ps"), ("kernels/quantized_linear", "tdpbsud")]
+)
+def test_products_are_made_on_tiles(name: str, products: str) -> None:
+    (path,) = [path for path in objects("kernels_amx") if str(path).endswith(f"{name}.cpp.o")]
+    used = [line.split()[0] for line in instructions(path) if TILES.search(line)]
+    # Shapes are set before tiles are used, and given back afterwards.
+    wanted = {"ldtilecfg", "tilezero", "tileloadd", products, "tilestored", "tilerelease"}
+    assert set(used) == wanted
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -50,7 +50,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, scale: torch.Tens
     assert bool((error <= 1e-5 * scale + 1e-37).all()), f"{(error / scale).max():.2e}"
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.usefixtures("product_isa")
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products(kind: GGML, dtype: torch.dtype) -> None:
@@ -65,7 +65,7 @@ def test_products(kind: GGML, dtype: torch.dtype) -> None:
         assert torch.equal(cpu.quantized_linear(x, packed), actual.to(dtype))
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("inputs", [32, 64, 288, 576])
 @pytest.mark.parametrize("kind", [GGML.Q4_1, GGML.Q8_0, GGML.Q5_0], ids=lambda kind: kind.name)
 def test_inputs_that_are_no_whole_chunks(kind: GGML, inputs: int) -> None:
@@ -76,7 +76,7 @@ def test_inputs_that_are_no_whole_chunks(kind: GGML, inputs: int) -> None:
     assert_close(cpu.quantized_linear(x, packed), expected, scale)
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.usefixtures("product_isa")
 def test_parts_of_different_types_lie_side_by_side() -> None:
     parts: Sequence[tuple[GGML, int]] = [(GGML.Q4_K, 70), (GGML.Q6_K, 5), (GGML.Q8_0, 33)]
     packed, plain, values = weights(*parts, num_inputs=512)
@@ -86,7 +86,7 @@ def test_parts_of_different_types_lie_side_by_side() -> None:
     assert_close(cpu.quantized_linear(x, packed, bias), expected, scale)
 
 
-@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.usefixtures("product_isa", "threads")
 @EVERY_KIND
 def test_a_row_alone_gives_the_same_bits_as_in_a_batch(kind: GGML) -> None:
     packed, _, _ = weights((kind, 200), num_inputs=512)
@@ -100,7 +100,7 @@ def test_a_row_alone_gives_the_same_bits_as_in_a_batch(kind: GGML) -> None:
     assert torch.equal(cpu.quantized_linear(x[5:30], packed), whole[5:30])
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_spoils_its_own_row_alone(bad: float) -> None:
     packed, plain, _ = weights((GGML.Q4_1, 40), num_inputs=96)

@@ -124,7 +124,7 @@ class Ops(Protocol):
 
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
 ISA_CHOICES = (
-    *("auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
+    *("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
     *("reference", "triton"),
 )
 

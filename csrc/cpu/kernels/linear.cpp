@@ -5,7 +5,8 @@
 // a product reads its weights once, from front to back, whatever the number of rows.
 //
 // One accumulator adds up one output over all inputs in order: a row's result depends neither on
-// the other rows nor on how the work is divided.
+// the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
+#include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -185,7 +186,11 @@ void pack_linear(const PackLinear& p, int64_t begin_panel, int64_t end_panel) {
 void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_panel,
             int64_t end_panel) {
   if (p.dtype == DType::kBFloat16) {
+#if VLLM_LITE_HAS_TILES
+    linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
+#else
     multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
+#endif
   } else {
     multiply_panels<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);
   }

@@ -4,8 +4,10 @@
 // up as integers, exactly; then sum += x's scale * (scale * products + minimum * sum of x's codes),
 // part by part in order. So a row's result depends neither on the other rows nor on how the work
 // is divided, and one row is multiplied as many are.
+#include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/quantized_unpack.h"
+#include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -107,29 +109,67 @@ inline IntVec add_dots(IntVec sums, CodeVec codes, const int8_t* x) {
 #endif
 }
 
+// Integer products of a part of a group, computed here.
+template <int kParts, bool kIsWide>
+struct DotProducts {
+  static constexpr int kNumParts = kParts;
+
+  template <int kRows>
+  __attribute__((always_inline)) void operator()(const Chunk& chunk, int g, int part, int v,
+                                                 const QuantizedGroup* x,
+                                                 IntVec (&products)[kRows]) const {
+    constexpr int kLines = kGroupLines / kParts;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) products[r] = IntVec{};
+#pragma GCC unroll 8
+    for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
+      const CodeVec line = chunk.codes[g * kGroupLines + i][v];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        products[r] = add_dots<kIsWide>(products[r], line, x[r].codes + 4 * i);
+      }
+    }
+  }
+  DotProducts from_row(int64_t) const { return *this; }
+};
+
+#if VLLM_LITE_HAS_TILES
+// Those that tiles have left in memory.
+template <int kParts>
+struct StoredProducts {
+  static constexpr int kNumParts = kParts;
+  const TileProducts& stored;
+  int64_t first_row = 0;
+
+  template <int kRows>
+  __attribute__((always_inline)) void operator()(const Chunk&, int g, int part, int v,
+                                                 const QuantizedGroup*,
+                                                 IntVec (&products)[kRows]) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      memcpy(&products[r], stored.sums[2 * g + part][first_row + r] + v * kLanes,
+             sizeof products[r]);
+    }
+  }
+  StoredProducts from_row(int64_t row) const { return {stored, row}; }
+};
+#endif
+
 // kRows rows from `x` on by one vector of outputs of a chunk. `sums` has a row of kPanel for each
 // row of x; groups of x are x_stride apart.
-template <int kParts, bool kIsWide, int kRows>
+template <int kRows, class Products>
 void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGroup* x,
-                   int64_t x_stride, float* sums) {
+                   int64_t x_stride, const Products& products_of, float* sums) {
+  constexpr int kParts = Products::kNumParts;
   Vec totals[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) totals[r] = load(sums + r * kPanel + v * kLanes);
   for (int g = 0; g < num_groups; ++g, x += x_stride) {
-    const CodeVec(*codes)[kPanelVectors] = chunk.codes + g * kGroupLines;
     Vec group_sums[kRows];
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
-      constexpr int kLines = kGroupLines / kParts;
-      IntVec products[kRows] = {};
-#pragma GCC unroll 8
-      for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
-        const CodeVec line = codes[i][v];
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          products[r] = add_dots<kIsWide>(products[r], line, x[r].codes + 4 * i);
-        }
-      }
+      IntVec products[kRows];
+      products_of(chunk, g, part, v, x, products);
       const Vec scale = chunk.scales[2 * g + part][v], minimum = chunk.minima[2 * g + part][v];
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -147,48 +187,56 @@ void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGro
   for (int r = 0; r < kRows; ++r) store(sums + r * kPanel + v * kLanes, totals[r]);
 }
 
-template <int kParts, bool kIsWide, int kRows = kTileRows>
+template <int kRows = kTileRows, class Products>
 void multiply_rows(int64_t count, const Chunk& chunk, int num_groups, int v,
-                   const QuantizedGroup* x, int64_t x_stride, float* sums) {
+                   const QuantizedGroup* x, int64_t x_stride, const Products& products,
+                   float* sums) {
   if constexpr (kRows == 1) {
-    multiply_tile<kParts, kIsWide, 1>(chunk, num_groups, v, x, x_stride, sums);
+    multiply_tile<1>(chunk, num_groups, v, x, x_stride, products, sums);
   } else if (count >= kRows) {
-    multiply_tile<kParts, kIsWide, kRows>(chunk, num_groups, v, x, x_stride, sums);
+    multiply_tile<kRows>(chunk, num_groups, v, x, x_stride, products, sums);
   } else {
-    multiply_rows<kParts, kIsWide, kRows - 1>(count, chunk, num_groups, v, x, x_stride, sums);
+    multiply_rows<kRows - 1>(count, chunk, num_groups, v, x, x_stride, products, sums);
   }
 }
 
-template <int kParts, bool kIsWide>
+// `count` rows from `x` on. In tiles of nearly equal height: a last tile of one row would be as
+// slow as a full one.
+template <class Products>
 void multiply_chunk(const Chunk& chunk, int num_groups, int num_vectors, const QuantizedGroup* x,
-                    int64_t num_rows, float* sums) {
-  // Tiles of nearly equal height: a last tile of one row would be as slow as a full one.
+                    int64_t x_stride, int64_t count, const Products& products, float* sums) {
   int64_t row = 0;
-  for (int64_t tiles = ceil_divide(num_rows, kTileRows); tiles > 0; --tiles) {
-    const int64_t count = ceil_divide(num_rows - row, tiles);
+  for (int64_t tiles = ceil_divide(count, kTileRows); tiles > 0; --tiles) {
+    const int64_t height = ceil_divide(count - row, tiles);
     for (int v = 0; v < num_vectors; ++v) {
-      multiply_rows<kParts, kIsWide>(count, chunk, num_groups, v, x + row, num_rows,
-                                     sums + row * kPanel);
+      multiply_rows(height, chunk, num_groups, v, x + row, x_stride, products.from_row(row),
+                    sums + row * kPanel);
     }
+    row += height;
+  }
+}
+
+#if VLLM_LITE_HAS_TILES
+template <int kParts>
+void multiply_chunk_on_tiles(const QuantizedTiles<kParts>& tiles, const Chunk& chunk,
+                             int num_groups, int num_vectors, const QuantizedGroup* x,
+                             int64_t num_rows, float* sums) {
+  TileProducts products;
+  int64_t row = 0;
+  for (int64_t blocks = tiles.num_blocks(); blocks > 0; --blocks) {
+    const int64_t count = ceil_divide(num_rows - row, blocks);
+    tiles.multiply(chunk, num_groups, num_vectors * kLanes > kHalfPanel, x + row, num_rows, count,
+                   products);
+    multiply_chunk(chunk, num_groups, num_vectors, x + row, num_rows, count,
+                   StoredProducts<kParts>{products}, sums + row * kPanel);
     row += count;
   }
 }
-
-template <class Out>
-void store_panel(const QuantizedProduct& p, int64_t output, int64_t num_outputs,
-                 const float* sums) {
-  Out* out = static_cast<Out*>(p.out) + output;
-  for (int64_t row = 0; row < p.num_rows; ++row, out += p.out_stride, sums += kPanel) {
-    for_each_vector(num_outputs, [&](int64_t i, int64_t count) {
-      Vec sum = load(sums + i);
-      if (p.bias != nullptr) sum += load_upto(p.bias + output + i, count);
-      store_upto(out + i, sum, count);
-    });
-  }
-}
+#endif
 
 template <class Block>
-void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_t panel) {
+void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_t panel,
+                    [[maybe_unused]] const QuantizedTiles<Packed<Block>::kParts>& tiles) {
   using Layout = Packed<Block>;
   constexpr bool kIsWide = Block::kOffset == 128;
   const int64_t num_outputs = min_of<int64_t>(kPanel, part.num_outputs - panel * kPanel);
@@ -201,15 +249,17 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
   for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
     const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));
     unpack_chunk<Block>(from, count, 0, num_vectors, chunk);
-    multiply_chunk<Layout::kParts, kIsWide>(chunk, count, num_vectors, p.x + g * p.num_rows,
-                                            p.num_rows, sums);
+    const QuantizedGroup* x = p.x + g * p.num_rows;
+#if VLLM_LITE_HAS_TILES
+    if (tiles.is_used()) {
+      multiply_chunk_on_tiles(tiles, chunk, count, num_vectors, x, p.num_rows, sums);
+      continue;
+    }
+#endif
+    multiply_chunk(chunk, count, num_vectors, x, p.num_rows, p.num_rows,
+                   DotProducts<Layout::kParts, kIsWide>{}, sums);
   }
-  const int64_t output = part.first_output + panel * kPanel;
-  if (p.out_dtype == DType::kBFloat16) {
-    store_panel<BFloat16>(p, output, num_outputs, sums);
-  } else {
-    store_panel<float>(p, output, num_outputs, sums);
-  }
+  store_rows(p, 0, part.first_output + panel * kPanel, p.num_rows, num_outputs, sums);
 }
 
 // ---- rows
@@ -251,11 +301,14 @@ void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t e
   for (int64_t i = 0; i < p.num_parts; ++i) {
     const QuantizedPart& part = p.parts[i];
     const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
-    with_block(static_cast<int>(part.ggml_type), [&](auto block) {
-      for (int64_t k = max_of<int64_t>(begin_panel, 0); k < min_of(end_panel, num_panels); ++k) {
-        multiply_panel<decltype(block)>(p, part, k);
-      }
-    });
+    const int64_t begin = max_of<int64_t>(begin_panel, 0), end = min_of(end_panel, num_panels);
+    if (begin < end) {
+      with_block(static_cast<int>(part.ggml_type), [&](auto block) {
+        using Block = decltype(block);
+        const QuantizedTiles<Packed<Block>::kParts> tiles(p.num_rows);
+        for (int64_t k = begin; k < end; ++k) multiply_panel<Block>(p, part, k, tiles);
+      });
+    }
     begin_panel -= num_panels;
     end_panel -= num_panels;
   }

@@ -1,0 +1,133 @@
+"""The products on AMX tiles, built apart: on a unit in plain C++, or as real instructions.
+
+Test-only. `plain` compiles the kernels against csrc/cpu/emulation/tile_unit.h, for the best
+instruction set that this machine has; `trapped` compiles them as _cpu does, and has what this
+processor does not know carried out by a signal handler. A build is kept for as long as the sources
+stay the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_lite import _cpu
+from vllm_lite.config.machine import cpu_flags
+from vllm_lite.kernels.calls import calls
+
+CSRC = Path(__file__).parents[2] / "csrc"
+FILES = (
+    *("emulation/calls.cpp", "ops.cpp", "quantized.cpp", "thread_pool.cpp"),
+    *("kernels/linear.cpp", "kernels/quantized_linear.cpp"),
+    *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
+)
+OPTIONS = (
+    *("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
+)
+# As in csrc/CMakeLists.txt.
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+FLAGS = {
+    "portable": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_vnni": (*AVX512, "-mavx512vnni"),
+    "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+}
+TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+COMPILERS = ("g++", "c++", "clang++")
+
+
+class EmulatedTiles:
+    """Takes the calls of _cpu's two products; uses as many threads as that does."""
+
+    def __init__(self, library: Path, is_trapped: bool) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self.is_trapped = is_trapped
+        self.num_trapped = 0
+
+    def linear(self, *numbers: int) -> None:
+        self._call("linear", *numbers)
+
+    def quantized_linear(self, *numbers: int) -> None:
+        self._call("quantized_linear", *numbers)
+
+    def multiply_rightly(self) -> bool:
+        return bool(self._call("tiles_multiply_rightly"))
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Products of vllm_lite.kernels.cpu are carried out here."""
+        token = calls.set(self)
+        try:
+            yield
+        finally:
+            calls.reset(token)
+
+    def _call(self, name: str, *numbers: int) -> int:
+        self._run("set_num_threads", _cpu.num_threads())
+        if not self.is_trapped:
+            return self._run(name, *numbers)
+        self._run("trap_tiles")
+        try:
+            return self._run(name, *numbers)
+        finally:
+            self.num_trapped += self._run("release_trap")
+
+    def _run(self, name: str, *numbers: int) -> int:
+        function = self._library[f"vllm_lite_{name}"]
+        function.restype = ctypes.c_int64
+        return int(function(*(ctypes.c_int64(number) for number in numbers)))
+
+
+def compiler() -> str | None:
+    """A C++ compiler of this machine."""
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def base_isa() -> str:
+    """What the plain build is compiled for: the best of this machine below tiles."""
+    return next(isa for isa in _cpu.supported_isas() if isa in FLAGS)
+
+
+def kinds() -> list[str]:
+    """What can be built and run here."""
+    if compiler() is None:
+        return []
+    # A processor that has tiles would carry out instructions that nobody permitted it.
+    can_trap = base_isa() == "avx512_bf16" and "amx_tile" not in cpu_flags()
+    return ["plain", "trapped"] if can_trap else ["plain"]
+
+
+@functools.cache
+def build(kind: str) -> EmulatedTiles:
+    """Compile the kernels, a matter of some seconds."""
+    is_trapped = kind == "trapped"
+    files = [*FILES, "emulation/trap.cpp"] if is_trapped else FILES
+    options = [*OPTIONS, *FLAGS[base_isa()], "-DVLLM_LITE_ISA=amx"]
+    options += TILES if is_trapped else ["-DVLLM_LITE_EMULATED_TILES"]
+    digest = hashlib.sha256(repr((compiler(), options)).encode())
+    for path in sorted((CSRC / "cpu").rglob("*.*")):
+        digest.update(path.read_bytes())
+    folder = Path(tempfile.gettempdir()) / f"vllm-lite-emulated-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    library = folder / f"{digest.hexdigest()[:24]}.so"
+    if not library.exists():
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        sources = [str(CSRC / "cpu" / name) for name in files]
+        command = [str(compiler()), *options, f"-I{CSRC}", "-fPIC", "-shared", "-pthread"]
+        # A sanitizer that is loaded into this process is not for the compiler.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        words = [*command, *sources, "-o", str(unfinished)]
+        subprocess.run(words, check=True, env=environment)
+        unfinished.replace(library)
+    return EmulatedTiles(library, is_trapped)

@@ -1,0 +1,177 @@
+"""Products on AMX tiles beyond the laws of all products: exact where they should be, and alone.
+
+The kernels run on an emulated unit; where there are tiles they are an instruction set like others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGML
+
+from tests.kernels import emulated_tiles
+from tests.kernels.emulated_tiles import EmulatedTiles
+from tests.kernels.test_quantized import EVERY_KIND, awkward_rows, weights
+from vllm_lite import _cpu
+from vllm_lite.kernels import cpu, reference
+
+# Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
+HEIGHTS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 96, 97, 200)
+SMALLEST = 2.0**-126
+
+
+@pytest.fixture(params=emulated_tiles.kinds())
+def tiles(request: pytest.FixtureRequest) -> EmulatedTiles:
+    return emulated_tiles.build(request.param)
+
+
+def test_the_kernels_own_check_passes(tiles: EmulatedTiles) -> None:
+    assert tiles.multiply_rightly()
+    assert not tiles.is_trapped or tiles.num_trapped > 0
+
+
+@pytest.fixture
+def below_tiles() -> Iterator[None]:
+    """The level that tiles come on top of."""
+    before = _cpu.selected_isa()
+    _cpu.select_isa(emulated_tiles.base_isa())
+    yield
+    _cpu.select_isa(before)
+
+
+@pytest.mark.usefixtures("below_tiles")
+@EVERY_KIND
+def test_quantised_products_are_those_of_the_level_below(kind: GGML, tiles: EmulatedTiles) -> None:
+    before = tiles.num_trapped
+    for inputs, outputs in [(256, 50), (768, 16), (512, 33)]:
+        packed, _, _ = weights((kind, outputs), num_inputs=inputs)
+        for height in HEIGHTS:
+            x = awkward_rows(height, inputs, torch.bfloat16)
+            want = cpu.quantized_linear(x, packed, None, torch.float32)
+            with tiles.chosen():
+                got = cpu.quantized_linear(x, packed, None, torch.float32)
+            assert torch.equal(got, want)
+    assert not tiles.is_trapped or tiles.num_trapped > before
+
+
+def test_whole_numbers_are_multiplied_exactly(tiles: EmulatedTiles) -> None:
+    for inputs in (1, 2, 31, 32, 33, 64, 95, 576):
+        weight = torch.randint(-8, 9, (70, inputs))
+        packed = cpu.pack_linear(weight.bfloat16())
+        for height in HEIGHTS:
+            x = torch.randint(-16, 17, (height, inputs))
+            with tiles.chosen():
+                got = cpu.linear(x.bfloat16(), packed, None, torch.float32)
+            assert torch.equal(got, (x @ weight.T).float())
+
+
+def test_a_row_is_the_same_at_every_height(tiles: EmulatedTiles) -> None:
+    x, packed = torch.randn(200, 75).bfloat16(), cpu.pack_linear(torch.randn(40, 75).bfloat16())
+    with tiles.chosen():
+        whole = cpu.linear(x, packed, None, torch.float32)
+        for height in HEIGHTS:
+            for start in {0, 200 - height, (200 - height) // 2}:
+                part = cpu.linear(x[start : start + height], packed, None, torch.float32)
+                assert torch.equal(part, whole[start : start + height])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_where_it_is(bad: float, tiles: EmulatedTiles) -> None:
+    """Neither other rows nor what lies around the inputs in memory is ever multiplied."""
+    wide = torch.full((40, 200), bad, dtype=torch.bfloat16)
+    x, weight = wide[:, 50:127], torch.randn(20, 77).bfloat16()
+    x.normal_()
+    x[7, 3] = bad
+    packed, expected = cpu.pack_linear(weight), reference.linear(x, reference.pack_linear(weight))
+    with tiles.chosen():
+        got = cpu.linear(x, packed)
+    assert not got[7].isfinite().any()
+    others = [row for row in range(40) if row != 7]
+    torch.testing.assert_close(got[others], expected[others], rtol=8e-3, atol=1e-3)
+
+
+def test_subnormal_numbers_count_as_zero(tiles: EmulatedTiles) -> None:
+    x = torch.tensor([[SMALLEST / 2, 1.0], [SMALLEST, 1.0]]).bfloat16()
+    weight = torch.tensor([[1.0, 0.0], [0.5, 0.0], [2.0, SMALLEST / 4]]).bfloat16()
+    packed = cpu.pack_linear(weight)
+    with tiles.chosen():
+        got = cpu.linear(x, packed, None, torch.float32)
+    assert got.tolist() == [[0.0, 0.0, 0.0], [SMALLEST, 0.0, 2 * SMALLEST]]
+
+
+def test_even_and_odd_inputs_are_added_up_apart(tiles: EmulatedTiles) -> None:
+    """The unit's own order: what plain summation from the left would lose is kept."""
+    x = torch.ones(1, 32).bfloat16()
+    weight = torch.zeros(1, 32)
+    weight[0, 0], weight[0, 1], weight[0, 2] = 2.0**30, 1.0, -(2.0**30)
+    packed = cpu.pack_linear(weight.bfloat16())
+    with tiles.chosen():
+        assert cpu.linear(x, packed, None, torch.float32).item() == 1.0
+
+
+@pytest.mark.skipif(not emulated_tiles.kinds(), reason="no C++ compiler to build the unit with")
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        ("unit.zero(0);", "used before they have shapes"),
+        ("configure(16, 64); unit.zero(3);", "a tile without a shape"),
+        ("configure(17, 64);", "a shape that is too large"),
+        ("configure(16, 0);", "without rows or without columns"),
+        ("configure(8, 64); unit.add_byte_products(0, 1, 1, true, true);", "with itself"),
+        ("configure(8, 64); unit.add_bfloat16_products(0, 1, 2);", "do not fit together"),
+        ("configure(16, 64); unit.add_bfloat16_products(0, 1, 2); exit(3);", ""),
+    ],
+)
+def test_the_emulated_unit_refuses_what_a_processor_would(
+    misuse: str, message: str, tmp_path: Path
+) -> None:
+    program = f"{tmp_path}/misuse"
+    source = f"""
+        #include "cpu/emulation/tile_unit.h"
+        vllm_lite::emulation::TileUnit unit;
+        void configure(int rows, int bytes) {{
+          unsigned char config[64] = {{1}};
+          for (int i = 0; i < 3; ++i) config[16 + 2 * i] = bytes, config[48 + i] = rows;
+          unit.load_config(config);
+        }}
+        int main() {{ {misuse} }}
+    """
+    command = [str(emulated_tiles.compiler()), "-std=c++20", f"-I{emulated_tiles.CSRC}", "-xc++"]
+    subprocess.run([*command, "-", "-o", program], input=source, text=True, check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert message in done.stderr
+    assert done.returncode == (-6 if message else 3)
+
+
+def test_asking_for_tiles_is_the_same_in_threads_and_children() -> None:
+    """The answer is found once, before a fork as after it, whatever signals are set to."""
+    program = """
+        import faulthandler, os, signal, threading
+        faulthandler.enable()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from vllm_lite import _cpu
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(_cpu.supported_isas()))
+            for _ in range(4)
+        ]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        child = os.fork()
+        if child == 0:
+            os._exit(_cpu.supported_isas() != answers[0])
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(answers) == 4 and all(answer == answers[0] for answer in answers)
+        print(answers[0])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(_cpu.supported_isas())
