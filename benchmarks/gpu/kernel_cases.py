@@ -24,7 +24,8 @@ from vllm_lite.kernels import (
     reference_sampling,
 )
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.grouped_weight import from_awq
+from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
+from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Two roundings to the type, and what a sum in float32 adds.
@@ -290,6 +291,12 @@ def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int)
     )
 
 
+def side_by_side(weights: Sequence[GroupedWeight]) -> GroupedParts:
+    """One weight of several; the types are anyone's."""
+    parts = tuple(GroupedPart(weight, 8) for weight in weights)
+    return GroupedParts(parts, sum(w.num_outputs for w in weights), weights[0].num_inputs)
+
+
 def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     """Weights in groups of small integers, and experts."""
     spec = reference_grouped
@@ -319,6 +326,25 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
             dtype,
             ROUNDING[dtype],
         )
+    parts = [*weights.values()]
+    x, ids = torch.randn(rows, 256).to(dtype), torch.randint(64, (rows,))
+    parts[1] = from_gguf(blocks[:, :8].flatten(), 8, 64)
+    yield Case(
+        f"quantized_linear {dtype}",
+        spec,
+        lambda o, t, _: [o.quantized_linear(t[0], side_by_side(t[1:]))],
+        [x, *parts],
+        dtype,
+        ROUNDING[dtype],
+    )
+    yield Case(
+        f"quantized_lookup {dtype}",
+        spec,
+        lambda o, t, dtype: [o.quantized_lookup(side_by_side(t[1:]), t[0], dtype)],
+        [ids, weights["Q8_0"]],
+        dtype,
+        ROUNDING[dtype],
+    )
     experts = reference_experts
     logits = torch.randn(rows, 12)
     yield Case(

@@ -13,6 +13,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from vllm_lite.kernels.grouped_gguf import from_gguf
+from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq
 from vllm_lite.kernels.triton import device, ops
 
@@ -155,6 +156,10 @@ def launch_grouped(rows: int) -> None:
     for weight in weights:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)
+    ids = tensor(rows, dtype=torch.int64)
+    for weight, kind in zip(weights, GGUF_BYTES, strict=False):
+        table = GroupedParts((GroupedPart(weight, kind),), 4096, 4096)
+        ops.quantized_lookup(table, ids, torch.bfloat16)
 
 
 def launch_experts(rows: int) -> None:

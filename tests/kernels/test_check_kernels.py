@@ -22,8 +22,6 @@ NOT_KERNELS = {
     "linear",
     "pack_linear",
     "pack_quantized",
-    "quantized_linear",
-    "quantized_lookup",
 }
 
 

@@ -10,6 +10,7 @@ from tests.kernels.test_dequantize import KINDS, random_storage
 from vllm_lite.kernels import reference, reference_grouped
 from vllm_lite.kernels.grouped_gguf import from_gguf, is_supported
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, from_awq, from_gptq
+from vllm_lite.kernels.quantized import QuantizedRows
 
 GROUPED = [kind for kind in KINDS if is_supported(int(kind))]
 
@@ -99,6 +100,38 @@ def check_triton(weight: GroupedWeight, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
 def test_products_with_gguf_weights(kind: GGMLQuantizationType) -> None:
     check_triton(gguf_weight(kind, 70)[1], torch.float16)
+
+
+@pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
+def test_rows_are_looked_up(kind: GGMLQuantizationType) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import ops
+
+    inputs = 256 if kind.name.endswith("K") else 96
+    raw = random_storage(kind, 9, inputs)
+    weight = ops.pack_quantized([QuantizedRows(raw.view(9, -1), int(kind), inputs)])
+    for ids in (torch.tensor([8]), torch.tensor([3, 0, 8, 3] * 5), torch.arange(0)):
+        ours = ops.quantized_lookup(weight, ids, torch.float16)
+        assert torch.equal(ours, reference_grouped.quantized_lookup(weight, ids, torch.float16))
+
+
+def test_parts_of_several_types_are_side_by_side() -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import ops
+
+    kinds = [GGMLQuantizationType.Q4_0] * 2 + [GGMLQuantizationType.Q8_0]
+    rows = [
+        QuantizedRows(random_storage(kind, size, 96).view(size, -1), int(kind), 96)
+        for kind, size in zip(kinds, (5, 7, 3), strict=True)
+    ]
+    weight = ops.pack_quantized(rows)
+    assert [part.weight.num_outputs for part in weight.parts] == [12, 3]
+    x, bias = torch.randn(1, 96), torch.randn(15)
+    ours = ops.quantized_linear(x, weight, bias, torch.float32)
+    theirs = reference_grouped.quantized_linear(x, weight, bias, torch.float32)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    values = [expand(part.weight) for part in weight.parts]
+    torch.testing.assert_close(ours, x @ torch.cat(values).T + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_products_with_awq_and_gptq_weights() -> None:

@@ -69,7 +69,7 @@ def write_gguf(
 ) -> Path:
     """`model` as a GGUF file whose matrices are stored as `kind`, which may depend on the name."""
     writer = gguf.GGUFWriter(path, family)
-    writer.add_block_count(2)
+    writer.add_block_count(len(model.get_submodule("model.layers")))
     writer.add_context_length(128)
     writer.add_embedding_length(SIZES["hidden_size"])
     writer.add_feed_forward_length(SIZES["intermediate_size"])

@@ -127,7 +127,7 @@ def test_sizes_that_do_not_fit_groups_are_one_clear_error(tmp_path: Path) -> Non
     [
         ("gguf", "needs a .gguf file"),
         ("dequantize", "needs a .gguf file"),
-        ("awq", "use int8 or int4"),
+        ("awq", "use int8, int4 or fp8"),
     ],
 )
 def test_what_a_safetensors_model_cannot_do(

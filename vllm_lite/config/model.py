@@ -114,14 +114,15 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         "How weights are kept in memory. gguf: as they are in the .gguf file; dequantize: a .gguf "
-        "file's expanded to --dtype; int8, int4: those of a safetensors model rounded in groups of "
-        "32 as they are loaded. But for dequantize, products round activations to 8 bits in groups "
-        "of 32.",
+        "file's expanded to --dtype; int8, int4: those of a safetensors model rounded as they are "
+        "loaded, in groups of 32; fp8, and int8 on a GPU: rounded with a scale for each output. "
+        "Products round activations to 8 bits, on a CPU in groups of 32, on a GPU each token's "
+        "for int8 and fp8.",
         auto="dequantize for a .gguf file, else none",
         aliases=("-q",),
         choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
-        works=(None, "gguf", *_OWN_QUANTIZATIONS),
-        remedy="use int8 or int4 with an unquantised checkpoint, or a GGUF file",
+        works=(None, "fp8", "gguf", *_OWN_QUANTIZATIONS),
+        remedy="use int8, int4 or fp8 with an unquantised checkpoint, or a GGUF file",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")
     max_logprobs: int = option(

@@ -184,7 +184,7 @@ class VllmConfig:
         quantization, is_gguf = self.model.quantization, self.facts.format == "gguf"
         if quantization in ("gguf", "dequantize") and not is_gguf:
             raise UsageError(f"--quantization {quantization} needs a .gguf file as the model")
-        if quantization in ("int8", "int4") and is_gguf:
+        if quantization in ("int8", "int4", "fp8") and is_gguf:
             raise UsageError(
                 f"--quantization {quantization} is for safetensors models; a .gguf file is used "
                 "with gguf or dequantize"

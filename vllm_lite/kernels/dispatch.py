@@ -16,7 +16,8 @@ from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import reference
 from vllm_lite.kernels.gpu import gpu_ops
-from vllm_lite.kernels.quantized import QuantizedRows, QuantizedWeight
+from vllm_lite.kernels.narrow_ops import NarrowOps
+from vllm_lite.kernels.quantized import PackedRows, QuantizedRows
 from vllm_lite.kernels.reference import PackedLinear
 
 
@@ -107,19 +108,18 @@ class Ops(Protocol):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
-    def pack_quantized(self, parts: Sequence[QuantizedRows]) -> QuantizedWeight: ...
+    # Weights below are those that pack_quantized of the same implementation made.
+    def pack_quantized(self, parts: Sequence[QuantizedRows]) -> PackedRows: ...
 
     def quantized_linear(
         self,
         x: Tensor,
-        weight: QuantizedWeight,
+        weight: Any,
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
-    def quantized_lookup(
-        self, weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype
-    ) -> Tensor: ...
+    def quantized_lookup(self, weight: Any, ids: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
@@ -132,6 +132,7 @@ ISA_CHOICES = (
 READ_UNIT = 256 << 10
 READ_PIECE = 16 << 20
 
+_INTERPRETED = "Triton, interpreted"
 _selected: Ops | None = None
 # Whether a row's results may not depend on the rows beside it.
 _deterministic = False
@@ -142,6 +143,12 @@ _plain_name: str | None = None
 def ops() -> Ops:
     """The implementation that `select_ops` chose; the CPU's if it chose none yet."""
     return _selected if _selected is not None else select_ops("cpu")
+
+
+def narrow_ops() -> NarrowOps | None:
+    """The same implementation's products by narrow numbers; None where it has other forms."""
+    chosen = ops()
+    return chosen if isinstance(chosen, NarrowOps) else None
 
 
 def select_ops(
@@ -178,7 +185,7 @@ def select_ops(
     if isa == "reference":
         _selected, _plain_name = reference, "reference (plain torch)"
     elif isa == "triton":
-        _selected, _plain_name = _interpreted(), "Triton, interpreted"
+        _selected, _plain_name = _interpreted(), _INTERPRETED
     else:
         _selected, _plain_name = _compiled(isa), None
     return _selected
@@ -198,7 +205,9 @@ def is_compiled() -> bool:
 def set_num_threads(count: int) -> None:
     """Let the operations use `count` threads, the calling one among them."""
     ops()
-    if _plain_name is not None:
+    if _plain_name == _INTERPRETED:
+        torch.set_num_threads(1)  # the interpreter runs one kernel at a time
+    elif _plain_name is not None:
         torch.set_num_threads(count)
     else:
         _module().set_num_threads(count)

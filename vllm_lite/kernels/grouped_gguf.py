@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
+from vllm_lite.kernels.grouped_weight import SUPER_GROUP, GroupedWeight, make_grouped
+
+# Types from this number on have blocks of 256 values.
+_FIRST_K = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
 def is_supported(ggml_type: int) -> bool:
     """Whether `from_gguf` reads a storage type, by its number in GGUF files."""
     return ggml_type in _FORMATS
+
+
+def block_of(ggml_type: int) -> tuple[int, int]:
+    """The values of a block of a type that `from_gguf` reads, and its bytes."""
+    return SUPER_GROUP if ggml_type >= _FIRST_K else 32, _FORMATS[ggml_type][0]
 
 
 def _flat(part: Tensor | None) -> Tensor | None:

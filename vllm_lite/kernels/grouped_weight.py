@@ -39,6 +39,16 @@ class GroupedWeight:
     num_outputs: int
     num_inputs: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of all planes."""
+        return sum(plane.nbytes for plane in self.planes() if plane is not None)
+
+    def planes(self) -> tuple[Tensor | None, ...]:
+        """All tensors, in the order of the fields."""
+        scaling = (self.scales, self.minimums, self.zeros, self.super_scales, self.super_minimums)
+        return (self.codes, self.high_codes, *scaling, self.permutation)
+
 
 def make_grouped(
     codes: Tensor,

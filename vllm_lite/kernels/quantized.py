@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,12 +35,39 @@ class QuantizedRows:
         return self.blocks.shape[0]
 
 
+class PackedPart(Protocol):
+    """Some outputs of a packed weight, all of one type."""
+
+    @property
+    def data(self) -> Tensor: ...
+
+    @property
+    def ggml_type(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class PackedRows(Protocol):
+    """A weight as the implementation that packed it multiplies by it."""
+
+    @property
+    def parts(self) -> Sequence[PackedPart]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class QuantizedPart(NamedTuple):
     """Some outputs of a weight, all of one type, in the layout of whoever packed them."""
 
     data: Tensor
     ggml_type: int
     num_outputs: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
 
 
 @dataclass(frozen=True, slots=True)

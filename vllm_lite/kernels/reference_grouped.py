@@ -5,9 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.grouped_parts import GroupedParts
+from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
 
-__all__ = ["expand_grouped", "grouped_linear"]
+__all__ = [
+    "expand_grouped",
+    "grouped_linear",
+    "pack_quantized",
+    "quantized_linear",
+    "quantized_lookup",
+]
 
 
 def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
@@ -30,3 +38,23 @@ def grouped_linear(
     wide = None if bias is None else bias.float()
     product = torch.nn.functional.linear(x.float(), values, wide)
     return product.to(x.dtype if out_dtype is None else out_dtype)
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: GroupedParts,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """grouped_linear by each part, results side by side; activations are not rounded."""
+    columns = [grouped_linear(x, part.weight, None, torch.float32) for part in weight.parts]
+    product = torch.cat(columns, 1)
+    if bias is not None:
+        product += bias.float()
+    return product.to(x.dtype if out_dtype is None else out_dtype)
+
+
+def quantized_lookup(weight: GroupedParts, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows `ids` [T] int64 of a weight of one part, rounded once to dtype: [T, N]."""
+    (part,) = weight.parts
+    return expand_grouped(part.weight, dtype)[ids]

@@ -7,7 +7,7 @@ weight here; so is a layer whose values come from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from vllm_lite.quantization.method import (
 )
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 
 class GGUFLinearMethod:
@@ -33,8 +33,8 @@ class GGUFLinearMethod:
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         # Pages of `data` that nobody fills take no memory.
-        data = torch.empty(output_size, input_size, dtype=self._dtype)
-        return {"weight": StoredTensor(data, output_dim=0, input_dim=1, rows={})}
+        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
+        return {"weight": StoredTensor.on_host(data, 0, 1, rows={})}
 
     def create_bias(self, output_size: int) -> Tensor:
         return self._plain.create_bias(output_size)
@@ -47,8 +47,8 @@ class GGUFLinearMethod:
     ) -> LinearKernel:
         stored = weights["weight"]
         if not stored.rows:
-            return self._plain.process_weights_after_loading(weights, bias, out_dtype)
-        parts = _parts(stored.data, stored.rows)
+            return plain_kernel(stored.on_device(stored.data), bias, out_dtype)
+        parts = _parts(stored)
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
         if len(quantized) == len(parts):
             return quantized_kernel(quantized, bias, out_dtype)
@@ -70,8 +70,10 @@ class GGUFLinearMethod:
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         stored = weights["weight"]
         if not stored.rows:
-            return self._plain.make_table(weights)
-        return QuantizedTable(stored.rows[0], self._dtype)
+            return PlainTable(stored.on_device(stored.data))
+        (rows,) = _parts(stored)
+        assert isinstance(rows, QuantizedRows)
+        return QuantizedTable(rows, self._dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,17 @@ class SideBySide:
         return torch.cat([kernel(x) for kernel in self.kernels], 1)
 
 
-def _parts(data: Tensor, rows: Mapping[int, QuantizedRows]) -> list[QuantizedRows | Tensor]:
+def _parts(stored: StoredTensor) -> list[QuantizedRows | Tensor]:
     """The outputs in order: quantised rows by their first output, and what `data` has between."""
+    data, rows = stored.data, stored.rows or {}
     parts: list[QuantizedRows | Tensor] = []
     first = 0
     for start in sorted(rows):
         if start > first:
-            parts.append(data[first:start])
-        parts.append(rows[start])
-        first = start + rows[start].num_outputs
+            parts.append(stored.on_device(data[first:start]))
+        part = rows[start]
+        parts.append(replace(part, blocks=stored.on_device(part.blocks)))
+        first = start + part.num_outputs
     if first < data.shape[0]:
-        parts.append(data[first:])
+        parts.append(stored.on_device(data[first:]))
     return parts

@@ -24,14 +24,32 @@ LinearKernel = Callable[[Tensor], Tensor]
 class StoredTensor:
     """One tensor of a layer's storage, and the dimensions that features run along.
 
-    A method that takes quantised rows as they are has `rows`: the loader puts them there under
-    their first output, and leaves that part of `data` untouched.
+    `data` may wait in the host's memory until the layer is finished on `device`: a device need
+    not hold what is only on the way to another form. A method that takes quantised rows as they
+    are has `rows`: the loader puts them there under their first output, and leaves that part of
+    `data` untouched.
     """
 
     data: Tensor
     output_dim: int | None
     input_dim: int | None
     rows: dict[int, QuantizedRows] | None = None
+    device: torch.device | None = None
+
+    @classmethod
+    def on_host(
+        cls,
+        data: Tensor,
+        output_dim: int | None,
+        input_dim: int | None,
+        rows: dict[int, QuantizedRows] | None = None,
+    ) -> StoredTensor:
+        """Storage in the host's memory for a layer of the device that is torch's default now."""
+        return cls(data, output_dim, input_dim, rows, torch.get_default_device())
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """`tensor`, moved to where the finished layer lies."""
+        return tensor if self.device is None else tensor.to(self.device)
 
 
 class EmbeddingTable(Protocol):

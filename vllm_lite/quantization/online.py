@@ -1,4 +1,4 @@
-"""Weights of any checkpoint, quantised as they are loaded (`--quantization int8` and `int4`).
+"""Weights of any checkpoint, rounded in groups as they are loaded: `int8` on a CPU, and `int4`.
 
 Groups of 32 inputs share a scale; int4 gives them a minimum too. The numbers are stored as GGUF's
 types Q8_0 and Q4_1 store them, so that the same kernels multiply by them.
@@ -42,7 +42,8 @@ class OnlineLinearMethod:
                 f"--quantization {self._name} needs layers whose inputs are multiples of {GROUP}; "
                 f"this model has one of {input_size}: leave the option out"
             )
-        return self._plain.create_weights(input_size, output_size)
+        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
+        return {"weight": StoredTensor.on_host(data, 0, 1)}
 
     def create_bias(self, output_size: int) -> Tensor:
         return self._plain.create_bias(output_size)
@@ -53,15 +54,16 @@ class OnlineLinearMethod:
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        return quantized_kernel([self._rows(weights["weight"].data)], bias, out_dtype)
+        return quantized_kernel([self._rows(weights["weight"])], bias, out_dtype)
 
     def for_vocabulary(self) -> LinearMethod:
         return OnlineLinearMethod("int8", self._dtype)
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> QuantizedTable:
-        return QuantizedTable(self._rows(weights["weight"].data), self._dtype)
+        return QuantizedTable(self._rows(weights["weight"]), self._dtype)
 
-    def _rows(self, weight: Tensor) -> QuantizedRows:
+    def _rows(self, stored: StoredTensor) -> QuantizedRows:
+        weight = stored.on_device(stored.data)
         convert, kind = (to_q8_0, _Q8_0) if self._name == "int8" else (to_q4_1, _Q4_1)
         return QuantizedRows(_by_rows(convert, weight), kind, weight.shape[1])
 

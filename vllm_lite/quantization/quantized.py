@@ -1,7 +1,7 @@
 """Products and tables by weights that stay quantised: what every such method ends in.
 
-Activations are rounded to bytes in groups of 32 as they come; weights are read as they are
-stored. Knows no checkpoint.
+Weights are read as they are stored, in the form that the selected operations pack them into; a
+CPU's round activations to bytes in groups of 32 as they come. Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_lite.config.gguf_header import GGML_TYPES
 from vllm_lite.kernels.dispatch import Ops, ops
-from vllm_lite.kernels.quantized import QuantizedRows, QuantizedWeight
+from vllm_lite.kernels.quantized import PackedRows, QuantizedRows
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.storage import StoredWeight
 
@@ -23,7 +23,7 @@ from vllm_lite.quantization.storage import StoredWeight
 class QuantizedKernel:
     """[T, input_size] -> [T, output_size]; `bias` is float32."""
 
-    weight: QuantizedWeight
+    weight: PackedRows
     bias: Tensor | None
     out_dtype: torch.dtype | None
     ops: Ops
@@ -32,7 +32,7 @@ class QuantizedKernel:
     def stored(self) -> tuple[StoredWeight, ...]:
         """For the log line at start."""
         return tuple(
-            StoredWeight(GGML_TYPES[part.ggml_type].name, part.data.nbytes, part.data)
+            StoredWeight(GGML_TYPES[part.ggml_type].name, part.nbytes, part.data)
             for part in self.weight.parts
         )
 

@@ -66,7 +66,7 @@ def _by_group(ptr, super_ptr, first, outputs, is_output, num_inputs, num_outputs
 
 
 @triton.jit
-def _half_values(
+def half_values(
     codes_ptr,
     high_ptr,
     scales_ptr,
@@ -168,7 +168,7 @@ def grouped_linear_kernel(
                 mask=is_row[:, None] & (inputs < num_inputs)[None, :],
                 other=0.0,
             )
-            values = _half_values(
+            values = half_values(
                 codes_ptr,
                 high_ptr,
                 scales_ptr,
@@ -222,7 +222,7 @@ def expand_grouped_kernel(
     outputs = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     is_output = outputs < num_outputs
     for half in tl.static_range(2):
-        values = _half_values(
+        values = half_values(
             codes_ptr,
             high_ptr,
             scales_ptr,
@@ -275,14 +275,14 @@ def grouped_linear(
     grouped_linear_kernel[(tiles, parts)](
         to,
         x,
-        *_planes(weight),
+        *planes_of(weight),
         out if bias is None else bias,
         num_rows,
         num_outputs,
         weight.num_inputs,
         x.stride(0),
         parts,
-        **_kind(weight),
+        **kind_of(weight),
         HAS_BIAS=bias is not None and parts == 1,
         **launch,
     )
@@ -298,17 +298,17 @@ def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
     grid = (len(weight.codes), triton.cdiv(weight.num_outputs, _EXPANDED_OUTPUTS))
     expand_grouped_kernel[grid](
         out,
-        *_planes(weight),
+        *planes_of(weight),
         weight.codes if permutation is None else permutation,
         *shape,
-        **_kind(weight),
+        **kind_of(weight),
         IS_PERMUTED=permutation is not None,
         BLOCK_N=_EXPANDED_OUTPUTS,
     )
     return out
 
 
-def _planes(weight: GroupedWeight) -> list[Tensor]:
+def planes_of(weight: GroupedWeight) -> list[Tensor]:
     """The planes as a kernel takes them: something in the place of those that are not there."""
     codes, scales = weight.codes, weight.scales
     planes = [(weight.high_codes, codes), (scales, scales), (weight.minimums, scales)]
@@ -317,7 +317,7 @@ def _planes(weight: GroupedWeight) -> list[Tensor]:
     return [codes, *(stand_in if plane is None else plane for plane, stand_in in planes)]
 
 
-def _kind(weight: GroupedWeight) -> dict[str, int | bool]:
+def kind_of(weight: GroupedWeight) -> dict[str, int | bool]:
     return {
         "BITS": weight.bits,
         "OFFSET": weight.offset,

@@ -6,20 +6,19 @@ What the files beside `reference` specify has twins here too, of the same names 
 
 from __future__ import annotations
 
+from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference import (
     dequantize_gguf,
     embedding,
     linear,
     pack_linear,
-    pack_quantized,
-    quantized_linear,
-    quantized_lookup,
 )
 from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
 from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
 from vllm_lite.kernels.triton.grouped_linear import expand_grouped, grouped_linear
+from vllm_lite.kernels.triton.grouped_parts import quantized_linear, quantized_lookup
 from vllm_lite.kernels.triton.logits import (
     add_to_logits,
     count_tokens,

@@ -1,0 +1,49 @@
+"""The operations of a GPU on tensors of this machine: Triton's, interpreted, and their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_lite.kernels import (
+    dispatch,
+    reference,
+    reference_gated,
+    reference_grouped,
+    reference_quantized,
+)
+
+
+def reference_ops() -> Any:
+    """Every operation that layers ask of a GPU, in plain torch."""
+    names: dict[str, Any] = {}
+    modules: tuple[ModuleType, ...] = (reference, reference_gated, reference_quantized)
+    for module in (*modules, reference_grouped):
+        names |= {n: f for n, f in vars(module).items() if callable(f) and n[0].islower()}
+    return SimpleNamespace(**names)
+
+
+def triton_ops() -> Any:
+    """The GPU's own, as the interpreter runs them."""
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import ops
+
+    return ops
+
+
+@contextmanager
+def selected(operations: Any) -> Iterator[None]:
+    """Models that are loaded inside use `operations`, one at a time as the interpreter wants."""
+    before, threads = dispatch._selected, torch.get_num_threads()
+    dispatch._selected = operations
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        dispatch._selected = before
+        torch.set_num_threads(threads)

@@ -1,0 +1,117 @@
+"""Quantised models by a GPU's operations: Triton's equal their reference, tokens and all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGML
+
+pytest.importorskip("triton")
+
+from tests.models.checkpoints import make_model, save
+from tests.models.gpu_ops import reference_ops, selected, triton_ops
+from tests.models.runner import PagedRunner, load
+from tests.models.test_gguf import IDS, SIZES, write_gguf
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.triton import tuning
+from vllm_lite.quantization.quantized import QuantizedKernel
+from vllm_lite.quantization.scaled import ScaledKernel
+
+NUM_TOKENS = 2
+# Three query heads share a kv-head, and no size is a power of two.
+ODD: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles as wide as these models, so that the interpreter has few to run."""
+    tile = tuning.ProductTile(16, 256, 64, 4, 1)
+    monkeypatch.setattr(tuning, "product_tile", lambda *_: tile)
+
+
+def continued(model: Any) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens after a prompt, and the logits that led to them."""
+    runner = PagedRunner(model)
+    rows = [runner.step({"a": IDS})["a"][-1]]
+    for _ in range(NUM_TOKENS - 1):
+        rows.append(runner.step({"a": [int(rows[-1].argmax())]})["a"][-1])
+    return [int(row.argmax()) for row in rows], torch.stack(rows)
+
+
+def kernels(model: Any) -> list[Any]:
+    return [m.kernel for name, m in model.named_modules() if hasattr(m, "kernel")]
+
+
+def check_equal(path: Path, **options: Any) -> Any:
+    """Triton's model at `path` writes what the reference's writes; returns the former."""
+    with selected(reference_ops()):
+        want = continued(load(path, **options))
+    with selected(triton_ops()):
+        model = load(path, **options)
+        got = continued(model)
+    assert got[0] == want[0]
+    torch.testing.assert_close(got[1], want[1], rtol=1e-3, atol=1e-3 * float(want[1].abs().max()))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int4", "llama"), ("int4", "qwen3")]
+)
+def test_weights_are_rounded_as_they_are_loaded(name: str, family: str, tmp_path: Path) -> None:
+    tied = family == "qwen3"
+    path = save(make_model(family, **ODD, attention_bias=True, tie_word_embeddings=tied), tmp_path)
+    model = check_equal(path, quantization=name)
+    made = ScaledKernel if name != "int4" else QuantizedKernel
+    assert sum(isinstance(kernel, made) for kernel in kernels(model)) >= 4
+    limit = {"int8": 0.1, "fp8": 0.3, "int4": 0.5}[name]
+    plain = PagedRunner(load(path)).step({"a": IDS})["a"]
+    with selected(reference_ops()):
+        rounded = PagedRunner(load(path, quantization=name)).step({"a": IDS})["a"]
+    assert float((rounded - plain).norm() / plain.norm()) < limit
+
+
+def test_gguf_s_rows_stay_as_small_as_in_the_file(tmp_path: Path) -> None:
+    kinds = {
+        "attn_v": GGML.Q6_K,
+        "ffn_up": GGML.F16,
+        "token_embd": GGML.Q8_0,
+        "ffn_down": GGML.Q4_K,
+    }
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        "llama",
+        make_model("llama", **SIZES, num_hidden_layers=1, tie_word_embeddings=True),
+        lambda name: kinds.get(name.rsplit(".", 1)[-1], GGML.Q4_0),
+    )
+    model = check_equal(path, quantization="gguf")
+    qkv = model.model.layers[0].self_attn.qkv_proj.kernel
+    assert len(qkv.weight.parts) == 2  # queries and keys are one product
+    head = model.lm_head.kernel
+    assert head.weight.nbytes == 131 * 256 // 32 * 34
+    plain = load(path, quantization="dequantize")
+    torch.testing.assert_close(continued(plain)[1], continued(model)[1], rtol=1e-3, atol=1e-2)
+
+
+def test_fp8_needs_a_gpu(tmp_path: Path) -> None:
+    path = save(make_model("llama", **ODD), tmp_path)
+    with pytest.raises(UsageError, match="fp8 multiplies on a GPU alone; use int8"):
+        load(path, quantization="fp8")
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    ops = triton_ops()
+    with pytest.raises(CheckpointError, match="type 20 cannot be multiplied"):
+        ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 20, 32)])
+    with pytest.raises(CheckpointError, match="rows of 64 values have 18 bytes"):
+        ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 2, 64)])

@@ -1,0 +1,93 @@
+"""Weights and activations as numbers of one byte, made as they come: `int8` and `fp8` on a GPU.
+
+An output of a weight has a scale, and so has a token of the activations. The embedding and the
+output head stay plain: they are worth more than what they save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.narrow_ops import NarrowOps
+from vllm_lite.quantization.method import (
+    EmbeddingTable,
+    LinearKernel,
+    LinearMethod,
+    StoredTensor,
+)
+from vllm_lite.quantization.storage import StoredWeight
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+
+# What --quantization calls the numbers that weights are rounded to.
+SCALED_NUMBERS: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledKernel:
+    """[T, N] -> [T, M] by codes [M, N] and their scales, as `scaled_linear` takes them.
+
+    Activations become the same numbers: by `input_scale` [1] where there is one, else by scales
+    of their own for each token, or for each `group_size` inputs of it.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    out_dtype: torch.dtype | None
+    ops: NarrowOps
+    input_scale: Tensor | None = None
+    group_size: int = 0
+
+    @property
+    def stored(self) -> tuple[StoredWeight, ...]:
+        """For the log line at start."""
+        name = str(self.codes.dtype).removeprefix("torch.")
+        return (StoredWeight(name, self.codes.nbytes + self.scales.nbytes, self.codes),)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.input_scale is None:
+            codes, scales = self.ops.quantize_rows(x, self.codes.dtype, self.group_size)
+        else:
+            codes = self.ops.quantize_by_scale(x, self.input_scale, self.codes.dtype)
+            scales = self.input_scale.view(1, 1)
+        out_dtype = x.dtype if self.out_dtype is None else self.out_dtype
+        return self.ops.scaled_linear(codes, scales, self.codes, self.scales, self.bias, out_dtype)
+
+
+class ScaledLinearMethod:
+    """Plain weights until they are filled, one byte a value from then on."""
+
+    def __init__(self, number: torch.dtype, dtype: torch.dtype, ops: NarrowOps) -> None:
+        """`number` is int8 or float8_e4m3fn."""
+        self._number = number
+        self._dtype = dtype
+        self._ops = ops
+        self._plain = UnquantizedLinearMethod(dtype)
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
+        return {"weight": StoredTensor.on_host(data, 0, 1)}
+
+    def create_bias(self, output_size: int) -> Tensor:
+        return self._plain.create_bias(output_size)
+
+    def process_weights_after_loading(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        stored = weights["weight"]
+        codes, scales = self._ops.quantize_rows(stored.on_device(stored.data), self._number)
+        return ScaledKernel(codes, scales, bias, out_dtype, self._ops)
+
+    def for_vocabulary(self) -> LinearMethod:
+        return self._plain
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        return self._plain.make_table(weights)
