@@ -151,8 +151,8 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_LITE_CPU_ISA": Variable(
         _text("VLLM_LITE_CPU_ISA", "auto"),
-        "auto, avx512, avx2, portable, reference or triton (the GPU's kernels, interpreted): "
-        "forces one kernel path on CPU.",
+        "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, portable, reference or triton (the "
+        "GPU's kernels, interpreted): forces one kernel path on CPU.",
     ),
     "TRITON_INTERPRET": Variable(
         _flag("TRITON_INTERPRET", False),

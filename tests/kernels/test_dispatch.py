@@ -13,7 +13,6 @@ from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cpu, dispatch, reference
 from vllm_lite.kernels.gpu import gpu_ops
-from vllm_lite.quantization import unquantized
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +66,11 @@ def test_what_torch_multiplies_is_not_deterministic(
         dispatch.select_ops("cuda", deterministic=True)
 
 
-def test_another_library_multiplies_only_where_its_order_may_vary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(unquantized, "isa_flags", lambda: ("amx_bf16",))
+def test_what_is_kept_is_said() -> None:
     dispatch.select_ops("cpu")
-    assert unquantized._prefers_onednn() and "deterministic" not in dispatch.describe()
+    assert "deterministic" not in dispatch.describe()
     dispatch.select_ops("cpu", deterministic=True)
-    assert not unquantized._prefers_onednn() and dispatch.describe().endswith(", deterministic")
+    assert dispatch.describe().endswith(", deterministic")
 
 
 def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ from vllm_lite.executor.threaded import ThreadedExecutor
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.kernels import dispatch
 from vllm_lite.models.interfaces import CausalLM
-from vllm_lite.quantization.unquantized import _prefers_onednn
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.worker import Worker
@@ -92,8 +91,6 @@ class Engine:
             "num_gpu_blocks_override": 200,
             "block_size": 16,
             "device": "cpu",
-            # Only where another library would multiply, the law needs to be asked for.
-            "deterministic": _prefers_onednn(),
             "skip_tokenizer_init": True,
         }
         config = EngineArgs(model=str(model), **(settings | options)).create_engine_config()

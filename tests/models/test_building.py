@@ -8,7 +8,6 @@ import torch
 from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.models.registry import get_model_class
-from vllm_lite.quantization import unquantized
 from vllm_lite.quantization.registry import get_linear_method
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
@@ -25,19 +24,13 @@ def test_unknown_names_are_refused() -> None:
         get_linear_method("awq", torch.float32)
 
 
-@pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str
 )
 def test_packing_never_changes_the_product(
-    dtype: torch.dtype,
-    tolerance: float,
-    with_bias: bool,
-    by_onednn: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, tolerance: float, with_bias: bool
 ) -> None:
-    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: by_onednn)
     method = UnquantizedLinearMethod(dtype)
     generator = torch.Generator().manual_seed(0)
     for inputs, outputs in [(48, 80), (7, 5), (33, 131)]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
@@ -20,12 +21,6 @@ from vllm_lite.quantization import unquantized
 from vllm_lite.worker.recorded_forward import recorded_forward
 
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="records compiled kernels")
-
-
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another library's products cannot be recorded, whatever this machine prefers."""
-    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: False)
 
 
 def logits(model: CausalLM, is_recorded: bool) -> list[Tensor]:
@@ -75,10 +70,12 @@ def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
         runner.step({"a": [5] * 70, "b": [6] * 59})
 
 
-def test_what_another_library_multiplies_is_not_recorded(
+def test_what_torch_multiplies_is_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unquantized, "_prefers_onednn", lambda: True)
+    monkeypatch.setattr(
+        unquantized, "plain_kernel", lambda weight, bias, dtype: lambda x: F.linear(x, weight, bias)
+    )
     model = load(save(make_model("llama"), tmp_path), dtype="bfloat16")
     PagedRunner(model)
     assert recorded_forward(model, 128) == model.forward

@@ -28,7 +28,8 @@ def test_every_layer_s_weight_is_counted_with_its_format(dtype: torch.dtype) -> 
 
 
 def test_formats_are_told_apart_and_their_bytes_summed() -> None:
-    weights = [StoredWeight("Q4_1", 10**9, None), StoredWeight("Q8_0", 2 * 10**9, None)] * 2
+    data = torch.empty(0, dtype=torch.uint8)
+    weights = [StoredWeight("Q4_1", 10**9, data), StoredWeight("Q8_0", 2 * 10**9, data)] * 2
     assert describe_weights(weights) == "weights 2.00 GB Q4_1 + 4.00 GB Q8_0"
     assert describe_weights([]) == "weights of unknown size"
 

@@ -73,8 +73,7 @@ class ModelConfig:
     deterministic: bool = option(
         False,
         "Give a request the same logits, bit for bit, alone, in any batch, in any chunks and from "
-        "the prefix cache, or refuse to start. This package's CPU kernels do so anyway; with this, "
-        "no other library's are used.",
+        "the prefix cache, or refuse to start. The CPU's kernels do so anyway.",
         auto="whether VLLM_BATCH_INVARIANT is 1",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")

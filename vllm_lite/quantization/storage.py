@@ -21,11 +21,11 @@ MAX_SECONDS = 0.015
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A weight in memory; `data` is None where a library keeps it to itself."""
+    """A weight in memory."""
 
     format: str
     num_bytes: int
-    data: Tensor | None
+    data: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def describe_weights(weights: Sequence[StoredWeight]) -> str:
     """For the log: formats and bytes, and about how long a step needs to read them.
 
     The speed of reading is measured on the weights themselves; it is left out where they are too
-    few to tell, or in a form that cannot be read.
+    few to tell.
     """
     sizes: dict[str, int] = {}
     for weight in weights:
@@ -66,7 +66,7 @@ def describe_weights(weights: Sequence[StoredWeight]) -> str:
 
 def _speed(weights: Iterable[StoredWeight]) -> float | None:
     """Bytes a second."""
-    known = [weight.data for weight in weights if weight.data is not None]
+    known = [weight.data for weight in weights]
     if sum(data.nbytes for data in known) < MIN_BYTES_READ:
         return None
     return read_bandwidth(known, MAX_SECONDS)

@@ -1,7 +1,6 @@
 """Plain float32, bfloat16 or float16 weights, [output_size, input_size].
 
-On CPU a weight is repacked once, for our own kernel or, where the processor has AMX tiles, for
-oneDNN's, which uses them.
+On CPU a weight is repacked once, for our own kernel.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import is_deterministic, ops
-from vllm_lite.platform import isa_flags
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight, StoringKernel
 
@@ -71,19 +69,7 @@ def plain_kernel(
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if weight.device.type != "cpu" or weight.dtype is torch.float16:
         return lambda x: F.linear(x, weight, bias).to(out_dtype)
-    if weight.dtype is torch.bfloat16 and _prefers_onednn():
-        return _onednn_kernel(weight, bias, out_dtype)
     return _own_kernel(weight, bias, out_dtype)
-
-
-def _prefers_onednn() -> bool:
-    """Whether oneDNN may, and multiplies bfloat16 faster here than our kernel: it knows AMX.
-
-    Its kernels are chosen by the number of rows, and nobody says that they sum in one order.
-    """
-    if is_deterministic():
-        return False
-    return "amx_bf16" in isa_flags() and bool(torch._C._has_mkldnn)
 
 
 def _own_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
@@ -92,19 +78,6 @@ def _own_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> 
     linear = ops().linear
     stored = StoredWeight(_name(weight.dtype), packed.data.nbytes, packed.data)
     return StoringKernel(lambda x: linear(x, packed, wide, out_dtype), (stored,))
-
-
-def _onednn_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    linear = torch.ops.mkldnn._linear_pointwise.default
-
-    def kernel(x: Tensor) -> Tensor:
-        result: Tensor = linear(x, packed, bias, "none", [], "")
-        return result if result.dtype is out_dtype else result.to(out_dtype)
-
-    # Its tensor is opaque: as many bytes, and no address.
-    stored = StoredWeight(f"{_name(weight.dtype)} (oneDNN)", weight.nbytes, None)
-    return StoringKernel(kernel, (stored,))
 
 
 def _name(dtype: torch.dtype) -> str:
