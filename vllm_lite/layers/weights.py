@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.staging import write_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class WeightSlot:
 
     def fill(self, full: Tensor) -> None:
         """Write this rank's part of `full`, cast to the slot's dtype."""
-        self.tensor.copy_(self.part_of(full))
+        write_weights(self.tensor, self.part_of(full))
 
     @property
     def is_whole(self) -> bool:

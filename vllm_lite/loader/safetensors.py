@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 
 _INDEX = "model.safetensors.index.json"
@@ -35,10 +36,8 @@ class SafetensorsTensor:
 
     def fill(self, slot: WeightSlot) -> None:
         try:
-            if slot.is_whole:
-                slot.tensor.copy_(self.file.get_tensor(self.name))
-            else:
-                slot.tensor.copy_(self._part_of(slot))
+            part = self.file.get_tensor(self.name) if slot.is_whole else self._part_of(slot)
+            write_weights(slot.tensor, part)
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(self.path, error) from None
 

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.transfer import to_device
+
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
@@ -28,21 +30,22 @@ class TokenBias:
     values: npt.NDArray[np.float32]
 
 
-def _pairs(rows: Sequence[int], ids: Sequence[Int64s]) -> tuple[Tensor, Tensor]:
+def _pairs(
+    rows: Sequence[int], ids: Sequence[Int64s], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """(row, id) index tensors over all ids of all rows."""
     lengths = [len(row_ids) for row_ids in ids]
     flat_rows = np.repeat(np.asarray(rows, np.int64), lengths)
     flat_ids = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-    return torch.from_numpy(flat_rows), torch.from_numpy(flat_ids)
+    return to_device(flat_rows, device), to_device(flat_ids, device)
 
 
 class AllowedTokens:
     """Bans every token of a row but the ones it allows."""
 
     def __init__(self, rows: list[int], ids: list[Int64s], device: torch.device) -> None:
-        flat_rows, flat_ids = _pairs(rows, ids)
-        self._rows = torch.tensor(rows, device=device)
-        self._pairs = flat_rows.to(device), flat_ids.to(device)
+        self._rows = to_device(np.array(rows, np.int64), device)
+        self._pairs = _pairs(rows, ids, device)
 
     def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
         """Ban in `logits` [R, V] in place."""
@@ -56,8 +59,7 @@ class BadWords:
 
     def __init__(self, rows: list[int], words: list[list[list[int]]], device: torch.device) -> None:
         single = [np.array([w[0] for w in row if len(w) == 1], np.int64) for row in words]
-        flat_rows, flat_ids = _pairs(rows, single)
-        self._single = flat_rows.to(device), flat_ids.to(device)
+        self._single = _pairs(rows, single, device)
         self._longer = [
             (row, word[:-1], word[-1])
             for row, row_words in zip(rows, words, strict=True)
@@ -83,8 +85,7 @@ class MinTokens:
         self._rows = rows
         self._least = least
         self._lengths = [len(row_ids) for row_ids in ids]
-        flat_rows, flat_ids = _pairs(rows, ids)
-        self._pairs = flat_rows.to(device), flat_ids.to(device)
+        self._pairs = _pairs(rows, ids, device)
 
     def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
         """Ban in `logits` [R, V] in place; `outputs` are the rows' generated ids."""
@@ -94,7 +95,7 @@ class MinTokens:
         if all(pending):
             logits[self._pairs] = _BANNED
         elif any(pending):
-            chosen = torch.from_numpy(np.repeat(pending, self._lengths)).to(logits.device)
+            chosen = to_device(np.repeat(pending, self._lengths).nonzero()[0], logits.device)
             logits[self._pairs[0][chosen], self._pairs[1][chosen]] = _BANNED
 
 
@@ -102,10 +103,9 @@ class LogitBias:
     """Adds each request's logit_bias."""
 
     def __init__(self, rows: list[int], biases: list[TokenBias], device: torch.device) -> None:
-        flat_rows, flat_ids = _pairs(rows, [bias.token_ids for bias in biases])
-        self._pairs = flat_rows.to(device), flat_ids.to(device)
+        self._pairs = _pairs(rows, [bias.token_ids for bias in biases], device)
         values = np.concatenate([bias.values for bias in biases])
-        self._values = torch.from_numpy(values).to(device)
+        self._values = to_device(values, device)
 
     def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
         """Add to `logits` [R, V] in place."""

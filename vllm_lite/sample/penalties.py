@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.transfer import to_device
+
 Int32s = npt.NDArray[np.int32]
 
 
@@ -87,10 +89,14 @@ class Penalties:
             row.seen.update(outputs[row.row])
         lengths = [tokens.count for tokens in seen]
         rows = np.repeat(self._index, lengths)
-        flat = torch.from_numpy(rows * logits.shape[1] + np.concatenate([s.ids for s in seen]))
-        times = torch.from_numpy(np.concatenate([s.times for s in seen]))
-        factors = torch.from_numpy(np.repeat(self._factors, lengths, axis=0))
-        flat, times, factors = (x.to(logits.device) for x in (flat, times, factors))
+        flat, times, factors = (
+            to_device(array, logits.device)
+            for array in (
+                rows * logits.shape[1] + np.concatenate([s.ids for s in seen]),
+                np.concatenate([s.times for s in seen]),
+                np.repeat(self._factors, lengths, axis=0),
+            )
+        )
         repetition, frequency, presence = factors.unbind(1)
         values = logits.view(-1)[flat]
         if self._has_repetition:

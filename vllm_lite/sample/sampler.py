@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference_sampling import filter_weights, token_weights
+from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.counter_rng import uniforms
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sample.states import RandomRows, SamplingBatch, TokenTable
@@ -102,7 +103,7 @@ class Sampler:
     def _draw(self, logits: Tensor, random: RandomRows) -> tuple[Tensor, Tensor]:
         slots, table = random.slots, self._table
         positions = table.num_tokens[slots] - table.num_prompt_tokens[slots]
-        chances = torch.from_numpy(uniforms(random.keys, positions)).to(logits.device)
+        chances = to_device(uniforms(random.keys, positions), logits.device)
         return ops().draw_tokens(
             logits,
             random.inverse_temperature,

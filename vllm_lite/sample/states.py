@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.bias import (
     AllowedTokens,
     BadWords,
@@ -229,4 +230,4 @@ class SamplingStates:
         return tuple(found)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)

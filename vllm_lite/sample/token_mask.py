@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.transfer import to_device
 
 
 class TokenMask:
@@ -22,8 +23,8 @@ class TokenMask:
         self, rows: Sequence[int], bits: npt.NDArray[np.int32], device: torch.device
     ) -> None:
         """`bits` [M, W] are those of the batch's `rows` [M]; 1 allows a token."""
-        self._rows = torch.tensor(rows, dtype=torch.int64, device=device)
-        self._bits = torch.from_numpy(bits).to(device)
+        self._rows = to_device(np.array(rows, np.int64), device)
+        self._bits = to_device(bits, device)
 
     def apply(self, logits: Tensor) -> None:
         """Ban in `logits` [R, V] in place."""
