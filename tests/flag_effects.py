@@ -15,6 +15,7 @@ _LIFE = "tests/server/test_lifecycle.py::"
 _SCHEDULER = "tests/unit/core/test_scheduler.py::"
 _PLAN = "tests/unit/core/test_kv_plan.py::"
 _NEWER = "tests/test_newer_flag_effects.py::"
+_GRAPHS = "tests/unit/config/test_graphs.py::"
 _LIMITS = "tests/unit/core/test_scheduler_options.py::"
 _ADMISSION = "tests/unit/engine/test_async_llm.py::test_admission_is_bounded"
 _FIELDS = "tests/server/test_fields.py::"
@@ -128,10 +129,15 @@ EFFECTS = {
     "--ignore-patterns": _FETCHED,
     "--use-tqdm-on-load": _HERE + "test_the_bar_of_a_load_can_be_off",
     # AttentionConfig, StructuredOutputsConfig
-    "--attention-backend": _SOME_WORK,
+    "--attention-backend": _GRAPHS + "test_a_backend_chooses_kernels_and_whether_there_are_graphs",
     "--reasoning-parser": _REASONING,
     "--reasoning-parser-plugin": _REASONING,
     "--structured-outputs-config": _HERE + "test_the_engines_word_on_json_is_in_every_constraint",
+    # CompilationConfig
+    "--cudagraph-capture-sizes": _GRAPHS + "test_sizes_are_those_given",
+    "--max-cudagraph-capture-size": _GRAPHS + "test_sizes_are_those_given",
+    "--compilation-config": _GRAPHS + "test_what_is_captured_follows_the_mode_before_the_level",
+    "--optimization-level": _GRAPHS + "test_levels_capture_or_not",
     # CacheConfig
     "--block-size": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
     "--gpu-memory-utilization": "tests/unit/executor/test_uniproc.py::"

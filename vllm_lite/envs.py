@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     VLLM_SERVER_DEV_MODE: bool
     VLLM_LITE_CPU_ISA: str
     TRITON_INTERPRET: bool
+    CUDA_VISIBLE_DEVICES: str | None
     OPENAI_API_KEY: str | None
     OTEL_SERVICE_NAME: str
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
@@ -157,6 +158,11 @@ VARIABLES: dict[str, Variable] = {
     "TRITON_INTERPRET": Variable(
         _flag("TRITON_INTERPRET", False),
         "Triton's own: 1 runs its kernels without a GPU, one operation after another.",
+    ),
+    "CUDA_VISIBLE_DEVICES": Variable(
+        # Set and empty is a choice too: no GPU.
+        lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "CUDA's own: the GPUs that a process sees; an engine runs on the first.",
     ),
     "OPENAI_API_KEY": Variable(
         _optional_text("OPENAI_API_KEY"),

@@ -138,22 +138,22 @@ class Timeline:
 
     def __init__(self) -> None:
         self._last = time.monotonic()
-        self._marks: list[tuple[str, float]] = []
+        self._marks: dict[str, float] = {}
 
     def mark(self, name: str) -> None:
-        """Close the phase `name`: it lasted since the previous mark."""
+        """Close the phase `name`: it lasted since the previous mark. Parts of one add up."""
         now = time.monotonic()
-        self._marks.append((name, now - self._last))
+        self._marks[name] = self._marks.get(name, 0.0) + now - self._last
         self._last = now
 
     def take(self) -> list[tuple[str, float]]:
         """The phases so far, (name, seconds), and forget them."""
-        marks, self._marks = self._marks, []
-        return marks
+        marks, self._marks = self._marks, {}
+        return list(marks.items())
 
     def __str__(self) -> str:
-        total = sum(seconds for _, seconds in self._marks)
-        parts = " | ".join(f"{name} {seconds:.2f}" for name, seconds in self._marks)
+        total = sum(self._marks.values())
+        parts = " | ".join(f"{name} {seconds:.2f}" for name, seconds in self._marks.items())
         return f"{parts} | total {total:.2f} s"
 
 

@@ -1,25 +1,29 @@
 """Steps that run ahead of their answers: the same tokens, whatever a request asks for.
 
-On the CPU's worker in a thread, and on a stand-in for a device: its runner, with inputs prepared
-and batches padded as there, the operations being the CPU's.
+On the CPU's worker in a thread, and on a GPU's worker with a stand-in for the device: inputs are
+prepared and batches padded as there, the operations being the CPU's, or the GPU's interpreted.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.checkpoints import write_hf
+from tests.stand_in_device import StandInDevice
 from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.core import EngineCore
 from vllm_lite.executor.uniproc import UniprocExecutor
-from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.kernels import dispatch
 from vllm_lite.outputs import RequestOutput
-from vllm_lite.worker.device_runner import DeviceRunner
+from vllm_lite.worker.gpu_worker import GpuWorker
+from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
 
 PROMPTS = [
@@ -70,19 +74,18 @@ def test_running_ahead_changes_nothing_that_is_told(model: str, options: dict[st
     assert bool(num_preemptions) == ("num_gpu_blocks_override" in options)
 
 
-class StandIn(Worker):
-    """A worker whose steps are given out as to a device."""
-
-    graph_sizes: ClassVar[tuple[int, ...]] = ()
-
-    def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> DeviceRunner:
-        return DeviceRunner(self._config, plan, model, self._device, self.graph_sizes)
+def on_stand_in(config: VllmConfig) -> GpuWorker:
+    """A GPU's worker, whose device is the CPU."""
+    return GpuWorker(config, StandInDevice())
 
 
-def serve(model: str, make_worker: type[Worker], **options: Any) -> dict[str, list[Any]]:
+def serve(
+    model: str, make_worker: Callable[[VllmConfig], StepWorker], **options: Any
+) -> dict[str, list[Any]]:
     """What a core tells of each request; new ones come while others run."""
     settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
     settings |= {"skip_tokenizer_init": True, "block_size": 8, "max_num_batched_tokens": 24}
+    num_requests = options.pop("requests", 2 * len(PROMPTS))
     args = EngineArgs(model=model, **(settings | {"max_num_seqs": 6} | options))
     core = EngineCore(
         args.create_engine_config(), lambda config: UniprocExecutor(config, make_worker)
@@ -91,7 +94,7 @@ def serve(model: str, make_worker: type[Worker], **options: Any) -> dict[str, li
         EngineCoreRequest(f"{turn}-{i}", ids, params, [2], 0.0)
         for turn in range(2)
         for i, (ids, params) in enumerate(zip(PROMPTS, KINDS, strict=True))
-    ]
+    ][:num_requests]
     told: dict[str, list[Any]] = {request.request_id: [[], [], [], []] for request in waiting}
     while waiting or core.has_work():
         core.add_requests(waiting[:1])
@@ -107,12 +110,37 @@ def serve(model: str, make_worker: type[Worker], **options: Any) -> dict[str, li
     return told
 
 
-@pytest.mark.parametrize("sizes", [(), (1, 2, 5)])
+EAGER: dict[str, Any] = {"enforce_eager": True}
+GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 5]}
+LAZY: dict[str, Any] = {**GRAPHS, "compilation_config": {"cudagraph_capture_lazily": True}}
+
+
+@pytest.mark.parametrize("graphs", [EAGER, GRAPHS, LAZY], ids=["eager", "graphs", "lazy"])
 @pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 14}])
 def test_a_device_that_runs_ahead_gives_the_same_tokens(
-    model: str, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], options: dict[str, Any]
+    model: str, graphs: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(StandIn, "graph_sizes", sizes)
     in_turn = serve(model, Worker, **options)
-    assert serve(model, StandIn, **options) == in_turn
-    assert serve(model, StandIn, async_scheduling=True, **options) == in_turn
+    assert serve(model, on_stand_in, **graphs, **options) == in_turn
+    assert serve(model, on_stand_in, async_scheduling=True, **graphs, **options) == in_turn
+
+
+def test_the_gpus_own_kernels_give_the_same_tokens_through_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    model = str(write_hf(tmp_path, num_hidden_layers=1))
+    few: dict[str, Any] = {"requests": 2, "max_num_seqs": 2, "max_num_batched_tokens": 24}
+    plain = serve(model, Worker, **few)
+    monkeypatch.setenv("VLLM_LITE_CPU_ISA", "triton")
+    try:
+        interpreted = serve(model, Worker, **few)
+        few["cudagraph_capture_sizes"] = [2]
+        on_device = serve(model, on_stand_in, async_scheduling=True, **few)
+    finally:
+        monkeypatch.undo()
+        dispatch.select_ops("cpu")
+    assert on_device == interpreted
+    assert {name: told[0] for name, told in on_device.items()} == {
+        name: told[0] for name, told in plain.items()
+    }

@@ -21,7 +21,7 @@ import vllm_lite
 from vllm_lite import envs
 from vllm_lite.cli.masking import masked_text, masked_value
 from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
+from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.errors import VLLMLiteError
 from vllm_lite.platform import (
     free_memory,
@@ -269,8 +269,9 @@ def _gaps() -> Iterator[str]:
                 yield f"the package {name}{versions} (it is {version})"
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         yield "a C++ compiler, needed to build from source only"
-    if has_cuda_device():
-        yield "kernels for the NVIDIA GPU: models run on the CPU"
+    obstacle = cuda_obstacle()
+    if has_cuda_device() and obstacle is not None:
+        yield f"what the NVIDIA GPU needs ({obstacle}): models run on the CPU"
 
 
 def _variables() -> str:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from vllm_lite.config.option import JsonOption, config, option
 
-_FOR_GPU = "leave it out: it tunes GPU kernels, and there is no GPU backend yet"
+_NOT_OURS = "leave it out: it tunes kernels of other packages, which are not called here"
 
 
 @config
@@ -31,26 +31,29 @@ class AttentionConfig:
         | None
     ) = option(
         None,
-        "The kernel, by vLLM's name; CPU_ATTN: this package's for CPU, CUDA: its own for GPUs.",
+        "The kernel, by vLLM's name. On a GPU TRITON_ATTN, the default; CUDA, this package's own "
+        "in CUDA C++ for decode steps, where it was built; TORCH_SDPA, slow and without graphs. "
+        "On a CPU CPU_ATTN.",
         alone="attention_backend",
-        works=("CPU_ATTN",),
-        remedy="use CPU_ATTN or leave it out",
+        works=("CPU_ATTN", "TRITON_ATTN", "CUDA", "TORCH_SDPA"),
+        remedy="use TRITON_ATTN, CUDA or TORCH_SDPA on a GPU and CPU_ATTN on a CPU; kernels of "
+        "other packages are not called, installed or not",
     )
     flash_attn_version: Literal[2, 3, 4] | None = option(
         None,
         "Version of FlashAttention.",
         level="absent",
-        remedy=_FOR_GPU,
+        remedy=_NOT_OURS,
     )
     use_cudnn_prefill: bool = option(
         False,
         "Compute prefills with cuDNN.",
         level="absent",
-        remedy=_FOR_GPU,
+        remedy=_NOT_OURS,
     )
     use_trtllm_attention: bool | None = option(
         None,
         "Use the kernels of TensorRT-LLM.",
         level="absent",
-        remedy=_FOR_GPU,
+        remedy=_NOT_OURS,
     )

@@ -1,12 +1,18 @@
-"""CompilationConfig: compiled and captured steps; nothing is compiled in this build."""
+"""CompilationConfig: captured steps of a GPU; nothing is compiled in this build.
+
+What the keys that count come to is worked out in `graphs`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from vllm_lite.config.option import JsonOption, config, option
 
-_NOTHING_COMPILED = "nothing is compiled and no graphs are captured"
+_NOTHING_COMPILED = "models are not compiled, as kernels are written for what they do"
+_WHOLE_STEPS = "decode steps are captured whole, and nothing else is captured"
+# What is said of a key that counts on a GPU where the model runs on a CPU.
+NO_GRAPHS_ON_CPU = "nothing is compiled and no graphs are captured on a CPU"
 
 
 @config
@@ -83,39 +89,45 @@ class CompilationConfig:
         None,
         "Capture whole steps.",
         level="idle",
-        why=_NOTHING_COMPILED,
+        why=_WHOLE_STEPS,
     )
     use_cudagraph: bool | None = option(
         None,
-        "Capture graphs.",
-        level="idle",
-        why=_NOTHING_COMPILED,
+        "Capture graphs, as releases before cudagraph_mode said it.",
+        on_cpu=NO_GRAPHS_ON_CPU,
     )
-    cudagraph_mode: str | None = option(
+    cudagraph_mode: (
+        Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None
+    ) = option(
         None,
-        "What is captured: NONE, PIECEWISE, FULL or a mixture.",
-        level="idle",
-        why=_NOTHING_COMPILED,
+        "What is captured on a GPU. FULL_DECODE_ONLY: steps with one token of each request; FULL "
+        "and FULL_AND_PIECEWISE: the same, other steps run as they are; NONE: nothing.",
+        works=(None, "NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
+        remedy="use FULL_DECODE_ONLY, which captures decode steps whole, or NONE",
+        on_cpu=NO_GRAPHS_ON_CPU,
     )
     cudagraph_num_of_warmups: int = option(
         0,
         "Runs before capture.",
         ge=0,
         level="idle",
-        why=_NOTHING_COMPILED,
+        why="each size is run once before it is captured",
     )
     cudagraph_capture_sizes: list[int] | None = option(
         None,
-        "Batch sizes to capture.",
+        "Numbers of requests whose decode steps are captured; others are padded to the next.",
         alone="cudagraph_capture_sizes",
-        level="idle",
-        why=_NOTHING_COMPILED,
+        on_cpu=NO_GRAPHS_ON_CPU,
     )
     max_cudagraph_capture_size: int | None = option(
         None,
-        "Largest batch size to capture.",
+        "Largest number of requests to capture; by default --max-num-seqs, at most 512.",
         ge=0,
         alone="max_cudagraph_capture_size",
-        level="idle",
-        why=_NOTHING_COMPILED,
+        on_cpu=NO_GRAPHS_ON_CPU,
+    )
+    cudagraph_capture_lazily: bool = option(
+        False,
+        "Capture a size when a step first has it, not at start.",
+        on_cpu=NO_GRAPHS_ON_CPU,
     )

@@ -48,6 +48,14 @@ def tell_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None
                 logger.warning("%s changes nothing in this build: %s", own.flag, own.rules["why"])
 
 
+def tell_of_gpu_only(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+    """Warn of each option in `values` that is set to something and counts on a GPU alone."""
+    for name, value in values.items():
+        for own, item in _parts(table[name], value):
+            if "on_cpu" in own.rules and item not in (None, own.default):
+                logger.warning("%s changes nothing here: %s", own.flag, own.rules["on_cpu"])
+
+
 def _notice(entry: Option) -> str:
     retired = entry.rules.get("retired")
     if retired is not None:

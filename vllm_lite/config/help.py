@@ -116,6 +116,8 @@ def remark_on(entry: Option) -> str:
         return f" Not available in this build: {rules['remedy']}."
     if entry.level == "idle":
         return f" Changes nothing in this build: {rules['why']}."
+    if "on_cpu" in rules:
+        return " Counts on a GPU alone."
     if "retired" in rules:
         return f" Deprecated, changes nothing: {rules['retired']}."
     if "works" in rules and not entry.choices:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+from vllm_lite import envs
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 _CUDA_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
@@ -30,3 +34,41 @@ def has_native_bfloat16() -> bool:
 def has_cuda_device() -> bool:
     """Whether an NVIDIA driver is present."""
     return any(Path(sign).exists() for sign in _CUDA_SIGNS)
+
+
+def cuda_obstacle() -> str | None:
+    """What keeps a model from running on a GPU here, cause and fix; None where nothing is seen.
+
+    Torch is looked at, not imported; what only the driver knows is checked where it is loaded.
+    """
+    if not has_cuda_device():
+        return "no NVIDIA driver is loaded on this machine; install one"
+    if envs.CUDA_VISIBLE_DEVICES is not None and not _names_a_device(envs.CUDA_VISIBLE_DEVICES):
+        return "CUDA_VISIBLE_DEVICES hides every GPU; unset it"
+    if _torch_is_for_cpus():
+        return (
+            "the installed torch is a build for CPUs; install one for CUDA "
+            "(https://pytorch.org/get-started/locally)"
+        )
+    if find_spec("triton") is None:
+        return "the package triton is missing; run `pip install triton`"
+    return None
+
+
+def _names_a_device(visible: str) -> bool:
+    # CUDA reads up to the first entry that names none.
+    first = visible.partition(",")[0].strip()
+    return bool(first) and first != "-1"
+
+
+@cache
+def _torch_is_for_cpus() -> bool:
+    """By the file in which torch says what it was built for."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return False
+    return re.search(r"^cuda\b.*= *None", text, re.MULTILINE) is not None

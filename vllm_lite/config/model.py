@@ -66,7 +66,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32",
         "Numbers that weights and activations are computed in.",
-        auto="bfloat16 where the machine computes in it natively, else float32",
+        auto="on a GPU the checkpoint's if that is bfloat16 or float16, else bfloat16; on a CPU "
+        "bfloat16 where it computes in it natively, else float32",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     seed: int = option(0, "Seed of all sampling that brings none of its own.", ge=0)
@@ -254,7 +255,7 @@ class ModelConfig:
         False,
         "Allocate GPU memory so that it can be given back.",
         level="absent",
-        remedy="leave it out: there is no GPU backend yet",
+        remedy="leave it out: the engine keeps its memory until it ends",
     )
     enable_nccl_comm_suspend: bool = option(
         False, "Give the memory of NCCL back too.", level="absent", remedy=_NO_SLEEP

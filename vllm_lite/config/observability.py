@@ -91,7 +91,7 @@ class ObservabilityConfig:
         False,
         "Mark each layer for NVIDIA's profilers.",
         level="absent",
-        remedy="leave it out: there is no GPU backend yet",
+        remedy="leave it out and use nsys from outside: steps are not marked",
     )
     enable_mfu_metrics: bool = option(
         False,

@@ -68,6 +68,8 @@ class Rules(TypedDict, total=False):
     remedy: str
     # Why an idle option changes nothing.
     why: str
+    # Why an option that counts on a GPU changes nothing where the model runs on a CPU.
+    on_cpu: str
     # What to use instead of this option; setting it warns.
     deprecated: str
     # Why the option changes nothing any more; setting it warns.

@@ -229,7 +229,7 @@ class ParallelConfig:
         "Devices to use, by index.",
         works=("0",),
         level="absent",
-        remedy="leave it out: there is no GPU backend yet, and one CPU device",
+        remedy="use CUDA_VISIBLE_DEVICES: an engine runs on the first GPU that it sees",
     )
     numa_bind: bool = option(
         False, "Keep workers on the CPUs near their GPU.", level="absent", remedy=_BIND

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from vllm_lite import envs
 from vllm_lite.config.checkpoint import read_facts, read_json
-from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
+from vllm_lite.config.deprecation import tell_of_gpu_only, tell_of_idle, without_deprecated
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.logging import apply_logging
-from vllm_lite.config.machine import has_cuda_device, has_native_bfloat16
+from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make_section, option_table, options, sections
 from vllm_lite.config.sources import resolve_model_source
@@ -52,6 +52,8 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
     tell_of_idle(values, table)
     _check_environment(is_strict=values.get("fail_on_environ_validation", False))
     device = _device(values)
+    if device == "cpu":
+        tell_of_gpu_only(values, table)
     facts = _find_model(values)
     _derive_model(values, facts, device)
     _derive_reasoning(values)
@@ -133,21 +135,24 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
 
 
 def _device(values: dict[str, Any]) -> str:
+    """Where the model runs; decided, and refused, before a model is fetched for it."""
     device = values.get("device", "auto")
-    if device == "auto":
-        device = "cpu"
-        if has_cuda_device():
-            logger.warning("This build has no GPU backend yet: the model runs on the CPU")
-    # Refused before a model is fetched for it.
-    option_table(VllmConfig)["device"].check(device)
-    return str(device)
+    if device not in ("auto", "cuda"):
+        return str(device)
+    obstacle = cuda_obstacle()
+    if device == "cuda" and obstacle is not None:
+        raise UsageError(f"--device cuda: {obstacle}, or use --device cpu")
+    if obstacle is not None and has_cuda_device():
+        logger.warning("The model runs on the CPU, not on the GPU: %s", obstacle)
+    return "cuda" if obstacle is None else "cpu"
 
 
 def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> None:
     dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
-    if dtype == "auto":
-        native = device == "cuda" or has_native_bfloat16()
-        dtype = "bfloat16" if native else "float32"
+    if dtype == "auto" and device == "cuda":
+        dtype = facts.dtype if facts.dtype in ("bfloat16", "float16") else "bfloat16"
+    elif dtype == "auto":
+        dtype = "bfloat16" if has_native_bfloat16() else "float32"
     values["dtype"] = DTYPE_WORDS.get(dtype, dtype)
     if values.get("max_model_len", -1) in (-1, "auto"):
         values["max_model_len"] = facts.max_position
@@ -187,6 +192,7 @@ def _derive_scheduler(
             tokens, seqs = 2 * tokens, 2 * seqs
         case "interactivity":
             tokens //= 2
+    values.setdefault("async_scheduling", device == "cuda")
     length = values["max_model_len"]
     if "max_num_seqs" not in values:
         values["max_num_seqs"] = min(seqs, values.get("max_num_batched_tokens", seqs))

@@ -88,6 +88,7 @@ class SchedulerConfig:
     async_scheduling: bool = option(
         False,
         "Plan a step while the one before runs, counting tokens that are not known yet.",
+        auto="on on a GPU, off on a CPU",
     )
     disable_hybrid_kv_cache_manager: bool = option(
         False,

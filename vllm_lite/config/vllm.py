@@ -12,9 +12,10 @@ from typing import Any, Literal
 from vllm_lite import envs
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
-from vllm_lite.config.compilation import CompilationConfig
+from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig
 from vllm_lite.config.expert_parallel import ExpertParallelConfig
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.gpu import check_device
 from vllm_lite.config.kernel import KernelConfig
 from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
@@ -63,17 +64,17 @@ class VllmConfig:
     device: Literal["cpu", "cuda"] = option(
         "cpu",
         "Where the model runs.",
-        auto="cpu: there is no GPU backend yet",
+        auto="cuda where there are an NVIDIA GPU and what it needs, else cpu",
         choices=("auto", "cpu", "cuda", "hpu", "neuron", "openvino", "tpu", "xpu"),
-        works=("auto", "cpu"),
-        remedy="there is no GPU backend yet, so add --device cpu",
+        works=("auto", "cpu", "cuda"),
+        remedy="use cuda, cpu or auto",
         group="DeviceConfig",
     )
     optimization_level: Literal[0, 1, 2, 3] = option(
         2,
-        "How much to compile and capture at start, also written -O0 to -O3.",
-        level="idle",
-        why="nothing is compiled and no graphs are captured",
+        "How much to capture at start, also written -O0 to -O3: 0 nothing, 1 to 3 the graphs of "
+        "decode steps. Nothing is compiled at any.",
+        on_cpu=NO_GRAPHS_ON_CPU,
     )
     performance_mode: Literal["balanced", "interactivity", "throughput"] = option(
         "balanced",
@@ -189,6 +190,7 @@ class VllmConfig:
                 f"--quantization {quantization} is for safetensors models; a .gguf file is used "
                 "with gguf or dequantize"
             )
+        check_device(self)
 
     def _check_lengths(self) -> None:
         length, derived = self.model.max_model_len, self.facts.max_position

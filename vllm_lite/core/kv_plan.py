@@ -42,7 +42,7 @@ def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -
     """
     block_size = config.cache.block_size
     block_bytes = block_size * spec.bytes_per_token
-    per_request = _blocks_per_request(config, spec)
+    per_request = blocks_per_request(config, spec)
     if config.cache.num_gpu_blocks_override is not None:
         num_blocks = config.cache.num_gpu_blocks_override
     else:
@@ -57,7 +57,7 @@ def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -
 
 def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
     """One line for the log: size, tokens, and how many requests of full length fit."""
-    concurrency = (plan.num_blocks - 1) / _blocks_per_request(config, plan.spec)
+    concurrency = (plan.num_blocks - 1) / blocks_per_request(config, plan.spec)
     chosen = config.cache.kv_cache_dtype
     numbers = plan.spec.dtype if chosen == "auto" else chosen
     return (
@@ -66,14 +66,15 @@ def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
     )
 
 
-def _blocks_per_request(config: VllmConfig, spec: KVCacheSpec) -> int:
+def blocks_per_request(config: VllmConfig, spec: KVCacheSpec) -> int:
+    """The most blocks that one request of max_model_len holds at a time."""
     rule = attention_rule(spec, config.cache.block_size)
     return rule.max_blocks(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
 
 
 def _too_small(config: VllmConfig, spec: KVCacheSpec, num_blocks: int, available_bytes: int) -> str:
     cache, block_size = config.cache, config.cache.block_size
-    needed_blocks = _blocks_per_request(config, spec) + 1
+    needed_blocks = blocks_per_request(config, spec) + 1
     needed = needed_blocks * block_size * spec.bytes_per_token
     if cache.num_gpu_blocks_override is not None:
         have = f"--num-gpu-blocks-override gives {num_blocks}"

@@ -9,6 +9,7 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
 
 
@@ -16,9 +17,9 @@ class UniprocExecutor:
     """Runs steps on a worker of its own."""
 
     def __init__(
-        self, config: VllmConfig, make_worker: Callable[[VllmConfig], Worker] = Worker
+        self, config: VllmConfig, make_worker: Callable[[VllmConfig], StepWorker] = Worker
     ) -> None:
-        self._worker: Worker | None = make_worker(config)
+        self._worker: StepWorker | None = make_worker(config)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""
@@ -45,7 +46,7 @@ class UniprocExecutor:
         self._worker = None
 
     @property
-    def _running(self) -> Worker:
+    def _running(self) -> StepWorker:
         if self._worker is None:
             raise RuntimeError("the executor was shut down")
         return self._worker

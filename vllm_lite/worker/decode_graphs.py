@@ -1,7 +1,8 @@
 """Decode steps captured once for each batch size and replayed: a launch instead of hundreds.
 
 Knows sizes and rows, not requests. A batch takes the smallest captured size that holds it; the
-rows that are left over belong to the padding slot, which writes to no cache.
+rows that are left over belong to the padding slot, which writes to no cache. Graphs end with the
+hidden states: logits of every size would take more memory than all the rest.
 """
 
 from __future__ import annotations
@@ -16,48 +17,16 @@ from torch import Tensor
 
 from vllm_lite.worker.device_inputs import StepRows
 
-# A step with one token of each row -> logits [R, V].
+# A step with one token of each row -> hidden states [R, N].
 Decode = Callable[[StepRows], Tensor]
 
 
 class GraphMaker(Protocol):
     """How a device records work."""
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record `work`, which reads and writes fixed memory: a replay, and where its result is."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record `work`, which reads and writes fixed memory, and may be run first; a replay."""
         ...
-
-
-class CudaGraphMaker:
-    """CUDA graphs, all in one memory pool: no two run at a time."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Run `work` once beside the graph, so that what it sets up lazily is set up; record it."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
-        return graph.replay, result
-
-
-class RepeatedWork:
-    """Stands in for graphs where there are none: does the work anew, into the same place."""
-
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Keep `work` and where its first result was."""
-        result = work()
-
-        def replay() -> None:
-            result.copy_(work())
-
-        return replay, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +35,6 @@ class _Graph:
 
     rows: StepRows
     replay: Callable[[], None]
-    logits: Tensor
 
 
 class DecodeGraphs:
@@ -87,19 +55,25 @@ class DecodeGraphs:
         self._maker = maker
         self._device = device
         self._graphs: dict[int, _Graph] = {}
+        # Where every graph leaves its rows: results of their own would each hold memory.
+        self._hidden: Tensor | None = None
 
     @property
     def max_rows(self) -> int:
         """The largest batch that has a graph."""
         return self._sizes[-1] if self._sizes else 0
 
-    def capture_all(self) -> None:
-        """Capture every size now, the largest first: the others fit into its memory."""
-        for size in reversed(self._sizes):
-            self._graph(size)
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes to capture, ascending."""
+        return tuple(self._sizes)
+
+    def capture(self, size: int) -> None:
+        """Capture one of the sizes now. The largest comes first: the others use its memory."""
+        self._graph(size)
 
     def run(self, rows: StepRows) -> Tensor:
-        """Logits [R, V] of R rows, at most `max_rows`; they live until the next run."""
+        """Hidden states [R, N] of R rows, at most `max_rows`; they live until the next run."""
         num_rows = len(rows.slots)
         graph = self._graph(self._sizes[bisect_left(self._sizes, num_rows)])
         graph.rows.slots[:num_rows] = rows.slots
@@ -107,13 +81,23 @@ class DecodeGraphs:
         graph.rows.starts[:num_rows] = rows.starts
         graph.rows.starts[num_rows:] = 0
         graph.replay()
-        return graph.logits[:num_rows]
+        if self._hidden is None:
+            raise RuntimeError("a graph ran and left nothing")
+        return self._hidden[:num_rows]
 
     def _graph(self, size: int) -> _Graph:
         graph = self._graphs.get(size)
         if graph is None:
             slots = torch.full((size,), self._padding_slot, device=self._device)
             rows = StepRows(slots, torch.zeros_like(slots), torch.ones_like(slots))
-            replay, logits = self._maker.capture(lambda: self._decode(rows))
-            graph = self._graphs[size] = _Graph(rows, replay, logits)
+            if self._hidden is None:
+                # Run once for the shape; a graph can hold no memory that outlives its pool.
+                like = self._decode(rows)
+                self._hidden = like.new_empty(self.max_rows, like.shape[1])
+            replay = self._maker.capture(lambda: self._compute(rows))
+            graph = self._graphs[size] = _Graph(rows, replay)
         return graph
+
+    def _compute(self, rows: StepRows) -> None:
+        if self._hidden is not None:
+            self._hidden[: len(rows.slots)].copy_(self._decode(rows))

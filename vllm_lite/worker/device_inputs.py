@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.attention.metadata import AttentionMetadata
+from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.block_table import BlockTable
 
 Int64s = npt.NDArray[np.int64]
@@ -89,24 +90,20 @@ class DeviceInputs:
 
     def set_tokens(self, slot: int, token_ids: npt.NDArray[np.int32]) -> None:
         """Make the first tokens of `slot` these."""
-        self._tokens[slot, : len(token_ids)].copy_(self.send(token_ids), non_blocking=True)
+        self._tokens[slot, : len(token_ids)].copy_(
+            to_device(token_ids, self._device), non_blocking=True
+        )
 
     def append_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Put one token at a position of each of `slots`; all [R], ids int64."""
         self._tokens[slots, positions] = token_ids.int()
 
-    def send(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """A copy on the device, which the host does not wait for."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor.clone()
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
     def begin_step(self, *columns: Int64s) -> list[Tensor]:
         """`columns` on the device, and the blocks that were added entered in the table there."""
         places, ids = self._host_blocks.take_changes()
         parts = [*columns, np.array(places, np.int64), np.array(ids, np.int64)]
-        sent = self.send(np.concatenate(parts)).split_with_sizes([len(part) for part in parts])
+        sizes = [len(part) for part in parts]
+        sent = to_device(np.concatenate(parts), self._device).split_with_sizes(sizes)
         if places:
             self._blocks.view(-1)[sent[-2]] = sent[-1].int()
         return list(sent[:-2])

@@ -19,12 +19,14 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.sampler import Choice, Sampler
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Int64s
-from vllm_lite.worker.decode_graphs import CudaGraphMaker, DecodeGraphs, GraphMaker, RepeatedWork
+from vllm_lite.worker.decode_graphs import DecodeGraphs
+from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import (
     DeviceInputs,
     MirroredBlockTable,
@@ -60,31 +62,40 @@ class DeviceRunner:
         config: VllmConfig,
         plan: KVCachePlan,
         model: CausalLM,
-        device: torch.device,
+        device: Device,
         graph_sizes: tuple[int, ...] = (),
     ) -> None:
-        """`graph_sizes`: batch sizes of decode steps to capture; none runs eagerly."""
+        """`graph_sizes`: batch sizes of decode steps to capture, ascending; others run eagerly."""
+        place = device.torch_device
         num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
         max_blocks = -(-(max_len + 1) // plan.block_size)
         blocks = MirroredBlockTable(num_slots, max_blocks, plan.block_size)
         self._model = model
         self._max_len = max_len
-        self._device = device
+        self._device = place
         self._requests = RequestStates(num_slots, max_len, blocks)
-        self._inputs = DeviceInputs(
-            blocks, num_slots, max_len + 1, plan.spec.sliding_window, device
-        )
+        self._inputs = DeviceInputs(blocks, num_slots, max_len + 1, plan.spec.sliding_window, place)
         tokens = self._requests.tokens
-        self._sampling = SamplingStates(tokens, config.facts.vocab_size, config.model.seed, device)
+        self._sampling = SamplingStates(tokens, config.facts.vocab_size, config.model.seed, place)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(model, config.facts.vocab_size)
-        maker: GraphMaker = CudaGraphMaker() if device.type == "cuda" else RepeatedWork()
+        maker = device.make_graph_maker()
         self._graphs = DecodeGraphs(
-            self._decode, graph_sizes, self._inputs.padding_slot, maker, device
+            self._decode, graph_sizes, self._inputs.padding_slot, maker, place
         )
         # Which request a slot is given to, counted: an answer may come after its request left.
         self._tenancies = np.zeros(num_slots, np.int64)
         self._unread: deque[_DeviceOutput] = deque()
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of decode steps that have graphs, ascending."""
+        return self._graphs.sizes
+
+    @torch.inference_mode()
+    def capture_graph(self, size: int) -> None:
+        """Capture one of `graph_sizes` now; else it is captured when it is first met."""
+        self._graphs.capture(size)
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> PendingOutput:
@@ -105,16 +116,17 @@ class DeviceRunner:
         output = ModelRunnerOutput({})
         wants_hidden = bool(self._requests.prompt_logprobs)
         if plan.is_decode and not wants_hidden and len(plan.slots) <= self._graphs.max_rows:
-            logits = self._graphs.run(rows)
+            chosen = self._graphs.run(rows)
         else:
             hidden = self._forward(self._model_inputs(plan, rows))
-            logits = self._model.compute_logits(hidden[last_tokens])
+            chosen = hidden[last_tokens]
             if wants_hidden:
                 output.prompt_logprobs = self._prompt_logprobs.collect(
                     hidden, self._requests, plan.request_ids, plan.slots, plan.starts, plan.counts
                 )
         choice: Choice | None = None
         if len(plan.sampling):
+            logits = self._model.compute_logits(chosen)
             choice = self._choose(logits, plan, step.token_masks)
             self._inputs.append_tokens(to_slots, to_positions, choice.token_ids)
             tokens.num_tokens[sampling_slots] += 1
@@ -154,8 +166,8 @@ class DeviceRunner:
             return self._model.forward(inputs.input_ids, inputs.positions)
 
     def _decode(self, rows: StepRows) -> Tensor:
-        """What a graph holds: from rows to logits, for any context up to the longest."""
-        return self._model.compute_logits(self._forward(self._inputs.decode(rows, self._max_len)))
+        """What a graph holds: from rows to hidden states, for any context up to the longest."""
+        return self._forward(self._inputs.decode(rows, self._max_len))
 
     def _choose(self, logits: Tensor, plan: _Plan, masks: TokenMasks | None) -> Choice:
         batch = self._sampling.batch(plan.slots[plan.sampling])
@@ -209,7 +221,7 @@ class _DeviceOutput:
         if choice is not None:
             self._tenancies = runner.tenancies(plan)
             # Ids and soundness go over in one copy.
-            self._arriving = _Arriving(torch.stack([choice.token_ids, choice.is_sound.long()]))
+            self._arriving = Arriving(torch.stack([choice.token_ids, choice.is_sound.long()]))
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the ids; the answer, which is made once."""
@@ -233,24 +245,3 @@ class _DeviceOutput:
             del output.sampled_token_ids[request_id]
             output.logprobs.pop(request_id, None)
             output.errors[request_id] = UNSOUND_LOGITS
-
-
-class _Arriving:
-    """A small matrix on its way to the host."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if values.device.type == "cpu":
-            self._host = values
-            return
-        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        self._host.copy_(values, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def wait(self) -> Int64s:
-        """Its rows, once they are here."""
-        if self._event is not None:
-            self._event.synchronize()
-        rows: Int64s = self._host.numpy()
-        return rows

@@ -28,9 +28,11 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Ten
             for _ in range(spec.num_layers)
         ]
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        numbers = "--gpu-memory-utilization or --kv-cache-memory-bytes"
+        if device.type == "cpu":
+            numbers = "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
         raise UsageError(
-            f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower "
-            "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
+            f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower {numbers}"
         ) from error
 
 

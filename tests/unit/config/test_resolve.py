@@ -17,10 +17,18 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import CheckpointError, UsageError
 
 
+def set_gpu(
+    monkeypatch: pytest.MonkeyPatch, *, obstacle: str | None = None, is_there: bool = True
+) -> None:
+    """A machine with a GPU, which an `obstacle` may keep from being used."""
+    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: is_there)
+    monkeypatch.setattr(resolve_module, "cuda_obstacle", lambda: obstacle)
+
+
 @pytest.fixture(autouse=True)
 def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU, native bfloat16, none of the user's variables."""
-    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: False)
+    set_gpu(monkeypatch, obstacle="no NVIDIA driver is loaded", is_there=False)
     monkeypatch.setattr(resolve_module, "has_native_bfloat16", lambda: True)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", raising=False)
@@ -29,6 +37,13 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     return str(write_hf(tmp_path / "model", max_position_embeddings=4096))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """What the package logs, as `caplog`."""
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    return caplog
 
 
 def resolved(model: str, usage: UsageContext = "server", **options: Any) -> VllmConfig:
@@ -169,7 +184,7 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
             {"calculate_kv_scales": True},
             "--calculate-kv-scales is not available.*fp8_per_token_head",
         ),
-        ({"device": "cuda"}, "--device cuda is not available.*--device cpu"),
+        ({"device": "cuda"}, "--device cuda: no NVIDIA driver.*--device cpu"),
         ({"dtype": "float16"}, "--dtype float16"),
         ({"dtype": "int8"}, "--dtype must be one of auto, half"),
         ({"load_format": "pt"}, "--load-format pt is not available"),
@@ -198,13 +213,69 @@ def test_what_this_build_cannot_do_is_refused_by_option(
     assert "\n" not in str(caught.value)
 
 
-def test_a_gpu_without_a_backend_is_one_clear_error(
-    model: str, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_is_used_where_nothing_is_in_the_way(
+    model: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: True)
-    with pytest.raises(UsageError, match="--device cpu"):
+    set_gpu(monkeypatch)
+    config = resolved(model)
+    assert config.device == resolved(model, device="cuda").device == "cuda"
+    assert resolved(model, device="cpu").device == "cpu"
+    assert config.cache.gpu_memory_utilization == 0.9
+    assert config.scheduler.max_num_seqs == 256
+    assert not log.messages
+    set_gpu(monkeypatch, obstacle="the package triton is missing; run `pip install triton`")
+    with pytest.raises(UsageError, match=r"^--device cuda: .*pip install triton.*--device cpu$"):
         resolved(model, device="cuda")
     assert resolved(model).device == "cpu"
+    (line,) = log.messages
+    assert "runs on the CPU" in line and "triton" in line
+
+
+def test_steps_run_ahead_on_a_gpu_unless_they_may_not(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not resolved(model).scheduler.async_scheduling
+    set_gpu(monkeypatch)
+    assert resolved(model).scheduler.async_scheduling
+    assert not resolved(model, async_scheduling=False).scheduler.async_scheduling
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
+)
+def test_a_gpu_computes_in_the_checkpoints_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str
+) -> None:
+    set_gpu(monkeypatch)
+    model = str(write_hf(tmp_path / "model", torch_dtype=stored))
+    assert resolved(model).model.dtype == dtype
+    assert resolved(model, dtype="float32").model.dtype == "float32"
+
+
+def test_graphs_are_told_of_as_idle_on_a_cpu_alone(
+    model: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    options = {
+        "optimization_level": 0,
+        "max_cudagraph_capture_size": 8,
+        "compilation_config": {"cudagraph_mode": "NONE"},
+    }
+    resolved(model, **options)
+    assert len(log.messages) == 3
+    assert all("no graphs are captured on a CPU" in line for line in log.messages)
+    log.clear()
+    set_gpu(monkeypatch)
+    resolved(model, **options)
+    assert not log.messages
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_that_a_gpu_cannot_multiply_are_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    set_gpu(monkeypatch)
+    with pytest.raises(UsageError, match=f"--quantization {quantization} .* on a GPU"):
+        resolved(model, quantization=quantization)
 
 
 def test_an_unsupported_model_is_refused_before_its_weights(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tests.builders import core_config
+from tests.stand_in_device import StandInDevice
 from tests.unit.worker.tiny_model import TinyModel
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.step import (
@@ -67,7 +68,7 @@ class Stepper:
         if on_host or self.graph_sizes is None:
             runner = ModelRunner(config, plan, self.model, device)
         else:
-            runner = DeviceRunner(config, plan, self.model, device, self.graph_sizes)
+            runner = DeviceRunner(config, plan, self.model, StandInDevice(), self.graph_sizes)
         self.runner = runner
         self.submit = runner.submit
         self.requests_of_runner = runner._requests

@@ -1,0 +1,146 @@
+"""A GPU's worker on a stand-in: its memory is shared out, and what fails says what to change."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import write_hf
+from tests.stand_in_device import MIB, StandInDevice, StandInFault
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import KVCachePlan, plan_kv_cache
+from vllm_lite.core.step import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.executor.select import make_executor
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker import gpu_worker
+from vllm_lite.worker.gpu_worker import GpuWorker
+from vllm_lite.worker.largest_step import largest_step
+
+SIZES = [1, 2, 4]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_hf(tmp_path))
+
+
+def make_config(model: str, **options: Any) -> VllmConfig:
+    settings = {"max_model_len": 64, "max_num_seqs": 4, "block_size": 8, "dtype": "float32"}
+    settings |= {"gpu_memory_utilization": 0.5, "cudagraph_capture_sizes": SIZES}
+    args = EngineArgs(
+        model=model, load_format="dummy", skip_tokenizer_init=True, **(settings | options)
+    )
+    return args.create_engine_config()
+
+
+def started(config: VllmConfig, device: StandInDevice) -> tuple[GpuWorker, KVCachePlan]:
+    worker = GpuWorker(config, device)
+    plan = plan_kv_cache(config, worker.kv_cache_spec(), worker.available_memory())
+    worker.initialize_cache(plan)
+    return worker, plan
+
+
+def step(worker: GpuWorker) -> dict[str, int]:
+    new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=0), [1], 0)
+    first = worker.submit(SchedulerOutput([new], [], {"r": 3}, 3, [], []))
+    return first.get().sampled_token_ids
+
+
+def test_the_cache_gets_what_weights_step_and_graphs_leave(model: str) -> None:
+    device = StandInDevice()
+    worker = GpuWorker(make_config(model), device)
+    # Half of 1024, less weights, the step, and three graphs.
+    assert worker.available_memory() == (512 - 100 - 50 - 20 - 2 * 2) * MIB
+    eager = GpuWorker(make_config(model, enforce_eager=True), StandInDevice())
+    assert eager.available_memory() == (512 - 100 - 50) * MIB
+
+
+def test_a_cache_is_never_larger_than_the_requests_can_fill(model: str) -> None:
+    _, plan = started(make_config(model), StandInDevice())
+    assert plan.num_tokens == 4 * 64
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """What the package logs, as `caplog`."""
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_graphs_are_captured_at_start_or_when_first_met(
+    model: str, lazily: bool, log: pytest.LogCaptureFixture
+) -> None:
+    device = StandInDevice()
+    options = {"compilation_config": {"cudagraph_capture_lazily": lazily}}
+    worker, _ = started(make_config(model, **options), device)
+    captured = [text for text in log.messages if text.startswith("Captured ")]
+    assert device.num_graphs == (0 if lazily else 3) and len(captured) == (not lazily)
+    if captured:
+        assert captured[0].startswith("Captured 3 graphs of decode steps, of 1 to 4 requests, in ")
+        assert captured[0].endswith(" and 0.02 GiB")
+    assert 0 <= step(worker)["r"] < 100
+    again = SchedulerOutput([], [CachedRequestData("r", [], 3)], {"r": 1}, 1, [], [])
+    worker.submit(again).get()
+    assert device.num_graphs == (1 if lazily else 3)
+    (table,) = [text for text in log.messages if text.startswith("GPU memory in GiB:")]
+    assert "weights" in table and "KV cache" in table
+    assert "stand-in, float32" in worker.describe() and "0.10 GiB" in worker.describe()
+
+
+def test_what_does_not_fit_says_which_number_to_change(model: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"--gpu-memory-utilization 0\.5.* set it to 0\.48 or less"
+    ):
+        GpuWorker(make_config(model), StandInDevice(others=530 * MIB))
+    small = GpuWorker(make_config(model), StandInDevice(total=300 * MIB))
+    with pytest.raises(UsageError, match=r"set --gpu-memory-utilization to 0\.59"):
+        small.available_memory()
+    device = StandInDevice()
+    device.most_graphs = 1
+    with pytest.raises(UsageError, match=r"--max-num-batched-tokens 256 .* set .* to 128"):
+        GpuWorker(make_config(model, max_num_batched_tokens=256), device).available_memory()
+    device.most_graphs = 2
+    with pytest.raises(UsageError, match=r"the graphs .*--max-cudagraph-capture-size"):
+        started(make_config(model), device)
+
+
+def test_a_broken_device_ends_the_engine_with_its_cause(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = started(make_config(model), StandInDevice())
+
+    def fail(*_: object) -> None:
+        raise StandInFault("an illegal access\nmore")
+
+    monkeypatch.setattr(gpu_worker.DeviceRunner, "submit", fail)
+    with pytest.raises(EngineDeadError, match=r"the stand-in failed: an illegal access$"):
+        step(worker)
+
+
+def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
+    config = make_config(model, max_num_batched_tokens=30, max_num_seqs=4)
+    largest = largest_step(config)
+    assert largest.total_num_scheduled_tokens == sum(largest.num_scheduled_tokens.values()) == 30
+    assert len(largest.new_requests) == 4
+    for request in largest.new_requests:
+        # All of them sample.
+        count = largest.num_scheduled_tokens[request.request_id]
+        assert request.num_computed_tokens + count == len(request.prompt_token_ids)
+    assert len(largest.new_requests[0].prompt_token_ids) == 64
+    cut = make_config(model, max_num_batched_tokens=1000, max_num_seqs=4)
+    assert largest_step(cut).total_num_scheduled_tokens == 4 * 64
+
+
+def test_a_gpu_is_asked_for_and_missing_is_one_error(model: str) -> None:
+    config = make_config(model)
+    object.__setattr__(config, "device", "cuda")
+    with pytest.raises(UsageError, match=r"--device cuda: .*--device cpu") as caught:
+        make_executor(config)
+    assert "\n" not in str(caught.value)

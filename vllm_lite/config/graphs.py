@@ -1,0 +1,61 @@
+"""Which decode steps of a GPU are captured as graphs, by their number of requests.
+
+`-O` and `--compilation-config` say whether; sizes are given or those that vLLM takes by default.
+There is one kind of graph here, a whole step of single tokens; every other step runs as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_lite.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
+
+# Beyond it a step computes so long that its launches no longer count.
+_LARGEST_BY_DEFAULT = 512
+# Its attention waits for the lengths of contexts, which a graph cannot.
+_WITHOUT_GRAPHS = ("TORCH_SDPA",)
+
+
+def capture_sizes(config: VllmConfig) -> tuple[int, ...]:
+    """Numbers of requests, ascending; empty where nothing is captured. Raises UsageError."""
+    compilation = config.compilation
+    if not _captures(config):
+        return ()
+    given, largest = (
+        compilation.cudagraph_capture_sizes,
+        compilation.max_cudagraph_capture_size,
+    )
+    if given is None:
+        if largest is None:
+            largest = min(config.scheduler.max_num_seqs, _LARGEST_BY_DEFAULT)
+        return _default_sizes(largest)
+    sizes = sorted(set(given))
+    if any(size < 1 for size in sizes):
+        raise UsageError(f"--cudagraph-capture-sizes must be at least 1, unlike {sizes[0]}")
+    if largest is not None and largest != max(sizes, default=0):
+        raise UsageError(
+            f"--max-cudagraph-capture-size {largest} is not the largest of "
+            f"--cudagraph-capture-sizes, {max(sizes, default=0)}; give one of them"
+        )
+    return tuple(sizes)
+
+
+def _captures(config: VllmConfig) -> bool:
+    if config.model.enforce_eager or config.attention.backend in _WITHOUT_GRAPHS:
+        return False
+    compilation = config.compilation
+    if compilation.cudagraph_mode is not None:
+        return compilation.cudagraph_mode != "NONE"
+    if compilation.use_cudagraph is not None:
+        return compilation.use_cudagraph
+    return config.optimization_level > 0
+
+
+def _default_sizes(largest: int) -> tuple[int, ...]:
+    """1, 2, 4, then every 8th to 256 and every 16th beyond, and `largest` itself."""
+    steps = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    sizes = {size for size in steps if size <= largest}
+    return tuple(sorted(sizes | ({largest} if largest > 0 else set())))

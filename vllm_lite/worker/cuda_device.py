@@ -1,0 +1,124 @@
+"""An NVIDIA GPU as torch drives it: whether it will do, its memory, and CUDA graphs.
+
+Knows no model and no step. Nothing else in the package captures graphs or reads a GPU's memory.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from vllm_lite.core.memory_budget import DeviceMemory
+from vllm_lite.errors import UsageError
+
+# What the tuned tiles and bfloat16 products begin with: A100, A10, L4, H100.
+_OLDEST = (8, 0)
+
+
+class CudaDevice:
+    """The first GPU that this process sees."""
+
+    def __init__(self) -> None:
+        """Raises UsageError where there is none that this package can use."""
+        _check_torch()
+        self.torch_device = torch.device("cuda", 0)
+        torch.cuda.set_device(self.torch_device)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+        if capability < _OLDEST:
+            raise UsageError(
+                f"--device cuda: the {self.name} has compute capability "
+                f"{capability[0]}.{capability[1]}, and the kernels need 8.0 or newer; "
+                "use --device cpu"
+            )
+
+    def read_memory(self) -> DeviceMemory:
+        """The driver's and torch's numbers, once the device has done what it was given."""
+        torch.cuda.synchronize(self.torch_device)
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return DeviceMemory(
+            total=total,
+            free=free,
+            reserved=torch.cuda.memory_reserved(self.torch_device),
+            peak=torch.cuda.max_memory_reserved(self.torch_device),
+        )
+
+    def trim_memory(self) -> None:
+        """Also collects Python's own garbage first, which may hold tensors."""
+        gc.collect()
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def make_graph_maker(self) -> CudaGraphMaker:
+        """Graphs in one memory pool."""
+        return CudaGraphMaker()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether torch's allocator got no more."""
+        return isinstance(error, torch.OutOfMemoryError)
+
+    def is_broken(self, error: BaseException) -> bool:
+        """Whether CUDA reported an error: all later calls of this process fail too."""
+        return isinstance(error, torch.AcceleratorError)
+
+
+class CudaGraphMaker:
+    """CUDA graphs in one memory pool, captured on one stream."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run `work` once, record it, and return what replays it in the caller's current stream.
+
+        The run is on the stream of the capture: kernels are compiled and loaded by it, and cuBLAS
+        gets the workspace of that stream, none of which may happen while recording.
+        """
+        current, stream = torch.cuda.current_stream(), self._stream
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+            with _no_garbage_collection():
+                # Other threads of the process may talk to the driver meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        current.wait_stream(stream)
+        return graph.replay
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A cycle's end could free events or graphs of the driver, which breaks a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _check_torch() -> None:
+    """Raise UsageError unless torch reaches a GPU and Triton is there."""
+    if torch.version.cuda is None:
+        raise UsageError(
+            f"--device cuda: this torch ({torch.__version__}) is built for CPUs; install a build "
+            "for CUDA (https://pytorch.org/get-started/locally), or use --device cpu"
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"--device cuda: torch reaches no GPU ({reason}); check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or use --device cpu"
+        ) from None

@@ -1,0 +1,47 @@
+"""What a worker needs of a device that computes beside the host: the seam between the two.
+
+`cuda_device` is the real one; tests have a stand-in, whose memory they make up.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from vllm_lite.core.memory_budget import DeviceMemory
+from vllm_lite.worker.decode_graphs import GraphMaker
+
+
+class Device(Protocol):
+    """One device."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors are."""
+        ...
+
+    def read_memory(self) -> DeviceMemory:
+        """Its memory now, once all that was given out is done."""
+        ...
+
+    def trim_memory(self) -> None:
+        """Give back what the allocator holds and nobody uses; its peak counts from now on."""
+        ...
+
+    def make_graph_maker(self) -> GraphMaker:
+        """A recorder of work. All of its graphs share memory: they run one after another."""
+        ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the device had too little memory."""
+        ...
+
+    def is_broken(self, error: BaseException) -> bool:
+        """Whether the device can do no more work for this process."""
+        ...

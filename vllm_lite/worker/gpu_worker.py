@@ -1,0 +1,203 @@
+"""The worker of a device that computes beside the host: memory, graphs and steps given out.
+
+Loads the weights into the device, runs the largest step once to see what memory it takes, leaves
+the rest to the KV cache, and captures the graphs. Knows nothing of scheduling, and the device only
+through `Device`. Order of calls: as StepWorker's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from vllm_lite import platform
+from vllm_lite.config.graphs import capture_sizes
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.memory_budget import (
+    DeviceMemory,
+    cache_bytes,
+    describe_memory,
+    granted_bytes,
+    graph_bytes,
+    measured_use,
+)
+from vllm_lite.core.pending import PendingOutput
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.kernels import dispatch
+from vllm_lite.loader.load import load_model
+from vllm_lite.log import init_logger, timeline
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.worker.cuda_device import CudaDevice
+from vllm_lite.worker.device import Device
+from vllm_lite.worker.device_runner import DeviceRunner
+from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.largest_step import largest_step
+
+logger = init_logger(__name__)
+
+_GIB = 1 << 30
+# More threads read a file no faster, and each has page-locked buffers.
+_MOST_THREADS = 16
+
+
+class GpuWorker:
+    """The model on one GPU, with its cache."""
+
+    def __init__(self, config: VllmConfig, device: Device | None = None) -> None:
+        """Raises UsageError where the device will not do, or the weights do not fit."""
+        self._config = config
+        self._device = CudaDevice() if device is None else device
+        self._graph_sizes = capture_sizes(config)
+        self._runner: DeviceRunner | None = None
+        num_threads = min(platform.num_compute_threads(), _MOST_THREADS)
+        torch.set_num_threads(num_threads)
+        dispatch.select_ops(self._device.torch_device.type, config.attention.backend)
+        dispatch.set_num_threads(num_threads)
+        self._start = self._device.read_memory()
+        granted_bytes(config, self._start)
+        self._model = self._load()
+        self._device.trim_memory()
+        self._loaded = self._device.read_memory()
+        self._use = measured_use(self._start, self._loaded, self._loaded, 0)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The shape of the cache that the model needs."""
+        return self._model.kv_cache_spec()
+
+    def available_memory(self) -> int:
+        """Bytes for the KV cache: what is left when the largest step was run and measured.
+
+        Raises UsageError where too little is left, or the step itself does not fit.
+        """
+        spec, scheduler = self.kv_cache_spec(), self._config.scheduler
+        what = (
+            f"a step of --max-num-batched-tokens {scheduler.max_num_batched_tokens} and "
+            f"--max-num-seqs {scheduler.max_num_seqs}"
+        )
+        fix = (
+            f"set --max-num-batched-tokens to {max(1, scheduler.max_num_batched_tokens // 2)} and "
+            f"--max-num-seqs to {max(1, scheduler.max_num_seqs // 2)}"
+        )
+        with self._room_for(what, fix):
+            stepped, graphs = self._try_out(spec)
+        self._device.trim_memory()
+        self._use = measured_use(self._start, self._loaded, stepped, graphs)
+        timeline.mark("largest step")
+        return cache_bytes(self._config, spec, self._use, self._start)
+
+    def initialize_cache(self, plan: KVCachePlan) -> None:
+        """Allocate the cache, capture the graphs, and tell where the memory went."""
+        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
+        runner = self._make_runner(plan)
+        timeline.mark("KV cache")
+        if self._graph_sizes and not self._config.compilation.cudagraph_capture_lazily:
+            fix = "lower --gpu-memory-utilization, or set --max-cudagraph-capture-size to a half"
+            with self._room_for("the graphs", fix):
+                self._capture(runner)
+            timeline.mark("graphs")
+        self._runner = runner
+        memory = self._device.read_memory()
+        logger.info("%s", describe_memory(self._use, plan.total_bytes, memory))
+
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Give out one step; raises EngineDeadError where the device is broken."""
+        if self._runner is None:
+            raise RuntimeError("initialize_cache comes before submit")
+        with _noticing(self._device):
+            return _Watched(self._runner.submit(step), self._device)
+
+    def describe(self) -> str:
+        """For the log: device, number type, kernels and weights."""
+        chosen = f"{self._device.name}, {self._config.model.dtype}, kernels {dispatch.describe()}"
+        return f"{chosen}; weights {self._use.weights / _GIB:.2f} GiB"
+
+    def _load(self) -> CausalLM:
+        what = f"the weights of {self._config.facts.path}"
+        with self._room_for(what, "use a smaller or a quantised model"):
+            return load_model(self._config, str(self._device.torch_device))
+
+    def _make_runner(self, plan: KVCachePlan) -> DeviceRunner:
+        return DeviceRunner(self._config, plan, self._model, self._device, self._graph_sizes)
+
+    def _try_out(self, spec: KVCacheSpec) -> tuple[DeviceMemory, int]:
+        """A reading after the largest step, and the bytes that all graphs would take.
+
+        With a cache of one block, which goes as it came.
+        """
+        block_size = self._config.cache.block_size
+        plan = KVCachePlan(spec, 1, block_size, block_size * spec.bytes_per_token)
+        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
+        runner = self._make_runner(plan)
+        runner.submit(largest_step(self._config)).get()
+        stepped = self._device.read_memory()
+        self._device.trim_memory()
+        frees = [self._device.read_memory().free]
+        for size in self._graph_sizes[:-3:-1]:
+            runner.capture_graph(size)
+            self._device.trim_memory()
+            frees.append(self._device.read_memory().free)
+        return stepped, graph_bytes(frees, len(self._graph_sizes))
+
+    def _capture(self, runner: DeviceRunner) -> None:
+        before, started = self._device.read_memory(), time.monotonic()
+        # The largest first: the others fit into its memory.
+        for size in reversed(self._graph_sizes):
+            runner.capture_graph(size)
+        self._device.trim_memory()
+        taken = max(0, before.free - self._device.read_memory().free)
+        self._use = replace(self._use, graphs=taken)
+        logger.info(
+            "Captured %d graphs of decode steps, of %d to %d requests, in %.2f s and %.2f GiB",
+            len(self._graph_sizes),
+            self._graph_sizes[0],
+            self._graph_sizes[-1],
+            time.monotonic() - started,
+            taken / _GIB,
+        )
+
+    @contextmanager
+    def _room_for(self, what: str, fix: str) -> Iterator[None]:
+        """Where the device runs out of memory, the user reads over what, and what to do."""
+        try:
+            yield
+        except Exception as error:
+            if not self._device.is_out_of_memory(error):
+                raise
+            memory = self._device.read_memory()
+            raise UsageError(
+                f"{what} does not fit into the memory of the {self._device.name}: "
+                f"{memory.total / _GIB:.2f} GiB, {self._start.free / _GIB:.2f} of them free at "
+                f"start; {fix}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """An answer whose wait notices a broken device."""
+
+    pending: PendingOutput
+    device: Device
+
+    def get(self) -> ModelRunnerOutput:
+        """Wait for the step; raises EngineDeadError where the device is broken."""
+        with _noticing(self.device):
+            return self.pending.get()
+
+
+@contextmanager
+def _noticing(device: Device) -> Iterator[None]:
+    """A broken device fails every later step: the engine ends with the first."""
+    try:
+        yield
+    except Exception as error:
+        if not device.is_broken(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise EngineDeadError(f"the {device.name} failed: {reason}") from error

@@ -1,0 +1,34 @@
+"""What an executor needs of a worker, whatever device it is for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.pending import PendingOutput
+from vllm_lite.core.step import SchedulerOutput
+
+
+class StepWorker(Protocol):
+    """Built with the model loaded; then the calls come in this order, steps without end."""
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The shape of the cache that the model needs."""
+        ...
+
+    def available_memory(self) -> int:
+        """Bytes for the KV cache."""
+        ...
+
+    def initialize_cache(self, plan: KVCachePlan) -> None:
+        """Allocate the cache and make ready to run."""
+        ...
+
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Run a step after those submitted before it."""
+        ...
+
+    def describe(self) -> str:
+        """One line for the log."""
+        ...
