@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 # Names of --attention-backend for a GPU, the default first.
 GPU_BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA")
-# Ways of --quantization whose products have GPU kernels in use.
-_QUANTIZATIONS = (None, "dequantize")
 # Caches that the attention of a backend does not read.
 _UNREAD = {
     "CUDA": ("float32", "int8", "int8_per_token_head", "fp8_per_token_head"),
@@ -35,12 +33,6 @@ def check_device(config: VllmConfig) -> None:
         raise UsageError(
             f"--attention-backend CPU_ATTN is for CPUs; use {', '.join(GPU_BACKENDS)} or leave it "
             "out"
-        )
-    if config.model.quantization not in _QUANTIZATIONS:
-        fix = "dequantize" if config.facts.format == "gguf" else "an unquantised checkpoint"
-        raise UsageError(
-            f"--quantization {config.model.quantization} is not available on a GPU in this build; "
-            f"use {fix}, or --device cpu"
         )
     _check_cache(config, backend or GPU_BACKENDS[0])
     capture_sizes(config)

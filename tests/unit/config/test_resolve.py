@@ -269,15 +269,6 @@ def test_graphs_are_told_of_as_idle_on_a_cpu_alone(
     assert not log.messages
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_weights_that_a_gpu_cannot_multiply_are_refused(
-    model: str, monkeypatch: pytest.MonkeyPatch, quantization: str
-) -> None:
-    set_gpu(monkeypatch)
-    with pytest.raises(UsageError, match=f"--quantization {quantization} .* on a GPU"):
-        resolved(model, quantization=quantization)
-
-
 def test_an_unsupported_model_is_refused_before_its_weights(tmp_path: Path) -> None:
     model = str(write_hf(tmp_path, architectures=["BertModel"]))
     with pytest.raises(CheckpointError, match="BertModel"):
