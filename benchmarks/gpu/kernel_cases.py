@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_lite.kernels import (
     reference,
     reference_experts,
+    reference_fixed,
     reference_gated,
     reference_grouped,
     reference_logits,
@@ -83,6 +84,9 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
             lambda o, t, _, is_neox=is_neox: rotate(o, t, is_neox),
             [positions, *heads, table],
         )
+    matrix, bias = torch.randn(70, size).to(dtype), torch.randn(70).to(dtype)
+    product = [x, matrix, bias]
+    yield case("fixed_linear", lambda o, t, d: o.fixed_linear(*t, d), product, reference_fixed)
 
 
 def paged_arguments(

@@ -66,6 +66,10 @@ def launch_everything() -> None:
     for model in MODELS:
         launch_layers(*model[1:])
     launch_logits()
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x, weight = tensor(8, 4096, dtype=dtype), tensor(4096, 4096, dtype=dtype)
+        ops.fixed_linear(x, weight, None, dtype)
+        ops.fixed_linear(x, weight, tensor(4096, dtype=dtype), torch.float32)
     for rows in (1, 64, 512):
         launch_scaled(rows)
         launch_grouped(rows)

@@ -13,6 +13,8 @@ from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import cpu, dispatch, reference
 from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.quantization import unquantized
+from vllm_lite.quantization.registry import get_linear_method
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +63,6 @@ def test_what_torch_multiplies_is_not_deterministic(
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", name)
     with pytest.raises(UsageError, match=f"cannot be kept with VLLM_LITE_CPU_ISA={name}"):
         dispatch.select_ops("cpu", deterministic=True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError, match="cannot be kept on a GPU, where cuBLAS"):
-        dispatch.select_ops("cuda", deterministic=True)
 
 
 def test_what_is_kept_is_said() -> None:
@@ -93,6 +92,30 @@ def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
     own = {"paged_attention": sdpa.paged_attention} if backend == "TORCH_SDPA" else {}
     for name in ops.__all__:
         assert getattr(chosen, name) is own.get(name, getattr(ops, name))
+
+
+def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.triton import tuning
+    from vllm_lite.kernels.triton.fixed_linear import fixed_linear
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for backend in ("CUDA", "TORCH_SDPA"):
+        with pytest.raises(UsageError, match=f"kept by --attention-backend {backend}.*TRITON_ATTN"):
+            dispatch.select_ops("cuda", backend, deterministic=True)
+    dispatch.select_ops("cuda", deterministic=True)
+    assert tuning.is_fixed() and dispatch.describe().endswith(", deterministic")
+    with pytest.raises(UsageError, match="kept on a GPU by --quantization gguf"):
+        get_linear_method("gguf", torch.bfloat16)
+    assert isinstance(get_linear_method(None, torch.bfloat16), unquantized.UnquantizedLinearMethod)
+    weight = torch.randn(5, 32).half()
+    x = torch.randn(3, 32).half()
+    product = unquantized.plain_kernel(weight, None, torch.float32)(x)
+    assert torch.equal(product, fixed_linear(x, weight, None, torch.float32))
+    dispatch.select_ops("cuda")
+    assert not tuning.is_fixed()
 
 
 def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,8 @@ class ModelConfig:
     deterministic: bool = option(
         False,
         "Give a request the same logits, bit for bit, alone, in any batch, in any chunks and from "
-        "the prefix cache, or refuse to start. The CPU's kernels do so anyway.",
+        "the prefix cache, or refuse to start. The CPU's kernels do so anyway; on a GPU products "
+        "and attention become slower, and need plain weights and TRITON_ATTN.",
         auto="whether VLLM_BATCH_INVARIANT is 1",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")

@@ -163,12 +163,8 @@ def select_ops(
     global _selected, _plain_name, _deterministic
     _deterministic = deterministic
     if device_type == "cuda" and torch.cuda.is_available():
-        if deterministic:
-            raise UsageError(
-                "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU, where cuBLAS "
-                "multiplies in an order that depends on the batch; use --device cpu or leave it out"
-            )
-        _selected, _plain_name = gpu_ops(attention_backend), attention_backend or "TRITON_ATTN"
+        _selected = gpu_ops(attention_backend, deterministic)
+        _plain_name = attention_backend or "TRITON_ATTN"
         return _selected
     if device_type != "cpu":
         raise UsageError(f"torch can use no device {device_type!r} here; use --device cpu")
@@ -192,7 +188,7 @@ def select_ops(
 
 
 def is_deterministic() -> bool:
-    """Whether a row's results may not depend on the rows beside it: no other library's kernels."""
+    """Whether a row's results may not depend on the rows beside it: no other library's products."""
     return _deterministic
 
 
@@ -216,10 +212,10 @@ def set_num_threads(count: int) -> None:
 def describe() -> str:
     """One line for the log: instruction set and number of threads."""
     ops()
-    if _plain_name is not None:
-        return f"{_plain_name}, {torch.get_num_threads()} threads"
-    module = _module()
     kept = ", deterministic" if _deterministic else ""
+    if _plain_name is not None:
+        return f"{_plain_name}, {torch.get_num_threads()} threads{kept}"
+    module = _module()
     return f"{module.selected_isa()}, {module.num_threads()} threads{kept}"
 
 

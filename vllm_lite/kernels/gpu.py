@@ -15,10 +15,11 @@ BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA")
 _BUILD = "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc"
 
 
-def gpu_ops(backend: str | None) -> Any:
+def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
     """The operations (dispatch.Ops) of `backend`, or of the default; raises UsageError.
 
-    They are Triton's, but for those that the backend has of its own.
+    They are Triton's, but for those that the backend has of its own. Attention is the same bits
+    for a token alone and in any batch where it must be `deterministic`.
     """
     name = backend or BACKENDS[0]
     if name not in BACKENDS:
@@ -26,14 +27,27 @@ def gpu_ops(backend: str | None) -> Any:
             f"--attention-backend {name} has no kernels in this build; "
             f"use {', '.join(BACKENDS)} or leave it out"
         )
+    if deterministic and name != BACKENDS[0]:
+        raise UsageError(
+            f"--deterministic (VLLM_BATCH_INVARIANT) cannot be kept by --attention-backend {name}, "
+            f"which attends to prompts and to single tokens in different orders; use {BACKENDS[0]}"
+        )
     try:
-        from vllm_lite.kernels.triton import ops
+        from vllm_lite.kernels.triton import ops, tuning
 
+        tuning.fix_cuts(deterministic)
         operations = {operation: getattr(ops, operation) for operation in ops.__all__}
         return SimpleNamespace(**operations | _own_operations(name))
     except ImportError as error:
         fix = _BUILD if "_cuda" in str(error) else "run `pip install triton`"
         raise UsageError(f"--attention-backend {name} cannot be used ({error}); {fix}") from None
+
+
+def fixed_product() -> Any:
+    """`reference_fixed.fixed_linear` on a GPU: the product that no batch changes."""
+    from vllm_lite.kernels.triton.fixed_linear import fixed_linear
+
+    return fixed_linear
 
 
 def _own_operations(name: str) -> dict[str, Any]:

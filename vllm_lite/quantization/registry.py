@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels.dispatch import narrow_ops
+from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, narrow_ops
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
@@ -17,6 +17,11 @@ def get_linear_method(quantization: str | None, dtype: torch.dtype) -> LinearMet
     """The method for `quantization`; None is plain, and so is what is dequantised at load."""
     if quantization in (None, "dequantize"):
         return UnquantizedLinearMethod(dtype)
+    if is_deterministic() and not is_compiled():
+        raise UsageError(
+            "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by --quantization "
+            f"{quantization}, whose tiles follow from the number of rows; leave one of them out"
+        )
     if quantization == "gguf":
         return GGUFLinearMethod(dtype)
     narrow = narrow_ops()

@@ -1,6 +1,7 @@
 """Plain float32, bfloat16 or float16 weights, [output_size, input_size].
 
-On CPU a weight is repacked once, for our own kernel.
+On CPU a weight is repacked once, for our own kernel. On a GPU torch multiplies, unless the batch
+may not show.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.dispatch import is_deterministic, ops
+from vllm_lite.kernels.gpu import fixed_product
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight, StoringKernel
 
@@ -68,6 +70,9 @@ def plain_kernel(
     """The fastest product here by a weight [output_size, input_size] that is not quantised."""
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if weight.device.type != "cpu" or weight.dtype is torch.float16:
+        if is_deterministic():
+            fixed = fixed_product()
+            return lambda x: fixed(x, weight, bias, out_dtype)
         return lambda x: F.linear(x, weight, bias).to(out_dtype)
     return _own_kernel(weight, bias, out_dtype)
 

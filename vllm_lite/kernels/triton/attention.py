@@ -4,6 +4,7 @@ A program attends for BLOCK_Q consecutive queries of one request and all query h
 one kv-head, side by side as the rows of a tile (arXiv:2305.13245), over a stretch of that
 request's keys, with a running softmax (arXiv:2307.08691). Where few programs would leave the
 device idle, the keys are split into stretches and a second kernel merges them (flash decoding).
+Where the batch may not show, they never are, and single tokens go through the tiles of prompts.
 Tiles of keys are independent of the cache's block size: each row looks its block up.
 """
 
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.triton import device, tuning
+from vllm_lite.kernels.triton import tuning
 from vllm_lite.kernels.triton.cached_numbers import load_scales, stored_numbers
 from vllm_lite.kernels.triton.numbers import decode
 
@@ -309,13 +310,13 @@ def paged_attention(
     *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
     num_requests, blocks_per_request = block_table.shape
     group = num_heads // num_kv_heads
-    is_decode = num_tokens == num_requests
+    is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
     tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
     # Enough tiles whatever the lengths; the kernel returns where there is nothing.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
     capacity = blocks_per_request * block_size
-    splits = num_splits(tiles * num_kv_heads, capacity, device.num_processors(query.device))
+    splits = num_splits(tiles * num_kv_heads, capacity, tuning.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     partial = out if splits == 1 else _room_for_partials(query, splits)
     paged_attention_kernel[(tiles, num_kv_heads, splits)](

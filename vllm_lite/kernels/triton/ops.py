@@ -17,6 +17,7 @@ from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
 from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
+from vllm_lite.kernels.triton.fixed_linear import fixed_linear
 from vllm_lite.kernels.triton.grouped_linear import expand_grouped, grouped_linear
 from vllm_lite.kernels.triton.grouped_parts import quantized_linear, quantized_lookup
 from vllm_lite.kernels.triton.logits import (
@@ -48,6 +49,7 @@ __all__ = [
     "embedding",
     "expand_grouped",
     "experts_mlp",
+    "fixed_linear",
     "fused_add_rms_norm",
     "fused_add_rms_norm_quantized",
     "gelu_and_mul",

@@ -20,6 +20,9 @@ from vllm_lite.kernels.triton import device as devices
 
 TABLES = Path(__file__).with_name("tuned")
 
+# Whether the way work is cut may not depend on how much there is.
+_is_fixed = False
+
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
@@ -50,6 +53,22 @@ class AttentionTile:
     keys: int
     num_warps: int
     num_stages: int
+
+
+def fix_cuts(fixed: bool) -> None:
+    """From now on cut attention alike whatever the batch, if `fixed`, or as suits the device."""
+    global _is_fixed
+    _is_fixed = fixed
+
+
+def is_fixed() -> bool:
+    """Whether attention is cut alike whatever the batch."""
+    return _is_fixed
+
+
+def num_processors(device: torch.device) -> int:
+    """How many programs attention shall give a device; 0 where it may not look at the batch."""
+    return 0 if _is_fixed else devices.num_processors(device)
 
 
 def product_tile(kind: str, num_rows: int, device: torch.device) -> ProductTile:
