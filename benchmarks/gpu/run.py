@@ -50,6 +50,7 @@ SECTIONS = (
     Section("serving", "serving", 130),
     Section("startup", "startup", 70),
     Section("decode", "other_shapes", 60, True),
+    Section("decode", "quantized", 70, True),
     Section("correctness", "sanitizers", 90),
 )
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
 
-from measure.engine import EngineCore, Job, add, engine, made_up, take
+from measure.engine import EngineCore, Job, UsageError, add, engine, made_up, take
 from measure.place import Limits, Place, say
-from measure.report import Row
+from measure.report import Row, one_line
 from measure.shapes import dense_tensors, is_supported, model_folder, shape
 from measure.timeline import Timeline, prepare, record
 
 BYTES = 2  # of a number of bf16
+# Bytes of a weight of a layer and of the output head, by --quantization; scales count.
+NARROW_BYTES = {"fp8": (1.0, 2.0), "int4": (0.625, 1.0625)}
 ALONE_GOAL, BATCH_GOAL, OVERHEAD_GOAL, GAP_GOAL = 0.88, 0.80, 0.05, 0.03
 
 
@@ -63,12 +66,15 @@ def decoding(place: Place, core: EngineCore, count: int, context: int, steps: in
     return Decoding(count, mean, statistics.median(times), timeline.busy / recorded, timeline)
 
 
+def count_numbers(config: dict[str, int]) -> int:
+    """Of all weights."""
+    return sum(math.prod(dims) for dims in dense_tensors(config).values())
+
+
 def floor_seconds(config: dict[str, int], found: Decoding, limits: Limits) -> dict[str, float]:
     """Seconds that a step's bytes and operations take at the limits' rates."""
     embedding = config["vocab_size"] * config["hidden_size"]
-    numbers = sum(
-        dims[0] * (dims[1] if len(dims) > 1 else 1) for dims in dense_tensors(config).values()
-    )
+    numbers = count_numbers(config)
     # The embedding is looked up; a tied one is read whole as the last product's weights.
     read = numbers if config["tie_word_embeddings"] else numbers - embedding
     head = config["head_dim"]
@@ -146,6 +152,29 @@ def llama_8b(place: Place) -> None:
     floor = max(floors["bytes"], floors["operations"])
     place.tell(_share_row(section, name, batch, floor, BATCH_GOAL))
     place.tell(overhead_row(section, name, batch))
+
+
+def quantized(place: Place) -> None:
+    """Llama-3.1-8B's shape with narrow weights, one sequence: they are what a step reads."""
+    name, section = "Llama-3.1-8B", "quantized"
+    config = shape(place, name)
+    context = place.either(1024, 32)
+    settings = {"max_model_len": context + 512, "max_num_seqs": 1}
+    if place.is_dry:
+        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
+    prepare(place)
+    for quantization, (narrow, head) in NARROW_BYTES.items():
+        options = settings | {"load_format": "dummy", "quantization": quantization}
+        try:
+            with engine(place, model_folder(place, name), **options) as core:
+                found = decoding(place, core, 1, context, place.either(100, 4))
+        except UsageError as error:
+            place.tell(Row(section, f"{name} {quantization}", note=one_line(error)))
+            continue
+        vocabulary = config["vocab_size"] * config["hidden_size"]
+        layers = count_numbers(config) - 2 * vocabulary
+        floor = (layers * narrow + vocabulary * head) / place.known_limits().bytes_per_s
+        place.tell(_share_row(section, f"{name} {quantization}", found, floor, None))
 
 
 def other_shapes(place: Place) -> None:

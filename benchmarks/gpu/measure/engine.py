@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,15 @@ from measure.place import Place
 plain_structs.install()
 
 from vllm_lite.config.engine_args import EngineArgs  # noqa: E402
+from vllm_lite.config.vllm import VllmConfig  # noqa: E402
 from vllm_lite.core.step import EngineCoreRequest  # noqa: E402
 from vllm_lite.engine.core import EngineCore  # noqa: E402
+from vllm_lite.errors import UsageError as UsageError  # noqa: E402
+from vllm_lite.executor.executor import Executor  # noqa: E402
 from vllm_lite.executor.select import make_executor  # noqa: E402
+from vllm_lite.executor.uniproc import UniprocExecutor  # noqa: E402
 from vllm_lite.sampling_params import SamplingParams  # noqa: E402
+from vllm_lite.worker.gpu_worker import GpuWorker  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,15 @@ class Job:
     num_outputs: int
 
 
+def executor_of(place: Place) -> Callable[[VllmConfig], Executor]:
+    """What runs steps: the GPU's worker, on the GPU or on the stand-in that tests have for it."""
+    if not place.is_dry:
+        return make_executor
+    from tests.stand_in_device import StandInDevice
+
+    return lambda config: UniprocExecutor(config, lambda c: GpuWorker(c, StandInDevice()))
+
+
 @contextmanager
 def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
     """A core over `model`; its memory is given back afterwards."""
@@ -43,9 +57,10 @@ def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
         skip_tokenizer_init=True,
         disable_log_stats=True,
         device=place.device.type,
+        async_scheduling=True,
         **{"dtype": place.either("bfloat16", "float32"), **settings},
     )
-    core = EngineCore(args.create_engine_config("llm"), make_executor)
+    core = EngineCore(args.create_engine_config("llm"), executor_of(place))
     try:
         yield core
     finally:
