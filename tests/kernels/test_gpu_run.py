@@ -66,6 +66,21 @@ def test_a_dry_run_needs_neither_a_gpu_nor_what_is_compiled(tmp_path: Path) -> N
     assert refused.returncode == 1 and "nothing was measured" in refused.stderr
 
 
+def test_a_gpu_path_imports_nothing_that_is_compiled(tmp_path: Path) -> None:
+    """Where there is a GPU these are imported when it is met."""
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    code = """
+from measure import engine
+from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.worker import cuda_device
+for backend in (None, "TORCH_SDPA"):
+    assert gpu_ops(backend).paged_attention
+"""
+    paths = [str(tmp_path), str(FOLDER), str(FOLDER.parents[1])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 def test_what_fails_in_a_section_is_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     words = [
