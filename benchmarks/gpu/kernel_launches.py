@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
-from vllm_lite.kernels.grouped_weight import from_awq
+from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
 from vllm_lite.kernels.triton import device, ops
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
@@ -157,6 +157,11 @@ def launch_grouped(rows: int) -> None:
     words = tensor(4096, 512, dtype=torch.int32)
     zeros = tensor(32, 512, dtype=torch.int32)
     weights.append(from_awq(words, zeros, tensor(32, 4096, dtype=torch.float16)))
+    scales = tensor(32, 4096, dtype=torch.float16)
+    for bits in (4, 8):
+        words = tensor(4096 * bits // 32, 4096, dtype=torch.int32)
+        zeros = tensor(32, 4096 * bits // 32, dtype=torch.int32)
+        weights += [from_gptq(words, zeros, scales, bits=bits)]
     for weight in weights:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)

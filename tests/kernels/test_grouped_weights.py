@@ -27,8 +27,8 @@ def random_words(rows: int, columns: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31 - 1, (rows, columns), dtype=torch.int32)
 
 
-def bits_of(word: int, place: int) -> int:
-    return word >> (4 * place) & 15
+def bits_of(word: int, place: int, bits: int = 4) -> int:
+    return word >> (bits * place) & (2**bits - 1)
 
 
 def awq(inputs: int, outputs: int, group: int) -> tuple[torch.Tensor, GroupedWeight]:
@@ -45,9 +45,11 @@ def awq(inputs: int, outputs: int, group: int) -> tuple[torch.Tensor, GroupedWei
 
 
 def gptq(
-    inputs: int, outputs: int, group: int, is_ordered: bool
+    inputs: int, outputs: int, group: int, is_ordered: bool, bits: int = 4, less_by: int = 1
 ) -> tuple[torch.Tensor, GroupedWeight]:
-    words, zeros = random_words(inputs // 8, outputs), random_words(inputs // group, outputs // 8)
+    count = 32 // bits
+    words = random_words(inputs // count, outputs)
+    zeros = random_words(inputs // group, outputs // count)
     scales = torch.rand(inputs // group, outputs).half()
     groups = torch.arange(inputs) // group
     if not is_ordered:
@@ -55,9 +57,12 @@ def gptq(
     expected = torch.zeros(outputs, inputs)
     for i, g in enumerate(groups.tolist()):
         for o in range(outputs):
-            zero = bits_of(int(zeros[g, o // 8]), o % 8) + 1
-            expected[o, i] = (bits_of(int(words[i // 8, o]), i % 8) - zero) * scales[g, o].float()
-    return expected, from_gptq(words, zeros, scales, groups.int())
+            zero = bits_of(int(zeros[g, o // count]), o % count, bits) + less_by
+            code = bits_of(int(words[i // count, o]), i % count, bits)
+            expected[o, i] = (code - zero) * scales[g, o].float()
+    is_less = bool(less_by)
+    weight = from_gptq(words, zeros, scales, groups.int(), bits, zeros_are_less_by_one=is_less)
+    return expected, weight
 
 
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
@@ -71,6 +76,9 @@ def test_awq_and_gptq_keep_every_value() -> None:
         awq(64, 16, 32),
         gptq(64, 16, 32, is_ordered=True),
         gptq(64, 16, 32, is_ordered=False),
+        gptq(64, 16, 32, is_ordered=True, less_by=0),
+        gptq(64, 16, 32, is_ordered=False, bits=8),
+        gptq(96, 8, 96, is_ordered=True, bits=8, less_by=0),
     ):
         assert torch.equal(expand(weight), expected)
 
@@ -137,6 +145,8 @@ def test_parts_of_several_types_are_side_by_side() -> None:
 def test_products_with_awq_and_gptq_weights() -> None:
     check_triton(awq(128, 8, 128)[1], torch.float32)
     check_triton(gptq(128, 8, 64, is_ordered=False)[1], torch.float32)
+    check_triton(gptq(128, 8, 64, is_ordered=False, bits=8)[1], torch.float32)
+    check_triton(gptq(96, 12, 96, is_ordered=True, bits=8, less_by=0)[1], torch.float32)
 
 
 def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> None:

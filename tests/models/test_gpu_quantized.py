@@ -11,13 +11,16 @@ from gguf import GGMLQuantizationType as GGML
 
 pytest.importorskip("triton")
 
+from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
 from tests.models.gpu_ops import reference_ops, selected, triton_ops
+from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.quantized import QuantizedRows
 from vllm_lite.kernels.triton import tuning
+from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.scaled import ScaledKernel
 
@@ -101,6 +104,26 @@ def test_gguf_s_rows_stay_as_small_as_in_the_file(tmp_path: Path) -> None:
     assert head.weight.nbytes == 131 * 256 // 32 * 34
     plain = load(path, quantization="dequantize")
     torch.testing.assert_close(continued(plain)[1], continued(model)[1], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq act-order", "gptq 8"])
+def test_packed_integers_of_checkpoints(name: str, tmp_path: Path) -> None:
+    settings, quantise, _ = checkpoints.PACKED[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **checkpoints.SIZES)
+    model = check_equal(packed)
+    assert sum(isinstance(kernel, GroupedKernel) for kernel in kernels(model)) == 4
+    torch.testing.assert_close(continued(model)[1], continued(load(plain))[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["fp8 static", "fp8 blocks", "int channels"])
+def test_codes_of_checkpoints(name: str, tmp_path: Path) -> None:
+    settings, quantise = checkpoints.CODES[name]
+    sizes = checkpoints.SQUARE if "blocks" in name else checkpoints.SIZES
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    model = check_equal(packed)
+    assert sum(isinstance(kernel, ScaledKernel) for kernel in kernels(model)) == 4
+    exact = continued(load(plain))[1][0]
+    assert float((continued(model)[1][0] - exact).norm() / exact.norm()) < 0.3
 
 
 def test_fp8_needs_a_gpu(tmp_path: Path) -> None:

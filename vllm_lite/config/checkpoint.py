@@ -14,6 +14,7 @@ from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES, SUPPORTED_RO
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
+from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.errors import CheckpointError
 
 __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "read_json"]
@@ -53,7 +54,7 @@ def read_facts(
     overrides = hf_overrides or {}
     hf = {**raw, **overrides}
     architecture = _architecture(path, hf)
-    _refuse_quantised(path, hf)
+    stored_form(path, hf)
     hf["rope_parameters"] = _rope_parameters(path, hf, overrides)
     for key in ("rope_theta", "rope_scaling"):
         hf.pop(key, None)
@@ -171,16 +172,6 @@ def _architecture(path: str, hf: dict[str, Any]) -> str:
     raise CheckpointError(
         f"{path} holds {found}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
     )
-
-
-def _refuse_quantised(path: str, hf: dict[str, Any]) -> None:
-    quantization = hf.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise CheckpointError(
-            f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "
-            "use the unquantised checkpoint or a GGUF file"
-        )
 
 
 def _rope_parameters(path: str, hf: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -36,3 +36,10 @@ class ModelFacts:
     generation_config: dict[str, Any] = field(default_factory=dict)
     # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.
     has_rope_freqs: bool = False
+
+    @property
+    def quantization(self) -> str | None:
+        """What quantised a Hugging Face checkpoint, by its own name; None for a plain one."""
+        settings = self.hf_config.get("quantization_config") or {}
+        method: str | None = settings.get("quant_method")
+        return method

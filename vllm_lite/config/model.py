@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from vllm_lite.config.option import config, option
+from vllm_lite.config.quantized_checkpoint import READABLE
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 
@@ -114,16 +115,17 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "How weights are kept in memory. gguf: as they are in the .gguf file; dequantize: a .gguf "
-        "file's expanded to --dtype; int8, int4: those of a safetensors model rounded as they are "
-        "loaded, in groups of 32; fp8, and int8 on a GPU: rounded with a scale for each output. "
-        "Products round activations to 8 bits, on a CPU in groups of 32, on a GPU each token's "
-        "for int8 and fp8.",
-        auto="dequantize for a .gguf file, else none",
+        "How weights are kept in memory. gguf, awq, gptq, compressed-tensors: as they are in the "
+        "checkpoint; dequantize: a quantised checkpoint's expanded to --dtype; int8, int4: those "
+        "of a plain one rounded as they are loaded, in groups of 32; fp8, and int8 on a GPU: with "
+        "a scale for each output, or as they are in an fp8 checkpoint. But for dequantize, "
+        "products on a CPU round activations to 8 bits in groups of 32; on a GPU int8, fp8 and "
+        "compressed-tensors round each token's.",
+        auto="the checkpoint's own, but dequantize for a .gguf file",
         aliases=("-q",),
         choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
-        works=(None, "fp8", "gguf", *_OWN_QUANTIZATIONS),
-        remedy="use int8, int4 or fp8 with an unquantised checkpoint, or a GGUF file",
+        works=(None, *READABLE, "gguf", *_OWN_QUANTIZATIONS),
+        remedy="use int8, int4 or fp8 with an unquantised checkpoint, or one that is quantised",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")
     max_logprobs: int = option(

@@ -159,6 +159,8 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
     values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
         values["quantization"] = values.get("quantization") or "dequantize"
+    elif facts.quantization:
+        values["quantization"] = values.get("quantization") or facts.quantization
 
 
 def _derive_reasoning(values: dict[str, Any]) -> None:

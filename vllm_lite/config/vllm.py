@@ -27,6 +27,7 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.offload import OffloadConfig
 from vllm_lite.config.option import config, option
 from vllm_lite.config.parallel import ParallelConfig
+from vllm_lite.config.quantized_checkpoint import check_quantization
 from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.retired import RetiredOptions
 from vllm_lite.config.scheduler import SchedulerConfig
@@ -182,14 +183,7 @@ class VllmConfig:
                 f"--load-format {self.load.load_format} does not fit the {wanted} weights of "
                 f"{self.facts.path}; use auto"
             )
-        quantization, is_gguf = self.model.quantization, self.facts.format == "gguf"
-        if quantization in ("gguf", "dequantize") and not is_gguf:
-            raise UsageError(f"--quantization {quantization} needs a .gguf file as the model")
-        if quantization in ("int8", "int4", "fp8") and is_gguf:
-            raise UsageError(
-                f"--quantization {quantization} is for safetensors models; a .gguf file is used "
-                "with gguf or dequantize"
-            )
+        check_quantization(self.model.quantization, self.facts)
         check_device(self)
 
     def _check_lengths(self) -> None:

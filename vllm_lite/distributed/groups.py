@@ -105,6 +105,20 @@ class Shard:
         """The same part in units `factor` times smaller (heads to rows)."""
         return Shard(self.full_size * factor, self.start * factor, self.size * factor)
 
+    def in_items(self, per_item: int) -> Shard:
+        """The same part counted in items of `per_item` features, the last item of all maybe less.
+
+        Raises UsageError where the part ends within an item.
+        """
+        end = self.start + self.size
+        if self.start % per_item or (end % per_item and end != self.full_size):
+            raise UsageError(
+                f"features {self.start} to {end} are no whole groups of {per_item}, as the "
+                "checkpoint stores them; use a smaller --tensor-parallel-size"
+            )
+        first, last = self.start // per_item, -(-end // per_item)
+        return Shard(-(-self.full_size // per_item), first, last - first)
+
 
 def head_shards(num_heads: int, num_kv_heads: int) -> tuple[Shard, Shard]:
     """This rank's query heads and key-value heads; the latter repeat where ranks outnumber them."""

@@ -92,12 +92,10 @@ def make_grouped(
 
 def expand(weight: GroupedWeight) -> Tensor:
     """All values, [M, N] float32, of inputs in their own order."""
-    codes = (_codes(weight) - weight.offset).float()
+    codes = integers(weight).float()
     scales = _by_input(weight.scales, weight.group_size)
     if weight.super_scales is not None:
         scales = scales * _by_input(weight.super_scales, SUPER_GROUP)
-    if weight.zeros is not None:
-        codes -= _by_input(weight.zeros, weight.group_size)
     values = codes * scales
     if weight.minimums is not None:
         minimums = _by_input(weight.minimums, weight.group_size)
@@ -115,41 +113,51 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
     A word holds eight outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits.
     """
     order = [0, 4, 1, 5, 2, 6, 3, 7]
-    codes = _nibbles(qweight)[..., order].flatten(-2)
-    zeros = _nibbles(qzeros)[..., order].flatten(-2)
+    codes = _numbers(qweight, 4)[..., order].flatten(-2)
+    zeros = _numbers(qzeros, 4)[..., order].flatten(-2)
     return make_grouped(codes.T, scales.T, 4, zeros=zeros.T)
 
 
 def from_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None
+    qweight: Tensor,
+    qzeros: Tensor,
+    scales: Tensor,
+    g_idx: Tensor | None = None,
+    bits: int = 4,
+    *,
+    zeros_are_less_by_one: bool = True,
 ) -> GroupedWeight:
-    """GPTQ's 4-bit storage: qweight [N / 8, M] and qzeros [G, M / 8] int32, scales [G, M].
+    """GPTQ's storage: qweight [N / W, M] and qzeros [G, M / W] int32, scales [G, M].
 
-    A word of qweight holds eight inputs. Stored zeros are less by one than those meant. g_idx [N]
-    is each input's group; where groups are not in order (act-order) inputs are sorted by theirs.
+    A word of qweight holds W = 32 / bits inputs; bits are 4 or 8. Stored zeros are less by one
+    than those meant, but for the second format's. g_idx [N] is each input's group; where groups
+    are not in order (act-order) inputs are sorted by theirs. One of zeros alone says nothing.
     """
-    codes = _nibbles(qweight).transpose(1, 2).flatten(0, 1)
-    zeros = _nibbles(qzeros).flatten(-2) + 1
+    codes = _numbers(qweight, bits).transpose(1, 2).flatten(0, 1)
+    zeros = _numbers(qzeros, bits).flatten(-2)
     group_size = len(codes) // len(scales)
     permutation = None
-    if g_idx is not None:
+    if g_idx is not None and bool(g_idx.any()):
         in_order = torch.arange(len(codes), device=g_idx.device) // group_size
         if not torch.equal(g_idx.long(), in_order):
             permutation = g_idx.argsort(stable=True)
             if not torch.equal(g_idx[permutation].long(), in_order):
                 raise ValueError("g_idx does not name each group as often as the others")
             codes = codes[permutation]
-    return make_grouped(codes.T, scales.T, 4, zeros=zeros.T, permutation=permutation)
+    # The one is an offset: a zero of 256 would be no byte.
+    offset = int(zeros_are_less_by_one)
+    return make_grouped(codes.T, scales.T, bits, offset, zeros=zeros.T, permutation=permutation)
 
 
 def _turned(plane: Tensor | None) -> Tensor | None:
     return None if plane is None else plane.T.contiguous()
 
 
-def _nibbles(words: Tensor) -> Tensor:
-    """The eight 4-bit numbers [..., 8] uint8 of int32 words [...], from the lowest bits on."""
-    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & 15).to(torch.uint8)
+def _numbers(words: Tensor, bits: int) -> Tensor:
+    """The numbers [..., 32 / bits] uint8 of int32 words [...], from the lowest bits on."""
+    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
+    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return numbers.to(torch.uint8)
 
 
 def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
@@ -170,6 +178,14 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
         for place, piece in enumerate(torch.split(part >> 4, 8 * extra, dim=-1)):
             high |= piece << ((2 * place + half) * extra)
     return low.contiguous(), high
+
+
+def integers(weight: GroupedWeight) -> Tensor:
+    """Codes less offset and zeros, [M, N] int32, in the order of the planes."""
+    numbers: Tensor = _codes(weight) - weight.offset
+    if weight.zeros is not None:
+        numbers -= weight.zeros.int().T.repeat_interleave(weight.group_size, dim=1)
+    return numbers
 
 
 def _codes(weight: GroupedWeight) -> Tensor:

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, head_shards, tp_group
+from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 
@@ -61,12 +62,19 @@ class ParallelLinear(nn.Module):
         full_shape = list(part.shape)
         starts = [0] * part.dim()
         if stored.output_dim is not None:
-            part = part.narrow(stored.output_dim, offset, output.size)
-            full_shape[stored.output_dim] = output.full_size
-            starts[stored.output_dim] = output.start
+            per_item = stored.outputs_per_item
+            if offset % per_item:
+                raise CheckpointError(f"a fused layer has parts of no whole {per_item} outputs")
+            items = output.in_items(per_item)
+            part = part.narrow(stored.output_dim, offset // per_item, items.size)
+            full_shape[stored.output_dim] = items.full_size
+            starts[stored.output_dim] = items.start
         if stored.input_dim is not None:
-            full_shape[stored.input_dim] = self._inputs.full_size
-            starts[stored.input_dim] = self._inputs.start
+            items = self._inputs.in_items(stored.inputs_per_item)
+            full_shape[stored.input_dim] = items.full_size
+            starts[stored.input_dim] = items.start
+        if stored.is_one_number:
+            return WeightSlot(part, (1,), (0,))
         keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
         return WeightSlot(part, tuple(full_shape), tuple(starts), keep)
 

@@ -22,6 +22,8 @@ _RANGE = 0.02
 class DummyTensor:
     """Uniform in [-0.02, 0.02] for matrices and biases; ones for norms and factors.
 
+    Packed words are any, 8-bit floats in [-1, 1], and integers of one dimension zeros.
+
     Values depend on the seed and the name alone, in whatever order tensors are made.
     """
 
@@ -31,12 +33,19 @@ class DummyTensor:
     seed: int
 
     def fill(self, slot: WeightSlot) -> None:
-        if slot.tensor.dim() == 1 and not self.name.endswith(".bias"):
-            slot.tensor.fill_(1.0)
+        tensor = slot.tensor
+        if tensor.dim() == 1 and not self.name.endswith(".bias"):
+            tensor.fill_(1 if tensor.is_floating_point() else 0)
             return
-        generator = torch.Generator(slot.tensor.device)
+        generator = torch.Generator(tensor.device)
         generator.manual_seed(zlib.crc32(self.name.encode(), self.seed & 0xFFFFFFFF))
-        slot.tensor.uniform_(-_RANGE, _RANGE, generator=generator)
+        if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            tensor.uniform_(-_RANGE, _RANGE, generator=generator)
+        elif tensor.is_floating_point():
+            wide = torch.empty(tensor.shape, device=tensor.device)
+            tensor.copy_(wide.uniform_(-1.0, 1.0, generator=generator))
+        else:
+            tensor.random_(generator=generator)
 
 
 def make_dummies(targets: Mapping[str, Target], seed: int) -> list[DummyTensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat
 from vllm_lite.errors import CheckpointError
@@ -50,7 +51,11 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
         ),
         max_model_len=config.model.max_model_len,
-        linear_method=get_linear_method(config.model.quantization, dtype),
+        linear_method=get_linear_method(
+            config.model.quantization,
+            dtype,
+            stored_form(config.facts.path, config.facts.hf_config),
+        ),
     )
     with _refusals_name(config.facts.path):
         with torch.device(device):
@@ -87,7 +92,8 @@ def _open_checkpoint(config: VllmConfig, targets: dict[str, Target]) -> Sequence
         return make_dummies(targets, config.model.seed)
     if facts.format == "gguf":
         return open_gguf(facts)
-    return open_safetensors(Path(facts.path), targets)
+    needed = {name: target.slot.tensor.dtype for name, target in targets.items()}
+    return open_safetensors(Path(facts.path), needed)
 
 
 def _match(
@@ -105,7 +111,8 @@ def _match(
         )
     for name, target in targets.items():
         shape, expected = tuple(found[name].shape), target.slot.full_shape
-        if shape != expected:
+        # A single number may have no dimension.
+        if (shape or (1,)) != expected:
             raise CheckpointError(
                 f"{path}: the tensor {name!r} has the shape {list(shape)}, "
                 f"but its configuration asks for {list(expected)}"

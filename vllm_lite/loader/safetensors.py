@@ -7,11 +7,13 @@ ones. Nothing is read before a slot asks for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -21,7 +23,9 @@ from vllm_lite.layers.weights import WeightSlot
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+# Plain numbers, of which each can be read as any; and those that are read as what they are.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_NARROW = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,47 +46,54 @@ class SafetensorsTensor:
             raise _damaged(self.path, error) from None
 
     def _part_of(self, slot: WeightSlot) -> Tensor:
+        if not self.shape:
+            number: Tensor = self.file.get_tensor(self.name)
+            return number
         bounds = zip(slot.starts, slot.tensor.shape, strict=True)
         region = tuple(slice(start, start + size) for start, size in bounds)
         part: Tensor = self.file.get_slice(self.name)[region]
         return part
 
 
-def open_safetensors(directory: Path, needed: Iterable[str]) -> list[SafetensorsTensor]:
+def open_safetensors(directory: Path, needed: Mapping[str, torch.dtype]) -> list[SafetensorsTensor]:
     """The tensors of the checkpoint in `directory`, in file order.
 
-    With an index, only files that hold a tensor of `needed` are opened. Raises CheckpointError.
+    With an index, only files that hold a tensor of `needed` are opened; the types that those are
+    read as must be able to hold them. Raises CheckpointError.
     """
     files = _indexed_files(directory, set(needed)) or dict.fromkeys(_all_files(directory))
     tensors = []
     for path, names in files.items():
-        tensors += _open_file(path, names)
+        tensors += _open_file(path, names, needed)
     return tensors
 
 
-def _open_file(path: Path, names: set[str] | None) -> list[SafetensorsTensor]:
+def _open_file(
+    path: Path, names: set[str] | None, needed: Mapping[str, torch.dtype]
+) -> list[SafetensorsTensor]:
     """Tensors of one file; `names` limits it to those that the index places there."""
     try:
         file: Any = safe_open(path, framework="pt")
         found = list(file.offset_keys())
-        return [_describe(path, file, name) for name in found if names is None or name in names]
+        own = [name for name in found if names is None or name in names]
+        return [_describe(path, file, name, needed.get(name)) for name in own]
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from None
 
 
-def _describe(path: Path, file: Any, name: str) -> SafetensorsTensor:
+def _describe(path: Path, file: Any, name: str, wanted: torch.dtype | None) -> SafetensorsTensor:
     entry = file.get_slice(name)
-    dtype = entry.get_dtype()
-    shape = tuple(entry.get_shape())
-    if dtype not in _ITEM_SIZES:
-        raise CheckpointError(
-            f"{path}: the tensor {name!r} is stored as {dtype}; supported are "
-            f"{', '.join(_ITEM_SIZES)}"
-        )
-    count = 1
-    for size in shape:
-        count *= size
-    return SafetensorsTensor(name, shape, count * _ITEM_SIZES[dtype], path, file)
+    dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+    if wanted is not None:
+        narrow = [stored for stored, number in _NARROW.items() if number is wanted]
+        allowed = narrow or list(_ITEM_SIZES)
+        if dtype not in allowed:
+            raise CheckpointError(
+                f"{path}: the tensor {name!r} is stored as {dtype}; supported are "
+                f"{', '.join(allowed)}"
+            )
+    item_size = _NARROW[dtype].itemsize if dtype in _NARROW else _ITEM_SIZES.get(dtype, 0)
+    return SafetensorsTensor(name, shape, math.prod(shape) * item_size, path, file)
 
 
 def _indexed_files(directory: Path, needed: set[str]) -> dict[Path, set[str] | None]:

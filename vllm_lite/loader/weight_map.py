@@ -41,6 +41,9 @@ def weight_targets(model: nn.Module) -> dict[str, Target]:
 
 def is_ignorable(name: str, targets: dict[str, Target]) -> bool:
     """Whether a tensor without a target may be passed over in silence."""
+    # Quantising wrote biases of zeros for layers that have none.
+    if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
+        return True
     # A head that is tied has no target of its own; some checkpoints hold it all the same.
     return name.endswith(_DERIVED) or (name == "lm_head.weight" and name not in targets)
 

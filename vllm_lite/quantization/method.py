@@ -35,6 +35,9 @@ class StoredTensor:
     input_dim: int | None
     rows: dict[int, QuantizedRows] | None = None
     device: torch.device | None = None
+    outputs_per_item: int = 1
+    inputs_per_item: int = 1
+    is_one_number: bool = False
 
     @classmethod
     def on_host(

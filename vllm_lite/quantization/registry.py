@@ -1,27 +1,43 @@
-"""The name of a quantization method to its object."""
+"""The name of a quantization method, or what a checkpoint is stored as, to its object."""
 
 from __future__ import annotations
 
 import torch
 
+from vllm_lite.config.quantized_checkpoint import ScaledCodes, StoredForm
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, narrow_ops
+from vllm_lite.quantization.awq import AWQLayout
 from vllm_lite.quantization.gguf import GGUFLinearMethod
+from vllm_lite.quantization.gptq import GPTQLayout
+from vllm_lite.quantization.grouped import GroupedLinearMethod
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
+from vllm_lite.quantization.scaled_checkpoint import ScaledCheckpointMethod
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
-def get_linear_method(quantization: str | None, dtype: torch.dtype) -> LinearMethod:
-    """The method for `quantization`; None is plain, and so is what is dequantised at load."""
-    if quantization in (None, "dequantize"):
-        return UnquantizedLinearMethod(dtype)
-    if is_deterministic() and not is_compiled():
+def get_linear_method(
+    quantization: str | None, dtype: torch.dtype, form: StoredForm | None = None
+) -> LinearMethod:
+    """The method for `quantization` of a checkpoint in `form`; None is plain.
+
+    A quantised checkpoint is kept as it is, or with "dequantize" expanded as it is loaded.
+    """
+    keeps = quantization != "dequantize"
+    if quantization is not None and keeps and is_deterministic() and not is_compiled():
         raise UsageError(
             "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by --quantization "
             f"{quantization}, whose tiles follow from the number of rows; leave one of them out"
         )
+    if isinstance(form, ScaledCodes):
+        return ScaledCheckpointMethod(form, dtype, keeps)
+    if form is not None:
+        layout = AWQLayout(form) if form.layout == "awq" else GPTQLayout(form)
+        return GroupedLinearMethod(layout, dtype, keeps)
+    if quantization in (None, "dequantize"):
+        return UnquantizedLinearMethod(dtype)
     if quantization == "gguf":
         return GGUFLinearMethod(dtype)
     narrow = narrow_ops()
@@ -32,5 +48,6 @@ def get_linear_method(quantization: str | None, dtype: torch.dtype) -> LinearMet
     if quantization == "fp8":
         raise UsageError("--quantization fp8 multiplies on a GPU alone; use int8 or int4 on a CPU")
     raise UsageError(
-        f"--quantization {quantization} is not supported; use int8 or int4, or a GGUF checkpoint"
+        f"--quantization {quantization} is not supported; use int8, int4 or fp8, or a checkpoint "
+        "that is quantised"
     )

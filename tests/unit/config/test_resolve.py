@@ -178,7 +178,8 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     ("options", "cause"),
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 is not available"),
-        ({"quantization": "awq"}, "--quantization awq is not available"),
+        ({"quantization": "hqq"}, "--quantization hqq is not available"),
+        ({"quantization": "awq"}, "--quantization awq needs a checkpoint"),
         ({"kv_cache_dtype": "fp8_inc"}, "--kv-cache-dtype fp8_inc is not available"),
         (
             {"calculate_kv_scales": True},

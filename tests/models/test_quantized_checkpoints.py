@@ -1,0 +1,182 @@
+"""Checkpoints of AWQ, GPTQ, fp8 and compressed-tensors are worth what their formats say."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.checkpoints import make_model, save
+from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
+from tests.models.runner import PagedRunner, load
+from tests.models.test_gguf import IDS
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.kernels.quantized import round_activations
+from vllm_lite.quantization.quantized import QuantizedKernel
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+SQUARE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+PACKED: dict[str, tuple[dict[str, Any], Quantise, str]] = {
+    "awq": (AWQ, awq(32), "Q5_0"),
+    "gptq": (GPTQ, gptq(32, 4, True, True), "Q4_0"),
+    "gptq whole": (GPTQ | {"group_size": -1}, gptq(-1, 4, True, True), "Q4_0"),
+    "gptq act-order": (GPTQ | {"desc_act": True}, gptq(32, 4, False, False), "Q5_0"),
+    "gptq v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(32, 4, False, True, 0), "Q5_0"),
+    "gptq 8": (GPTQ | {"bits": 8}, gptq(32, 8, True, True), "Q8_0"),
+}
+TENSORS: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+TOKENS = TENSORS | {"strategy": "token", "dynamic": True}
+CHANNELS = TENSORS | {"strategy": "channel"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def compressed(weights: dict[str, Any], inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, **changes}
+    return {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+
+
+E4M3, INT8 = torch.float8_e4m3fn, torch.int8
+INTEGERS = {"type": "int"}
+CODES: dict[str, tuple[dict[str, Any], Quantise]] = {
+    "fp8": (FP8, scaled(E4M3, "tensor", False)),
+    "fp8 static": (FP8 | {"activation_scheme": "static"}, scaled(E4M3, "tensor", True)),
+    "fp8 blocks": (FP8 | {"weight_block_size": [128, 128]}, scaled(E4M3, "block", False)),
+    "float channels": (compressed(CHANNELS, TOKENS), scaled(E4M3, "channel", False)),
+    "float tensors": (compressed(TENSORS, TENSORS), scaled(E4M3, "tensor", True)),
+    "int channels": (
+        compressed(CHANNELS | INTEGERS, TOKENS | INTEGERS),
+        scaled(INT8, "channel", False),
+    ),
+}
+
+
+def logits(model: Any) -> torch.Tensor:
+    return PagedRunner(model).step({"a": IDS})["a"].float()
+
+
+def layers(model: Any) -> dict[str, Any]:
+    return {name: m for name, m in model.named_modules() if name.endswith("_proj")}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_integers_are_multiplied_as_they_are(name: str, tmp_path: Path) -> None:
+    settings, quantise, kind = PACKED[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **SIZES)
+    exact = layers(load(plain))
+    model = load(packed)
+    for layer, module in layers(model).items():
+        assert [weight.format for weight in module.kernel.stored] == [kind]
+        x = torch.randn(7, SIZES["intermediate_size" if "down" in layer else "hidden_size"])
+        if "act-order" in name:  # groups of inputs that are rounded are others
+            torch.testing.assert_close(module.kernel(x), exact[layer].kernel(x), rtol=0.1, atol=0.1)
+            continue
+        want = exact[layer].kernel(round_activations(x))
+        torch.testing.assert_close(module.kernel(x), want, rtol=1e-4, atol=1e-4 * want.abs().max())
+    whole = logits(load(packed, quantization="dequantize"))
+    torch.testing.assert_close(whole, logits(load(plain)))
+
+
+def test_what_no_product_holds_is_expanded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, plain = write_pair(
+        tmp_path, GPTQ | {"bits": 8, "sym": False}, gptq(32, 8, False, True), **SIZES
+    )
+    logging.getLogger("vllm_lite").addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "vllm_lite"):
+        model = load(packed)
+    assert caplog.text.count("Some layers are expanded to float32") == 1
+    assert not any(isinstance(m.kernel, QuantizedKernel) for m in layers(model).values())
+    torch.testing.assert_close(logits(model), logits(load(plain)))
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_codes_of_one_byte_are_expanded_on_a_cpu(name: str, tmp_path: Path) -> None:
+    settings, quantise = CODES[name]
+    sizes = SQUARE if "blocks" in name else SIZES
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    torch.testing.assert_close(logits(load(packed)), logits(load(plain)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "hqq"}, "quantised by hqq"),
+        (AWQ | {"bits": 3}, "awq with bits 3; this build reads 4"),
+        (AWQ | {"version": "gemv"}, "with version 'gemv'; this build reads 'gemm'"),
+        (AWQ | {"modules_to_not_convert": ["lm_head", "model.layers.0"]}, "'model.layers.0' left"),
+        (GPTQ | {"bits": 2}, "bits 2; this build reads 4 or 8"),
+        (GPTQ | {"group_size": 48}, "group_size 48; this build reads -1 or a multiple of 32"),
+        (GPTQ | {"lm_head": True}, "lm_head True"),
+        (FP8 | {"weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
+        (compressed(CHANNELS | {"num_bits": 4}, TOKENS), "weights.num_bits 4"),
+        (compressed(CHANNELS, TOKENS | INTEGERS), "input_activations.type 'int'"),
+        (compressed(CHANNELS, TOKENS, targets=["re:.*"]), "targets"),
+        ({"quant_method": "compressed-tensors"}, "0 config_groups"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_error(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    packed, _ = write_pair(tmp_path, settings, lambda _, weight: ({"weight": weight}, weight))
+    with pytest.raises(CheckpointError, match=message):
+        load(packed)
+
+
+def test_a_checkpoint_must_be_what_it_says(tmp_path: Path) -> None:
+    packed, plain = write_pair(tmp_path, AWQ | {"group_size": 64}, awq(32), **SIZES)
+    with pytest.raises(CheckpointError, match="96 inputs of a layer are no groups of 64"):
+        load(packed)
+    with pytest.raises(UsageError, match=r"int4 does not fit .*quantised by awq"):
+        load(packed, quantization="int4")
+    with pytest.raises(UsageError, match="gptq needs a checkpoint that gptq quantised"):
+        load(plain, quantization="gptq")
+
+
+def test_groups_that_are_not_alike_are_refused(tmp_path: Path) -> None:
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = gptq(32, 4, True, True)(name, weight)
+        stored["g_idx"][0] = 1
+        return stored, worth
+
+    packed, _ = write_pair(tmp_path, GPTQ | {"desc_act": True}, quantise, **SIZES)
+    with pytest.raises(CheckpointError, match="g_idx does not name each group as often"):
+        load(packed)
+
+
+def test_narrow_numbers_are_no_plain_weights(tmp_path: Path) -> None:
+    packed, _ = write_pair(tmp_path, {}, scaled(INT8, "tensor", False), **SIZES)
+    with pytest.raises(CheckpointError, match="stored as I8; supported are F64"):
+        load(packed)
+
+
+@pytest.mark.parametrize("settings", [AWQ, GPTQ, FP8], ids=lambda s: s["quant_method"])
+def test_made_up_weights_have_a_quantised_model_s_shapes(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = save(make_model("llama", **SIZES, quantization_config=None), tmp_path)
+    model = load(path, load_format="dummy", hf_overrides={"quantization_config": settings})
+    assert logits(model).isfinite().all()
