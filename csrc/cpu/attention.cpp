@@ -109,12 +109,11 @@ class AttentionPlan {
     const int64_t scratch = kernels_.scratch_floats(max_rows, p_.head_size);
     thread_local Arena partials;
     partials_ = partials.reserve(partial_floats_);
-    parallel_for(pieces_.size(), 1, [&](int64_t begin, int64_t end) {
+    const int64_t num_runs = std::min<int64_t>(num_threads(), pieces_.size());
+    parallel_for(num_runs, 1, [&](int64_t, int64_t) {
       thread_local Arena arena;
       float* memory = arena.reserve(2 * state + scratch);
-      for (int64_t i = begin; i < end; ++i) {
-        run_piece(pieces_[i], memory, memory + state, memory + 2 * state);
-      }
+      run_pieces(memory, memory + state, memory + 2 * state);
     });
   }
 
@@ -175,13 +174,35 @@ class AttentionPlan {
     return work.tile.num_tokens * group_ * row_floats_;
   }
 
-  void run_piece(const Piece& piece, float* state, float* later, float* scratch) {
+  // Takes pieces one ahead, so that each can ask memory for the keys of the next; but not the last
+  // ones, which other threads may be waiting for.
+  void run_pieces(float* state, float* later, float* scratch) {
+    const int64_t count = pieces_.size();
+    for (int64_t piece = next_++; piece < count;) {
+      const bool is_ahead = count - next_ >= num_threads();
+      const int64_t next = is_ahead ? next_++ : count;
+      run_piece(pieces_[piece], first_span(next < count ? next : piece), state, later, scratch);
+      piece = is_ahead ? next : next_++;
+    }
+  }
+
+  AttentionSpan first_span(int64_t piece) const {
+    return {&tiles_[pieces_[piece].tile].tile, pieces_[piece].first_span};
+  }
+
+  void run_piece(const Piece& piece, const AttentionSpan& after, float* state, float* later,
+                 float* scratch) {
     const TileWork& work = tiles_[piece.tile];
     const int64_t rows = work.tile.num_tokens * group_;
+    const auto attend = [&](int64_t span, float* to) {
+      const AttentionSpan next = {&work.tile, span + 1};
+      kernels_.attend_span(p_, {&work.tile, span}, next.span < piece.end_span ? next : after, to,
+                           scratch);
+    };
     if (work.partials < 0) {
-      kernels_.attend_span(p_, work.tile, piece.first_span, state, scratch);
+      attend(piece.first_span, state);
       for (int64_t span = piece.first_span + 1; span < piece.end_span; ++span) {
-        kernels_.attend_span(p_, work.tile, span, later, scratch);
+        attend(span, later);
         kernels_.merge(rows, p_.head_size, state, later);
       }
       kernels_.write_output(p_, work.tile, state);
@@ -190,7 +211,7 @@ class AttentionPlan {
     float* states = partials_ + work.partials;
     const int64_t size = state_floats(work);
     for (int64_t span = piece.first_span; span < piece.end_span; ++span) {
-      kernels_.attend_span(p_, work.tile, span, states + (span - work.first_span) * size, scratch);
+      attend(span, states + (span - work.first_span) * size);
     }
     if (counters_[work.counter].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     for (int64_t span = work.first_span + 1; span < work.end_span; ++span) {
@@ -210,6 +231,7 @@ class AttentionPlan {
   float* partials_ = nullptr;
   std::vector<TileWork> tiles_;
   std::vector<Piece> pieces_;
+  std::atomic<int64_t> next_{0};  // piece to take
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
 };
 

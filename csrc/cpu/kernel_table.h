@@ -118,14 +118,21 @@ struct AttentionTile {
 // how tiles and spans are given to threads.
 constexpr int64_t kSpan = 512;
 
+// Positions [span, span + 1) * kSpan of a tile's context.
+struct AttentionSpan {
+  const AttentionTile* tile;
+  int64_t span;
+};
+
 // Softmax state of a tile's rows over some context: `rows` maxima, `rows` sums, then `rows`
 // weighted sums of values of padded_head_size floats each.
 struct AttentionKernels {
   int64_t (*padded_head_size)(int64_t head_size);
   int64_t (*scratch_floats)(int64_t rows, int64_t head_size);
-  // Overwrites `state` with the attention of the tile to positions [span, span + 1) * kSpan.
-  void (*attend_span)(const Attention&, const AttentionTile&, int64_t span, float* state,
-                      float* scratch);
+  // Overwrites `state` with the attention of a tile to a span of its context. Meanwhile asks memory
+  // for what this thread attends to `after` it.
+  void (*attend_span)(const Attention&, const AttentionSpan&, const AttentionSpan& after,
+                      float* state, float* scratch);
   void (*merge)(int64_t rows, int64_t head_size, float* state, const float* later);
   void (*write_output)(const Attention&, const AttentionTile&, const float* state);
 };

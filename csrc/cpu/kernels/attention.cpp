@@ -29,10 +29,15 @@ inline void with_constant(int64_t n, Body&& body) {
 
 // ---- arithmetic
 
-template <class Dot, int R, int V>
+template <class Dot, int R, int V, class Cache>
 inline void score_keys(const typename Dot::Element* query, int64_t row_size,
-                       const typename Dot::Element* keys, int64_t steps, float* scores) {
-  Vec sums[R][V] = {};
+                       const typename Dot::Element* keys, int64_t steps, RowsAhead<Cache>& next,
+                       float* scores) {
+  RowsAhead<Cache> ahead = next;
+  Vec sums[R][V];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) sums[r][v] = Vec{};
+  }
   for (int64_t step = 0; step < steps; ++step) {
     Vec key[V];
     for (int v = 0; v < V; ++v) memcpy(&key[v], keys + step * kKeys + v * kLanes, sizeof(Vec));
@@ -40,47 +45,56 @@ inline void score_keys(const typename Dot::Element* query, int64_t row_size,
       const Vec element = Dot::spread(query[r * row_size + step]);
       for (int v = 0; v < V; ++v) sums[r][v] = Dot::step(sums[r][v], element, key[v]);
     }
+    ahead.ask(1);
   }
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) store(scores + r * kKeys + v * kLanes, sums[r][v]);
   }
+  next = ahead;
 }
 
-template <class Dot, int R, int V, class Value>
+template <class Dot, int R, int V, class Value, class Cache>
 inline void add_values(const typename Dot::Element* weights, const Value* const* values,
-                       const Value* const* next, int64_t num_keys, int64_t offset, float* sums,
+                       RowsAhead<Cache>& next, int64_t num_keys, int64_t offset, float* sums,
                        int64_t row_size) {
+  RowsAhead<Cache> ahead = next;
   Vec sum[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) sum[r][v] = load(sums + r * row_size + offset + v * kLanes);
   }
   for (int64_t step = 0; step < ceil_divide(num_keys, Dot::kKeysPerStep); ++step) {
-    for (int i = 0; next != nullptr && i < Dot::kKeysPerStep; ++i) {
-      prefetch(next[step * Dot::kKeysPerStep + i] + offset, V * kLanes * sizeof(Value));
-    }
     Vec value[V];
-    for (int v = 0; v < V; ++v) {
-      value[v] = Dot::load_values(values, step, offset + v * kLanes, kLanes);
+    constexpr bool kTwo = V % 2 == 0 && requires {
+      Dot::load_values(values, step, offset, value[0], value[0]);
+    };
+    for (int v = 0; v < V; v += 1 + kTwo) {
+      if constexpr (kTwo) {
+        Dot::load_values(values, step, offset + v * kLanes, value[v], value[v + 1]);
+      } else {
+        value[v] = Dot::load_values(values, step, offset + v * kLanes, kLanes);
+      }
     }
     for (int r = 0; r < R; ++r) {
       const Vec weight = Dot::spread(weights[r * kKeys + step]);
       for (int v = 0; v < V; ++v) sum[r][v] = Dot::step(sum[r][v], weight, value[v]);
     }
+    ahead.ask(2);
   }
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) store(sums + r * row_size + offset + v * kLanes, sum[r][v]);
   }
+  next = ahead;
 }
 
-template <class Dot, int R, class Value>
+template <class Dot, int R, class Value, class Cache>
 inline void add_value_rows(const float* weights, const Value* const* values,
-                           const Value* const* next, int64_t num_keys, float* sums,
+                           RowsAhead<Cache>& ahead, int64_t num_keys, float* sums,
                            int64_t row_size) {
   const auto* elements = reinterpret_cast<const typename Dot::Element*>(weights);
   for (int64_t offset = 0; offset < row_size;) {
     const int64_t vectors = min_of<int64_t>(kMaxVectors, (row_size - offset) / kLanes);
     with_constant<kMaxVectors>(vectors, [&](auto v) {
-      add_values<Dot, R, decltype(v)::value>(elements, values, next, num_keys, offset, sums,
+      add_values<Dot, R, decltype(v)::value>(elements, values, ahead, num_keys, offset, sums,
                                              row_size);
     });
     offset += vectors * kLanes;
@@ -160,16 +174,19 @@ struct Scratch {
         keys(query + rows * row_size),
         values(keys + kKeys * row_size),
         scores(values + kKeys * row_size),
-        sums(reinterpret_cast<Vec*>(scores + kMaxRows * kKeys)) {}
+        sums(reinterpret_cast<Vec*>(scores + kMaxRows * kKeys)),
+        gathered(reinterpret_cast<char*>(sums + rows)) {}
   float* query;
   float* keys;
   float* values;
   float* scores;
   Vec* sums;
+  char* gathered;
 };
 
 int64_t scratch_floats(int64_t rows, int64_t head_size) {
-  return (rows + 2 * kKeys) * padded_head_size(head_size) + kMaxRows * kKeys + rows * kLanes;
+  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kMaxRows * kKeys +
+         rows * kLanes;
 }
 
 // What the rows of a tile have come to: views of `state` and of the scratch memory.
@@ -189,19 +206,19 @@ struct PackedBlock {
   int64_t num_keys;
   const Element* keys;
   const Value* const* values;
-  const Value* const* next_values;  // to ask memory for meanwhile, or null
   const RowScales* scales;          // or null
 };
 
 // One pass of R rows, from `first` on, over a block.
-template <class Dot, int R, class Value>
+template <class Dot, int R, class Value, class Cache>
 void attend_rows(const Attention& p, const AttentionTile& tile,
                  const TileRows<typename Dot::Element>& rows, int64_t first,
-                 const PackedBlock<typename Dot::Element, Value>& block, float* scores) {
+                 const PackedBlock<typename Dot::Element, Value>& block, RowsAhead<Cache>& ahead,
+                 float* scores) {
   const int64_t group = p.num_heads / p.num_kv_heads;
   for (int v = 0; v < kKeyVectors; v += kMaxVectors) {
     score_keys<Dot, R, kMaxVectors>(rows.query + first * rows.row_size, rows.row_size,
-                                    block.keys + v * kLanes, Dot::steps(p.head_size),
+                                    block.keys + v * kLanes, Dot::steps(p.head_size), ahead,
                                     scores + v * kLanes);
   }
   int64_t visible_end = 0;
@@ -213,16 +230,31 @@ void attend_rows(const Attention& p, const AttentionTile& tile,
         p, scores + (r - first) * kKeys, block.scales,
         max_of<int64_t>(0, oldest - block.position), visible_end,
         {rows.maxima + r, rows.sums + r, rows.values + r * rows.row_size}, rows.row_size);
+    ahead.ask(8);
   }
   // The last row sees the most keys.
-  add_value_rows<Dot, R>(scores, block.values, block.next_values, visible_end,
+  add_value_rows<Dot, R>(scores, block.values, ahead, visible_end,
                          rows.values + first * rows.row_size, rows.row_size);
 }
 
+// The part of a span that some row of the tile sees, from the start of a block of keys on.
+struct Positions {
+  Positions(const Attention& p, const AttentionSpan& of) {
+    const AttentionTile& tile = *of.tile;
+    const int64_t window = p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
+    const int64_t oldest = max_of<int64_t>(0, tile.first_position - window + 1);
+    begin = max_of(of.span * kSpan, oldest / kKeys * kKeys);
+    end = min_of((of.span + 1) * kSpan, tile.first_position + tile.num_tokens);
+  }
+  int64_t begin;
+  int64_t end;
+};
+
 template <class Dot, class Cache>
-void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
+void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& after, float* state,
             float* memory) {
   using Element = typename Dot::Element;
+  const AttentionTile& tile = *of.tile;
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t num_rows = tile.num_tokens * group;
   const int64_t row_size = padded_head_size(p.head_size);
@@ -238,10 +270,8 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
     pack_query<float>(p, tile, row_size, query);
   }
 
+  const Positions seen(p, of), later(p, after);
   const int64_t window = p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
-  const int64_t oldest = max_of<int64_t>(0, tile.first_position - window + 1);
-  const int64_t begin = max_of(span * kSpan, oldest / kKeys * kKeys);
-  const int64_t end = min_of((span + 1) * kSpan, tile.first_position + tile.num_tokens);
   const int64_t rows_at_once = ceil_divide(num_rows, ceil_divide(num_rows, kMaxRows));
   // Elements are made of values once for all rows, unless there is but one group to use them.
   const bool pack = row_size != p.head_size || sizeof(Cache) == 1 ||
@@ -250,15 +280,21 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
   const Element* packed_values[kKeys];
   RowScales scales;
   const RowScales* used_scales = p.has_row_scales ? &scales : nullptr;
-  locate_keys(p, tile, begin, end, blocks[begin / kKeys % 2]);
-  for (int64_t key = begin; key < end; key += kKeys) {
+  const int64_t row_bytes = cached_row_size(p.head_size, p.has_row_scales) * sizeof(Cache);
+  locate_keys(p, tile, seen.begin, seen.end, blocks[seen.begin / kKeys % 2]);
+  for (int64_t key = seen.begin; key < seen.end; key += kKeys) {
     const KeyBlock<Cache>& block = blocks[key / kKeys % 2];
     KeyBlock<Cache>& next = blocks[(key / kKeys + 1) % 2];
-    locate_keys(p, tile, key + kKeys < end ? key + kKeys : key, end, next);
+    if (key + kKeys < seen.end) {
+      locate_keys(p, tile, key + kKeys, seen.end, next);
+    } else {
+      locate_keys(p, *after.tile, later.begin, later.end, next);
+    }
+    RowsAhead<Cache> ahead(next, row_bytes);
     if (p.has_row_scales) load_scales(block, p.head_size, scales);
-    pack_keys(block, next, p.head_size, keys);
+    pack_keys(block, ahead, p.head_size, row_bytes, scratch.gathered, keys);
     if (pack) {
-      pack_values<Dot>(block, next, p.head_size, row_size,
+      pack_values<Dot>(block, ahead, p.head_size, row_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
     for (int64_t first = 0; first < num_rows; first += rows_at_once) {
@@ -270,14 +306,14 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
         constexpr int R = decltype(constant)::value;
         if constexpr (sizeof(Cache) > 1) {
           if (!pack) {
-            const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values,
-                                                        next.values, nullptr};
-            return attend_rows<Dot, R>(p, tile, rows, first, stored, scratch.scores);
+            const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values(),
+                                                        nullptr};
+            return attend_rows<Dot, R>(p, tile, rows, first, stored, ahead, scratch.scores);
           }
         }
         const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
-                                                      nullptr, used_scales};
-        attend_rows<Dot, R>(p, tile, rows, first, packed, scratch.scores);
+                                                      used_scales};
+        attend_rows<Dot, R>(p, tile, rows, first, packed, ahead, scratch.scores);
       });
     }
   }
@@ -285,25 +321,25 @@ void attend(const Attention& p, const AttentionTile& tile, int64_t span, float* 
 }
 
 template <class Cache>
-void attend_narrow(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
-                   float* scratch) {
+void attend_narrow(const Attention& p, const AttentionSpan& of, const AttentionSpan& after,
+                   float* state, float* scratch) {
 #if defined(__AVX512BF16__)
   if (p.dtype == DType::kBFloat16) {
-    attend<BFloat16PairDot, Cache>(p, tile, span, state, scratch);
+    attend<BFloat16PairDot, Cache>(p, of, after, state, scratch);
     return;
   }
 #endif
-  attend<Float32Dot, Cache>(p, tile, span, state, scratch);
+  attend<Float32Dot, Cache>(p, of, after, state, scratch);
 }
 
-void attend_span(const Attention& p, const AttentionTile& tile, int64_t span, float* state,
-                 float* scratch) {
+void attend_span(const Attention& p, const AttentionSpan& of, const AttentionSpan& after,
+                 float* state, float* scratch) {
   switch (p.cache_dtype) {
-    case DType::kFloat32: return attend<Float32Dot, float>(p, tile, span, state, scratch);
-    case DType::kBFloat16: return attend_narrow<BFloat16>(p, tile, span, state, scratch);
-    case DType::kFloat8E4M3: return attend_narrow<Float8E4M3>(p, tile, span, state, scratch);
-    case DType::kFloat8E5M2: return attend_narrow<Float8E5M2>(p, tile, span, state, scratch);
-    case DType::kInt8: return attend_narrow<Int8>(p, tile, span, state, scratch);
+    case DType::kFloat32: return attend<Float32Dot, float>(p, of, after, state, scratch);
+    case DType::kBFloat16: return attend_narrow<BFloat16>(p, of, after, state, scratch);
+    case DType::kFloat8E4M3: return attend_narrow<Float8E4M3>(p, of, after, state, scratch);
+    case DType::kFloat8E5M2: return attend_narrow<Float8E5M2>(p, of, after, state, scratch);
+    case DType::kInt8: return attend_narrow<Int8>(p, of, after, state, scratch);
   }
 }
 

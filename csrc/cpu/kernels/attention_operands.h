@@ -61,6 +61,21 @@ struct BFloat16PairDot {
     const BitsVec odd = load_bytes(rows[2 * step + 1] + offset, count);
     return bit_cast<Vec>(decode_pairs(even | odd << 16, rows[0]));
   }
+  // Two vectors at once: half of the instructions.
+  static void load_values(const BFloat16* const* rows, int64_t step, int64_t offset, Vec& first,
+                          Vec& second) {
+    alignas(64) static constexpr auto kOrder = [] {
+      struct { uint16_t of[2][32]; } order{};
+      for (int i = 0; i < 64; ++i) order.of[i / 32][i % 32] = i / 2 + i % 2 * 32;
+      return order;
+    }();
+    const __m512i even = _mm512_loadu_si512(rows[2 * step] + offset);
+    const __m512i odd = _mm512_loadu_si512(rows[2 * step + 1] + offset);
+    first = bit_cast<Vec>(
+        _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.of[0]), odd));
+    second = bit_cast<Vec>(
+        _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.of[1]), odd));
+  }
   static Vec load_values(const uint32_t* const* rows, int64_t step, int64_t offset, int64_t) {
     Vec pairs;
     memcpy(&pairs, rows[step] + offset, sizeof pairs);
@@ -73,8 +88,10 @@ struct BFloat16PairDot {
 template <class Cache>
 struct KeyBlock {
   int64_t count;
-  const Cache* keys[kKeys];
-  const Cache* values[kKeys];
+  const Cache* rows[2 * kKeys];
+
+  const Cache* const* keys() const { return rows; }
+  const Cache* const* values() const { return rows + kKeys; }
 };
 
 // What the rows of a block are multiplied by, where they have scales: scores then take the scales
@@ -87,52 +104,113 @@ struct RowScales {
 template <class Cache>
 void load_scales(const KeyBlock<Cache>& block, int64_t head_size, RowScales& scales) {
   for (int i = 0; i < kKeys; ++i) {
-    memcpy(scales.keys + i, block.keys[i] + head_size, sizeof(float));
-    memcpy(scales.values + i, block.values[i] + head_size, sizeof(float));
+    memcpy(scales.keys + i, block.keys()[i] + head_size, sizeof(float));
+    memcpy(scales.values + i, block.values()[i] + head_size, sizeof(float));
   }
 }
 
+// Where the keys at positions [begin, end) lie, of which a block takes the first.
 template <class Cache>
 void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, int64_t end,
                  KeyBlock<Cache>& block) {
   block.count = min_of<int64_t>(kKeys, end - begin);
-  const Cache* key_cache = static_cast<const Cache*>(p.key_cache);
-  const Cache* value_cache = static_cast<const Cache*>(p.value_cache);
   const int64_t row_size = cached_row_size(p.head_size, p.has_row_scales);
   const int64_t head = tile.kv_head * p.block_size * row_size;
+  const Cache* key_cache = static_cast<const Cache*>(p.key_cache) + head;
+  const Cache* value_cache = static_cast<const Cache*>(p.value_cache) + head;
   int64_t index = begin / p.block_size;
   int64_t slot = begin % p.block_size;
-  for (int64_t i = 0; i < kKeys; ++i) {
-    if (i >= block.count) {
-      block.keys[i] = block.keys[block.count - 1];
-      block.values[i] = block.values[block.count - 1];
-      continue;
-    }
+  for (int64_t i = 0; i < block.count; ++index, slot = 0) {
     const int64_t id = tile.blocks[index];
-    block.keys[i] = key_cache + id * p.key_block_stride + head + slot * row_size;
-    block.values[i] = value_cache + id * p.value_block_stride + head + slot * row_size;
-    if (++slot == p.block_size) slot = 0, ++index;
+    const Cache* key = key_cache + id * p.key_block_stride + slot * row_size;
+    const Cache* value = value_cache + id * p.value_block_stride + slot * row_size;
+    const int64_t last = min_of(block.count, i + p.block_size - slot);
+    for (; i < last; ++i, key += row_size, value += row_size) {
+      block.rows[i] = key;
+      block.rows[kKeys + i] = value;
+    }
+  }
+  for (int64_t i = block.count; i < kKeys; ++i) {
+    block.rows[i] = block.rows[block.count - 1];
+    block.rows[kKeys + i] = block.rows[kKeys + block.count - 1];
   }
 }
 
-// Blocks of a cache lie anywhere in memory, where the hardware foresees little. So each pass over a
-// block asks for the same part of the next one, little by little: a burst of requests would stall.
-inline void prefetch(const void* from, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += kCacheLine) {
-    __builtin_prefetch(static_cast<const char*>(from) + line);
+// Blocks of a cache lie anywhere in memory, where the hardware foresees little. So all work on a
+// block asks for rows of the next one, little by little: memory takes as long to bring a block as
+// its few rows of queries do to use one, and a burst of requests would stall.
+template <class Cache>
+class RowsAhead {
+ public:
+  RowsAhead(const KeyBlock<Cache>& block, int64_t row_bytes)
+      : rows_(block.rows), row_bytes_(row_bytes) {}
+  void ask(int64_t count) {
+    for (; count > 0 && next_ < 2 * kKeys; --count) {
+      const char* row = reinterpret_cast<const char*>(rows_[next_++]);
+      __builtin_prefetch(row);
+      for (int64_t i = kCacheLine; i < row_bytes_; i += kCacheLine) __builtin_prefetch(row + i);
+    }
   }
+
+ private:
+  const Cache* const* rows_;
+  int64_t row_bytes_;
+  int64_t next_ = 0;
+};
+
+// kLanes rows: four and four lie one after the other, `stride` bytes apart.
+struct FoursOfRows {
+  const char* fours[kLanes / 4];
+  int64_t stride;
+};
+
+// Rows as they lie, if four and four do so as they must; else they are copied to `scratch`, and
+// zeros follow up to whole quarters of vectors.
+inline FoursOfRows gather_rows(const char* const* rows, int64_t stride, int64_t bytes,
+                               char* scratch) {
+  FoursOfRows gathered;
+  bool is_usable = bytes % 16 == 0;
+  for (int i = 0; i < kLanes; i += 4) {
+    gathered.fours[i / 4] = rows[i];
+    for (int k = 1; k < 4; ++k) is_usable &= rows[i + k] == rows[i] + k * stride;
+  }
+  gathered.stride = stride;
+  if (is_usable) return gathered;
+  gathered.stride = round_up(bytes, 16);
+  for (int i = 0; i < kLanes; ++i, scratch += gathered.stride) {
+    if (i % 4 == 0) gathered.fours[i / 4] = scratch;
+    memcpy(scratch, rows[i], bytes);
+    memset(scratch + bytes, 0, gathered.stride - bytes);
+  }
+  return gathered;
 }
 
-inline BitsVec load_words(const void* from, int64_t bytes) {
-  BitsVec words{};
-  if (bytes >= static_cast<int64_t>(sizeof words)) {
-    memcpy(&words, from, sizeof words);
-  } else {
-    uint8_t padded[sizeof words] = {};
-    memcpy(padded, from, bytes);
-    memcpy(&words, padded, sizeof words);
+// 16 bytes each of rows i, 4 + i, 8 + i, ...
+inline BitsVec load_quarters(const FoursOfRows& rows, int i, int64_t offset) {
+  offset += i * rows.stride;
+#if defined(__AVX512F__)
+  const auto quarter = [&](int k) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.fours[k] + offset));
+  };
+  __m512i all = _mm512_zextsi128_si512(quarter(0));
+  all = _mm512_mask_broadcast_i32x4(all, 0x00f0, quarter(1));
+  all = _mm512_mask_broadcast_i32x4(all, 0x0f00, quarter(2));
+  return bit_cast<BitsVec>(_mm512_mask_broadcast_i32x4(all, 0xf000, quarter(3)));
+#else
+  BitsVec all;
+  for (int k = 0; k < kLanes / 4; ++k) {
+    memcpy(reinterpret_cast<char*>(&all) + 16 * k, rows.fours[k] + offset, 16);
   }
-  return words;
+  return all;
+#endif
+}
+
+// Four words of kLanes rows, one row a lane. Loads put quarters of vectors in their places, which
+// saves half of a transposition's shuffles.
+inline void load_words(const FoursOfRows& rows, int64_t offset, BitsVec (&words)[4]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) words[i] = load_quarters(rows, i, offset);
+  transpose_quarters(words);
 }
 
 inline void store_words(void* to, BitsVec words) { memcpy(to, &words, sizeof words); }
@@ -171,48 +249,56 @@ inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec wor
 }
 #endif
 
-// Transposes keys to packed [dimension (or pair), kKeys].
+// Transposes keys to packed [dimension (or pair), kKeys]. `scratch` holds kLanes rows.
 template <class Element, class Cache>
-void pack_keys(const KeyBlock<Cache>& block, const KeyBlock<Cache>& next, int64_t head_size,
-               Element* packed) {
+void pack_keys(const KeyBlock<Cache>& block, RowsAhead<Cache>& next, int64_t head_size,
+               int64_t row_bytes, char* scratch, Element* packed) {
   const int64_t bytes = head_size * sizeof(Cache);
-  const int64_t num_words = (bytes + 3) / 4;
+  const int64_t num_words = ceil_divide(bytes, 4);
+  const Cache* const type = nullptr;
+  RowsAhead<Cache> ahead = next;
   // Scores of keys beyond the last are garbage that the softmax masks.
   for (int first = 0; first < block.count; first += kLanes) {
-    for (int64_t word = 0; word < num_words; word += kLanes) {
-      BitsVec rows[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const char* key = reinterpret_cast<const char*>(block.keys[first + i]);
-        const char* next_key = reinterpret_cast<const char*>(next.keys[first + i]);
-        prefetch(next_key + 4 * word, min_of<int64_t>(sizeof rows[i], bytes - 4 * word));
-        rows[i] = load_words(key + 4 * word, bytes - 4 * word);
+    const FoursOfRows rows =
+        gather_rows(reinterpret_cast<const char* const*>(block.keys() + first), row_bytes, bytes,
+                    scratch);
+    int64_t word = 0;
+    for (; word + 4 <= num_words; word += 4) {
+      BitsVec words[4];
+      load_words(rows, 4 * word, words);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        store_key_words(packed + first, word + i, head_size, words[i], type);
       }
-      transpose(rows);
-      const int64_t count = min_of<int64_t>(kLanes, num_words - word);
-      for (int64_t i = 0; i < count; ++i) {
-        store_key_words(packed + first, word + i, head_size, rows[i],
-                        static_cast<const Cache*>(nullptr));
+      ahead.ask(1);
+    }
+    if (word < num_words) {
+      BitsVec words[4];
+      load_words(rows, 4 * word, words);
+      for (int i = 0; word + i < num_words; ++i) {
+        store_key_words(packed + first, word + i, head_size, words[i], type);
       }
     }
   }
+  next = ahead;
 }
 
 // Makes elements of values, once for all rows: packed [steps, padded head size].
 template <class Dot, class Cache>
-void pack_values(const KeyBlock<Cache>& block, const KeyBlock<Cache>& next, int64_t head_size,
+void pack_values(const KeyBlock<Cache>& block, RowsAhead<Cache>& next, int64_t head_size,
                  int64_t row_size, typename Dot::Element* packed,
                  const typename Dot::Element* (&rows)[kKeys]) {
+  RowsAhead<Cache> ahead = next;
   for (int64_t step = 0; step < ceil_divide(block.count, Dot::kKeysPerStep); ++step) {
-    for (int i = 0; i < Dot::kKeysPerStep; ++i) {
-      prefetch(next.values[step * Dot::kKeysPerStep + i], head_size * sizeof(Cache));
-    }
     for_each_vector(head_size, [&](int64_t d, int64_t count) {
-      const Vec elements = Dot::load_values(block.values, step, d, count);
+      const Vec elements = Dot::load_values(block.values(), step, d, count);
       memcpy(packed + d, &elements, sizeof elements);
     });
     rows[step] = packed;
     packed += row_size;
+    ahead.ask(2);
   }
+  next = ahead;
 }
 
 template <class Query>

@@ -220,40 +220,35 @@ static inline float exponential(float x) { return exponential(broadcast(x))[0]; 
 
 // ---- layout
 
-// a0 b0 a1 b1 ... of the lower (upper) halves.
+// a0 b0 a1 b1 (a2 b2 a3 b3) of every four lanes.
 static inline BitsVec interleave_low(BitsVec a, BitsVec b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
 #else
   return __builtin_shufflevector(a, b, 0, 4, 1, 5);
 #endif
 }
 static inline BitsVec interleave_high(BitsVec a, BitsVec b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
-                                 31);
+  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
 #else
   return __builtin_shufflevector(a, b, 2, 6, 3, 7);
 #endif
 }
 
-// Swaps rows and columns. An interleave of both halves rotates the bits of an element's
-// (row, column) address by one; after log2(kLanes) of them row and column have changed places.
-static inline void transpose(BitsVec (&rows)[kLanes]) {
+// Swaps rows and columns of the square that every four lanes of four vectors are. An interleave
+// rotates the bits of an element's (row, column) address by one; two of them change places.
+static inline void transpose_quarters(BitsVec (&rows)[4]) {
+#pragma GCC unroll 2
+  for (int stage = 0; stage < 2; ++stage) {
+    const BitsVec next[4] = {interleave_low(rows[0], rows[2]), interleave_high(rows[0], rows[2]),
+                             interleave_low(rows[1], rows[3]), interleave_high(rows[1], rows[3])};
 #pragma GCC unroll 4
-  for (int stage = kLanes; stage > 1; stage /= 2) {
-    BitsVec next[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
-      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+    for (int i = 0; i < 4; ++i) rows[i] = next[i];
   }
 }
 
