@@ -1,6 +1,7 @@
 """An engine core in the caller's own thread: a CoreClient whose get_output() runs a step.
 
-For offline use without a child process, and for tests.
+For offline use without a child process, and for tests. VLLM_CPU_OMP_THREADS_BIND binds that
+thread too: it computes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.messages import StepOutputs
 from vllm_lite.executor.executor import Executor
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.platform import bind_compute_threads
 from vllm_lite.structured_output.grammar import Refusal
 from vllm_lite.structured_output.grammar_cache import outcome
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
@@ -25,6 +27,7 @@ class InprocClient:
     def __init__(
         self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
     ) -> None:
+        bind_compute_threads()
         self.core = EngineCore(config, executor_class)
         self.ready = self.core.describe()
         self._is_open = True
