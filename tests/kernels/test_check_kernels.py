@@ -77,3 +77,25 @@ def test_a_wrong_number_is_noticed() -> None:
     right, allowed = check_kernels.check(case, ops, "cpu")
     wrong, _ = check_kernels.check(case, Wrong(), "cpu")
     assert right <= allowed < wrong
+
+
+def test_a_case_that_raises_is_wrong_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import argparse
+
+    import check_kernels
+    import kernel_cases
+
+    first, second, *_ = kernel_cases.layer_cases(torch.float16, 3, 64)
+
+    class Broken:
+        fused_add_rms_norm = staticmethod(ops.fused_add_rms_norm)
+
+    jobs = [("triton", first, Broken()), ("triton", second, Broken())]
+    monkeypatch.setattr(check_kernels, "jobs", lambda *_: jobs)
+    args = argparse.Namespace(dry_run=True, small=False, only="", share="0/1", budget_s=60.0)
+    results, num_left = check_kernels.check_all(args)
+    assert num_left == 0
+    assert "rms_norm" in results[0]["failure"] and results[0]["error"] == check_kernels.FAILED
+    assert results[1]["error"] <= results[1]["allowed"]
+    args.budget_s = 0.0
+    assert check_kernels.check_all(args) == ([], 2)
