@@ -8,10 +8,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from vllm_lite.config.gpu import GPU_BACKENDS
 from vllm_lite.errors import UsageError
 
-# vLLM's names, and CUDA for this package's own kernels; the first is the default.
-BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA")
 _BUILD = "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc"
 
 
@@ -21,16 +20,17 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
     They are Triton's, but for those that the backend has of its own. Attention is the same bits
     for a token alone and in any batch where it must be `deterministic`.
     """
-    name = backend or BACKENDS[0]
-    if name not in BACKENDS:
+    name = backend or GPU_BACKENDS[0]
+    if name not in GPU_BACKENDS:
         raise UsageError(
             f"--attention-backend {name} has no kernels in this build; "
-            f"use {', '.join(BACKENDS)} or leave it out"
+            f"use {', '.join(GPU_BACKENDS)} or leave it out"
         )
-    if deterministic and name != BACKENDS[0]:
+    if deterministic and name != GPU_BACKENDS[0]:
         raise UsageError(
             f"--deterministic (VLLM_BATCH_INVARIANT) cannot be kept by --attention-backend {name}, "
-            f"which attends to prompts and to single tokens in different orders; use {BACKENDS[0]}"
+            "which attends to prompts and to single tokens in different orders; use "
+            f"{GPU_BACKENDS[0]}"
         )
     try:
         from vllm_lite.kernels.triton import ops, tuning

@@ -34,6 +34,8 @@ class CudaDevice:
                 f"{capability[0]}.{capability[1]}, and the kernels need 8.0 or newer; "
                 "use --device cpu"
             )
+        # One for all captures: cuBLAS keeps a workspace for each stream that it ever worked on.
+        self._capturing = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def read_memory(self) -> DeviceMemory:
         """The driver's and torch's numbers, once the device has done what it was given."""
@@ -54,23 +56,25 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def make_graph_maker(self) -> CudaGraphMaker:
-        """Graphs in one memory pool."""
-        return CudaGraphMaker()
+        """Graphs in a memory pool of their own."""
+        return CudaGraphMaker(self._capturing)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether torch's allocator got no more."""
-        return isinstance(error, torch.OutOfMemoryError)
+        """Whether torch's allocator got no more, or the driver for a kernel's code."""
+        return isinstance(error, torch.OutOfMemoryError) or (
+            _is_of_driver(error) and "out of memory" in str(error)
+        )
 
     def is_broken(self, error: BaseException) -> bool:
         """Whether CUDA reported an error: all later calls of this process fail too."""
-        return isinstance(error, torch.AcceleratorError)
+        return _is_of_driver(error) and not self.is_out_of_memory(error)
 
 
 class CudaGraphMaker:
     """CUDA graphs in one memory pool, captured on one stream."""
 
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -105,6 +109,11 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _is_of_driver(error: BaseException) -> bool:
+    # Triton tells the driver's errors in a RuntimeError that says so.
+    return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
 
 
 def _check_torch() -> None:

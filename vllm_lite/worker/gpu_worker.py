@@ -58,7 +58,9 @@ class GpuWorker:
         self._runner: DeviceRunner | None = None
         num_threads = min(platform.num_compute_threads(), _MOST_THREADS)
         torch.set_num_threads(num_threads)
-        dispatch.select_ops(self._device.torch_device.type, config.attention.backend)
+        dispatch.select_ops(
+            self._device.torch_device.type, config.attention.backend, config.model.deterministic
+        )
         dispatch.set_num_threads(num_threads)
         self._start = self._device.read_memory()
         granted_bytes(config, self._start)
