@@ -10,7 +10,6 @@ from pathlib import Path
 from vllm_lite import envs
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-_CUDA_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 
 @cache
@@ -31,9 +30,12 @@ def has_native_bfloat16() -> bool:
     return bool(_BF16_FLAGS & cpu_flags())
 
 
-def has_cuda_device() -> bool:
-    """Whether an NVIDIA driver is present."""
-    return any(Path(sign).exists() for sign in _CUDA_SIGNS)
+def has_cuda_device(devices: Path = Path("/dev")) -> bool:
+    """Whether there is an NVIDIA GPU that this process may open.
+
+    The driver's own files say less: a container sees those of its host without having the GPU.
+    """
+    return (devices / "dxg").exists() or any(devices.glob("nvidia[0-9]*"))
 
 
 def cuda_obstacle() -> str | None:
@@ -42,7 +44,7 @@ def cuda_obstacle() -> str | None:
     Torch is looked at, not imported; what only the driver knows is checked where it is loaded.
     """
     if not has_cuda_device():
-        return "no NVIDIA driver is loaded on this machine; install one"
+        return "this machine, or this container, has no NVIDIA GPU with a driver; give it one"
     if envs.CUDA_VISIBLE_DEVICES is not None and not _names_a_device(envs.CUDA_VISIBLE_DEVICES):
         return "CUDA_VISIBLE_DEVICES hides every GPU; unset it"
     if _torch_is_for_cpus():

@@ -49,8 +49,7 @@ class CudaDevice:
         )
 
     def trim_memory(self) -> None:
-        """Also collects Python's own garbage first, which may hold tensors."""
-        gc.collect()
+        """Frees of what other streams used count once those have come so far."""
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)

@@ -174,7 +174,8 @@ class DeviceInputs:
         )
 
     def _block_table(self, rows: StepRows, width: int) -> Tensor:
-        table = self._blocks[rows.slots, :width]
+        # Whole rows, whatever the width: kernels are compiled for a stride.
+        table = self._blocks[rows.slots][:, :width]
         if self._window is None:
             return table
         oldest = (rows.starts - self._window + 1).clamp(min=0) // self._host_blocks.block_size

@@ -7,6 +7,7 @@ through `Device`. Order of calls: as StepWorker's.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_runner import DeviceRunner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
-from vllm_lite.worker.largest_step import largest_step
+from vllm_lite.worker.trial_steps import trial_steps
 
 logger = init_logger(__name__)
 
@@ -89,6 +90,8 @@ class GpuWorker:
         )
         with self._room_for(what, fix):
             stepped, graphs = self._try_out(spec)
+        # What was tried out refers to itself: only now is its memory free.
+        gc.collect()
         self._device.trim_memory()
         self._use = measured_use(self._start, self._loaded, stepped, graphs)
         timeline.mark("largest step")
@@ -129,7 +132,7 @@ class GpuWorker:
         return DeviceRunner(self._config, plan, self._model, self._device, self._graph_sizes)
 
     def _try_out(self, spec: KVCacheSpec) -> tuple[DeviceMemory, int]:
-        """A reading after the largest step, and the bytes that all graphs would take.
+        """A reading after the trial steps, and the bytes that all graphs would take.
 
         With a cache of one block, which goes as it came.
         """
@@ -137,7 +140,8 @@ class GpuWorker:
         plan = KVCachePlan(spec, 1, block_size, block_size * spec.bytes_per_token)
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
         runner = self._make_runner(plan)
-        runner.submit(largest_step(self._config)).get()
+        for step in trial_steps(self._config):
+            runner.submit(step).get()
         stepped = self._device.read_memory()
         self._device.trim_memory()
         frees = [self._device.read_memory().free]
@@ -201,5 +205,5 @@ def _noticing(device: Device) -> Iterator[None]:
     except Exception as error:
         if not device.is_broken(error):
             raise
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise EngineDeadError(f"the {device.name} failed: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_each_lack_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES" in (machine.cuda_obstacle() or "")
     monkeypatch.setattr(machine, "has_cuda_device", lambda: False)
-    assert "no NVIDIA driver" in (machine.cuda_obstacle() or "")
+    assert "no NVIDIA GPU" in (machine.cuda_obstacle() or "")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -41,6 +42,13 @@ def test_devices_may_be_hidden(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (machine.cuda_obstacle() is None) == is_free
+
+
+def test_a_gpu_is_a_device_and_no_drivers_file(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    assert not machine.has_cuda_device(tmp_path)
+    (tmp_path / "nvidia3").touch()
+    assert machine.has_cuda_device(tmp_path)
 
 
 def test_torchs_build_is_read_and_not_run() -> None:

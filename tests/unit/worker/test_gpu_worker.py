@@ -19,7 +19,7 @@ from vllm_lite.executor.select import make_executor
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import gpu_worker
 from vllm_lite.worker.gpu_worker import GpuWorker
-from vllm_lite.worker.largest_step import largest_step
+from vllm_lite.worker.trial_steps import trial_steps
 
 SIZES = [1, 2, 4]
 
@@ -126,16 +126,18 @@ def test_a_broken_device_ends_the_engine_with_its_cause(
 
 def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
     config = make_config(model, max_num_batched_tokens=30, max_num_seqs=4)
-    largest = largest_step(config)
-    assert largest.total_num_scheduled_tokens == sum(largest.num_scheduled_tokens.values()) == 30
-    assert len(largest.new_requests) == 4
-    for request in largest.new_requests:
-        # All of them sample.
-        count = largest.num_scheduled_tokens[request.request_id]
-        assert request.num_computed_tokens + count == len(request.prompt_token_ids)
+    largest, *small = trial_steps(config)
+    assert largest.total_num_scheduled_tokens == 30 and len(largest.new_requests) == 4
     assert len(largest.new_requests[0].prompt_token_ids) == 64
     cut = make_config(model, max_num_batched_tokens=1000, max_num_seqs=4)
-    assert largest_step(cut).total_num_scheduled_tokens == 4 * 64
+    assert trial_steps(cut)[0].total_num_scheduled_tokens == 4 * 64
+    assert [step.total_num_scheduled_tokens for step in small] == [7, 16, 21]
+    for step in (largest, *small):
+        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
+        for new in step.new_requests:
+            # All of them sample.
+            count = step.num_scheduled_tokens[new.request_id]
+            assert new.num_computed_tokens + count == len(new.prompt_token_ids)
 
 
 def test_a_gpu_is_asked_for_and_missing_is_one_error(model: str) -> None:

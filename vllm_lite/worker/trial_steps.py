@@ -1,0 +1,66 @@
+"""Steps to be run once at start: the one that takes the most memory, and some small ones.
+
+The largest has as many requests and tokens as a step may have, a context of full length among them,
+and every row drawn with filters, penalties and log-probabilities. The small ones have kernels
+compiled before a request waits for them: Triton makes another for a number that is 1, and for
+one that 16 divides. Knows no device; all blocks are the null block, so that any cache will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import NewRequestData, SchedulerOutput
+from vllm_lite.sampling_params import SamplingParams
+
+_COSTLY = SamplingParams(
+    temperature=1.0, top_k=50, top_p=0.9, frequency_penalty=0.1, logprobs=1, seed=0
+)
+_GREEDY = SamplingParams(temperature=0.0)
+# Requests, and tokens of each.
+_SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
+
+
+def trial_steps(config: VllmConfig) -> list[SchedulerOutput]:
+    """To be submitted in this order, each after the last one's answer. The largest comes first."""
+    steps = [_largest_step(config)]
+    scheduler = config.scheduler
+    for num_requests, count in _SMALL:
+        fits = num_requests * count <= scheduler.max_num_batched_tokens
+        if fits and num_requests <= scheduler.max_num_seqs and count < config.model.max_model_len:
+            counts = [count] * num_requests
+            steps.append(_step(config, counts, counts, _GREEDY, after=steps[-1]))
+    return steps
+
+
+def _largest_step(config: VllmConfig) -> SchedulerOutput:
+    """max_num_seqs requests that share max_num_batched_tokens."""
+    scheduler, max_len = config.scheduler, config.model.max_model_len
+    share, more = divmod(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    counts = [min(share + (i < more), max_len) for i in range(scheduler.max_num_seqs)]
+    # The first one ends a prompt as long as there may be.
+    return _step(config, [max_len, *counts[1:]], counts, _COSTLY)
+
+
+def _step(
+    config: VllmConfig,
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    sampling: SamplingParams,
+    after: SchedulerOutput | None = None,
+) -> SchedulerOutput:
+    """New requests of so many tokens, of which the last `counts` are computed; all sample."""
+    requests = [
+        NewRequestData(
+            request_id=f"trial-{i}",
+            prompt_token_ids=[0] * length,
+            sampling_params=sampling,
+            block_ids=[0] * -(-length // config.cache.block_size),
+            num_computed_tokens=length - count,
+        )
+        for i, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    scheduled = {new.request_id: count for new, count in zip(requests, counts, strict=True)}
+    finished = [] if after is None else list(after.num_scheduled_tokens)
+    return SchedulerOutput(requests, [], scheduled, sum(counts), finished, [])
