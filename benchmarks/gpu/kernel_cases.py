@@ -19,7 +19,9 @@ from vllm_lite.kernels import (
     reference_gated,
     reference_grouped,
     reference_logits,
+    reference_narrow_experts,
     reference_quantized,
+    reference_quantized_gated,
     reference_quantized_norms,
     reference_rotary_cache,
     reference_sampling,
@@ -276,6 +278,14 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
                 arguments,
                 tolerance=step,
             )
+        for name in ("silu_and_mul_quantized", "gelu_and_mul_quantized"):
+            yield Case(
+                f"{name} {dtype} to {narrow}",
+                reference_quantized_gated,
+                lambda o, t, _, name=name, narrow=narrow: read(getattr(o, name)(t[0], narrow)),
+                [torch.randn(rows, 2 * size).to(dtype)],
+                tolerance=step,
+            )
         if narrow is not torch.float8_e5m2:
             yield from product_cases(dtype, narrow, rows, size)
 
@@ -368,6 +378,33 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
         experts,
         lambda o, t, _: [o.experts_mlp(*t)],
         [x, ids, shares, up, down],
+        dtype,
+        ROUNDING[dtype],
+    )
+    narrow = reference_narrow_experts
+    codes = []
+    for weight in (up, down):
+        made = reference_quantized.quantize_rows(weight.flatten(0, 1), torch.int8)
+        codes += [made[0].view(weight.shape), made[1].view(weight.shape[:2])]
+    yield Case(
+        f"scaled_experts_mlp {dtype}",
+        narrow,
+        lambda o, t, _: [o.scaled_experts_mlp(*t)],
+        [x, ids, shares, *codes],
+        dtype,
+        0.05,  # a hidden number near the middle of two codes may become the other one
+    )
+    blocks = torch.randint(0, 256, (12 * 240, 3, 34), dtype=torch.uint8)
+    blocks[..., :2] = (torch.rand(12 * 240, 3, 1).half() / 500).view(torch.uint8)
+    grouped = [
+        from_gguf(blocks[: 12 * 64].flatten(), 8, 12 * 64),
+        from_gguf(blocks[12 * 64 : 12 * 160, :1].flatten(), 8, 12 * 96),
+    ]
+    yield Case(
+        f"grouped_experts_mlp {dtype}",
+        narrow,
+        lambda o, t, _: [o.grouped_experts_mlp(*t)],
+        [x, ids, shares, *grouped],
         dtype,
         ROUNDING[dtype],
     )

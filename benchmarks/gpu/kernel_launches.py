@@ -88,6 +88,8 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
         ops.fused_add_rms_norm_quantized(x, tensor(rows, hidden), weight, 1e-5, dtype)
         ops.quantize_rows(tensor(rows, intermediate), dtype)
     ops.silu_and_mul(tensor(rows, 2 * intermediate))
+    for dtype in NARROW:
+        ops.silu_and_mul_quantized(tensor(rows, 2 * intermediate), dtype)
     for approximate in ("none", "tanh"):
         ops.gelu_and_mul(tensor(rows, 2 * intermediate), approximate)
     index = tensor(rows, dtype=torch.int64)
@@ -176,3 +178,25 @@ def launch_experts(rows: int) -> None:
     weights, ids = ops.route_topk(tensor(rows, 128), 8)
     gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
     ops.experts_mlp(tensor(16 * rows, 2048), ids.repeat(16, 1), weights, gate_up, down)
+    x, choices = tensor(16 * rows, 2048), (ids.repeat(16, 1), weights)
+    for dtype in NARROW:
+        codes = [weight.to(dtype) for weight in (gate_up, down)]
+        scales = [tensor(*weight.shape[:2], dtype=torch.float32) for weight in codes]
+        pairs = [codes[0], scales[0], codes[1], scales[1]]
+        ops.scaled_experts_mlp(x, *choices, *pairs)
+        ops.gelu_and_mul_quantized(tensor(rows, 2048), dtype)
+    grouped = [
+        from_gguf(
+            tensor(128 * weight.shape[1] * weight.shape[2] // 32 * 18, dtype=torch.uint8),
+            2,
+            128 * weight.shape[1],
+        )
+        for weight in (gate_up, down)
+    ]
+    ops.grouped_experts_mlp(x, *choices, *grouped)
+    awq = []
+    for outputs, inputs in ((1536, 2048), (2048, 768)):
+        words = tensor(inputs, 128 * outputs // 8, dtype=torch.int32)
+        zeros = tensor(inputs // 128, 128 * outputs // 8, dtype=torch.int32)
+        awq.append(from_awq(words, zeros, tensor(inputs // 128, 128 * outputs, dtype=torch.half)))
+    ops.grouped_experts_mlp(x, *choices, *awq)

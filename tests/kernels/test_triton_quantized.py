@@ -10,7 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels import reference_gated, reference_quantized, reference_quantized_norms
+from vllm_lite.kernels import (
+    reference_gated,
+    reference_quantized,
+    reference_quantized_gated,
+    reference_quantized_norms,
+)
 from vllm_lite.kernels.reference_quantized import LARGEST, SCALE_BLOCK
 from vllm_lite.kernels.triton import device, ops, tuning
 
@@ -74,6 +79,31 @@ def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: i
         moved = (ours[0].float() * ours[1] - theirs[0].float() * theirs[1]).abs()
         assert (moved > 0.13 * theirs[1] * LARGEST[dtype]).sum() == 0
         assert (ours[0].float() != theirs[0].float()).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("rows", "stored", "size"), [(1, torch.float32, 577), (3, torch.half, 64)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_gated_activations_may_end_in_codes(
+    dtype: torch.dtype, rows: int, stored: torch.dtype, size: int
+) -> None:
+    x = torch.randn(rows, 2 * size + 3).mul(2).to(stored)[:, : 2 * size]
+    x[0, 0] = INFINITY if rows > 1 else 1.0
+    for name, more in (
+        ("silu_and_mul_quantized", ()),
+        ("gelu_and_mul_quantized", ("none",)),
+        ("gelu_and_mul_quantized", ("tanh",)),
+    ):
+        codes, scales = getattr(ops, name)(x, dtype, *more)
+        their_codes, their_scales = getattr(reference_quantized_gated, name)(x, dtype, *more)
+        torch.testing.assert_close(scales, their_scales, rtol=1e-3, atol=0, equal_nan=True)
+        # An activation that differs in its last bit may move a code by one.
+        ours, theirs = codes.float(), their_codes.float()
+        assert (ours != theirs).float().mean() < 0.02
+        moved = ((ours - theirs) * their_scales)[scales[:, 0].isfinite()].abs()
+        assert (
+            moved > 0.13 * LARGEST[dtype] * float(their_scales.nan_to_num(0, 0).max())
+        ).sum() == 0
 
 
 @pytest.mark.parametrize("dtype", NARROW)

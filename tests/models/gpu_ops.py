@@ -16,6 +16,7 @@ from vllm_lite.kernels import (
     reference_gated,
     reference_grouped,
     reference_quantized,
+    reference_quantized_gated,
 )
 
 
@@ -23,7 +24,7 @@ def reference_ops() -> Any:
     """Every operation that layers ask of a GPU, in plain torch."""
     names: dict[str, Any] = {}
     modules: tuple[ModuleType, ...] = (reference, reference_gated, reference_quantized)
-    for module in (*modules, reference_grouped):
+    for module in (*modules, reference_quantized_gated, reference_grouped):
         names |= {n: f for n, f in vars(module).items() if callable(f) and n[0].islower()}
     return SimpleNamespace(**names)
 

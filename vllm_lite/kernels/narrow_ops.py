@@ -25,6 +25,8 @@ class NarrowOps(Protocol):
 
     def quantize_by_scale(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor: ...
 
+    def silu_and_mul_quantized(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+
     def scaled_linear(
         self,
         x: Tensor,

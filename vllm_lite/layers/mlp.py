@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm_lite.layers.activation import get_gated_activation
+from vllm_lite.layers.activation import get_gated_product
 from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm_lite.quantization.method import LinearMethod
 
@@ -26,9 +26,9 @@ class GatedMLP(nn.Module):
             method, hidden_size, [intermediate_size] * 2, bias=bias
         )
         self.down_proj = RowParallelLinear(method, intermediate_size, hidden_size, bias=bias)
-        self._activation = get_gated_activation(hidden_act)
+        self._activated_product = get_gated_product(hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, N] -> [T, N]."""
         gate_up = self.gate_up_proj.kernel(x)
-        return self.down_proj.kernel(self._activation(gate_up))
+        return self._activated_product(gate_up, self.down_proj.kernel)

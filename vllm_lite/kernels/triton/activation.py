@@ -10,13 +10,8 @@ _BLOCK = 1024
 
 
 @triton.jit
-def gated_kernel(out_ptr, x_ptr, x_stride, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < size
-    gate_ptrs = x_ptr + row * x_stride + columns
-    gate = tl.load(gate_ptrs, mask=mask, other=0.0)
-    up = tl.load(gate_ptrs + size, mask=mask, other=0.0)
+def gated_product(gate, up, ACTIVATION: tl.constexpr):
+    """act(gate) * up, float32; act(gate) is rounded to its storage type first."""
     wide = gate.to(tl.float32)
     if ACTIVATION == "silu":
         activated = wide / (1.0 + tl.exp(-wide))
@@ -26,8 +21,18 @@ def gated_kernel(out_ptr, x_ptr, x_stride, size, ACTIVATION: tl.constexpr, BLOCK
         # (1 + tanh(y)) / 2 is the logistic function of 2 * y.
         bent = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
         activated = wide / (1.0 + tl.exp(-bent))
-    product = activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + row * size + columns, product, mask=mask)
+    return activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def gated_kernel(out_ptr, x_ptr, x_stride, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    gate_ptrs = x_ptr + row * x_stride + columns
+    gate = tl.load(gate_ptrs, mask=mask, other=0.0)
+    up = tl.load(gate_ptrs + size, mask=mask, other=0.0)
+    tl.store(out_ptr + row * size + columns, gated_product(gate, up, ACTIVATION), mask=mask)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -35,7 +40,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
-    return _gated(x, "gelu" if approximate == "none" else "gelu_tanh")
+    return _gated(x, gelu_name(approximate))
+
+
+def gelu_name(approximate: str) -> str:
+    """What kernels call a way of computing it."""
+    return "gelu" if approximate == "none" else "gelu_tanh"
 
 
 def _gated(x: Tensor, activation: str) -> Tensor:

@@ -27,12 +27,17 @@ from vllm_lite.kernels.triton.logits import (
     penalize_logits,
 )
 from vllm_lite.kernels.triton.mask import apply_token_mask
+from vllm_lite.kernels.triton.narrow_experts import grouped_experts_mlp, scaled_experts_mlp
 from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.triton.quantize import (
     fused_add_rms_norm_quantized,
     quantize_by_scale,
     quantize_rows,
     rms_norm_quantized,
+)
+from vllm_lite.kernels.triton.quantized_activation import (
+    gelu_and_mul_quantized,
+    silu_and_mul_quantized,
 )
 from vllm_lite.kernels.triton.rotary import rotary_embedding
 from vllm_lite.kernels.triton.rotary_cache import rotary_and_cache
@@ -53,7 +58,9 @@ __all__ = [
     "fused_add_rms_norm",
     "fused_add_rms_norm_quantized",
     "gelu_and_mul",
+    "gelu_and_mul_quantized",
     "greedy_tokens",
+    "grouped_experts_mlp",
     "grouped_linear",
     "linear",
     "order_by_expert",
@@ -71,7 +78,9 @@ __all__ = [
     "rotary_and_cache",
     "rotary_embedding",
     "route_topk",
+    "scaled_experts_mlp",
     "scaled_linear",
     "silu_and_mul",
+    "silu_and_mul_quantized",
     "token_logprobs",
 ]

@@ -18,7 +18,7 @@ from vllm_lite.kernels.triton.split_sums import add_parts, new_parts, tile_of
 
 
 @triton.jit
-def _as_operand(codes, FORMAT: tl.constexpr, IS_NATIVE: tl.constexpr):
+def as_operand(codes, FORMAT: tl.constexpr, IS_NATIVE: tl.constexpr):
     if FORMAT == INT8:
         return codes
     elif not IS_NATIVE:
@@ -80,8 +80,8 @@ def scaled_linear_kernel(
         is_input = first + inside < end
         x = tl.load(x_ptrs + first, mask=is_row[:, None] & is_input[None, :], other=0)
         weight = tl.load(weight_ptrs + first, mask=is_input[:, None] & is_output[None, :], other=0)
-        x = _as_operand(x, FORMAT, IS_NATIVE)
-        weight = _as_operand(weight, FORMAT, IS_NATIVE)
+        x = as_operand(x, FORMAT, IS_NATIVE)
+        weight = as_operand(weight, FORMAT, IS_NATIVE)
         if GROUP > 0:
             group = first // GROUP
             x_scale = tl.load(x_scale_ptrs + group, mask=is_row, other=0.0)
