@@ -32,7 +32,7 @@ def write_pair(
     for name, tensor in list(state.items()):
         if name.endswith("_proj.weight"):
             parts, worth = quantise(name, tensor)
-            stored |= {name.removesuffix("weight") + k: v.contiguous() for k, v in parts.items()}
+            stored |= {_beside(name, suffix): part.contiguous() for suffix, part in parts.items()}
             state[name] = worth.contiguous()
         else:
             stored[name] = tensor
@@ -43,6 +43,14 @@ def write_pair(
     config["quantization_config"] = settings
     (packed / "config.json").write_text(json.dumps(config))
     return packed, plain
+
+
+def _beside(name: str, suffix: str) -> str:
+    """The name of a weight's part; one that begins with ../ is of the module above."""
+    module = name.removesuffix(".weight")
+    if suffix.startswith("../"):
+        return module.rpartition(".")[0] + "." + suffix.removeprefix("../")
+    return f"{module}.{suffix}"
 
 
 def rounded(

@@ -138,3 +138,8 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 20, 32)])
     with pytest.raises(CheckpointError, match="rows of 64 values have 18 bytes"):
         ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 2, 64)])
+
+
+def test_a_cache_s_scales_come_from_the_checkpoint(tmp_path: Path) -> None:
+    packed, _ = checkpoints.write_with_cache_scales(tmp_path)
+    check_equal(packed, kv_cache_dtype="fp8")

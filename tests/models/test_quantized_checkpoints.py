@@ -13,8 +13,10 @@ from tests.models.checkpoints import make_model, save
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS
+from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.quantized import round_activations
+from vllm_lite.layers.attention import Attention, ScaledCacheAttention
 from vllm_lite.quantization.quantized import QuantizedKernel
 
 SIZES: dict[str, Any] = {
@@ -71,6 +73,21 @@ CODES: dict[str, tuple[dict[str, Any], Quantise]] = {
         scaled(INT8, "channel", False),
     ),
 }
+
+
+def write_with_cache_scales(directory: Path, scales: tuple[float, float] = (1.5, 0.05)) -> Any:
+    """A pair whose quantised half has scales for keys and values."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    settings = compressed(CHANNELS, TOKENS) | {"kv_cache_scheme": scheme}
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = scaled(E4M3, "channel", False)(name, weight)
+        if name.endswith("o_proj.weight"):
+            stored["../k_scale"] = torch.tensor([scales[0]])
+            stored["../v_scale"] = torch.tensor(scales[1])
+        return stored, worth
+
+    return write_pair(directory, settings, quantise, **SIZES)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -180,3 +197,45 @@ def test_made_up_weights_have_a_quantised_model_s_shapes(
     path = save(make_model("llama", **SIZES, quantization_config=None), tmp_path)
     model = load(path, load_format="dummy", hf_overrides={"quantization_config": settings})
     assert logits(model).isfinite().all()
+
+
+def test_a_cache_of_fp8_uses_the_checkpoint_s_scales(tmp_path: Path) -> None:
+    packed, plain = write_with_cache_scales(tmp_path)
+    exact = logits(load(plain))
+    torch.testing.assert_close(logits(load(packed)), exact)  # no scales without fp8
+    with_scales = logits(load(packed, kv_cache_dtype="fp8"))
+    assert float((with_scales - exact).norm() / exact.norm()) < 0.25
+    attention = [m for m in load(packed, kv_cache_dtype="fp8").modules() if hasattr(m, "_window")]
+    assert [type(module).__name__ for module in attention] == ["ScaledCacheAttention"]
+
+
+def test_scales_keep_small_values_apart(tmp_path: Path) -> None:
+    """What lies below fp8's smallest number is lost without a scale, and kept with one."""
+    attend = ScaledCacheAttention(0.3)
+    for slot, number in zip(attend.weight_slots(), (0.5, 2.0**-12), strict=True):
+        slot.slot.fill(torch.tensor([number]))
+    attend.process_weights_after_loading()
+    key, value = torch.randn(5, 1, 16), torch.randn(5, 1, 16) * 2.0**-12
+    query = torch.randn(5, 2, 16)
+    step = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 5], dtype=torch.int32),
+        seq_lens=torch.tensor([5], dtype=torch.int32),
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(5),
+        num_tokens=5,
+        num_requests=1,
+        max_query_len=5,
+        max_seq_len=5,
+    )
+    results = []
+    for layer, number in ((attend, E4M3), (Attention(0.3), torch.float32)):
+        layer.bind_kv_cache(*torch.zeros(2, 1, 1, 8, 16).to(number))
+        with attention_metadata(step):
+            results.append(layer.forward(query, key, value))
+    assert float((results[0] - results[1]).norm() / results[1].norm()) < 0.1
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    packed, _ = write_with_cache_scales(tmp_path, (0.0, 1.0))
+    with pytest.raises(CheckpointError, match=r"scales of a layer's cache are 0.0 and 1.0"):
+        load(packed, kv_cache_dtype="fp8")

@@ -44,6 +44,8 @@ class ScaledCodes:
     number: Literal["int8", "float8_e4m3fn"]
     scales_of: Literal["tensor", "channel", "block"]
     has_input_scale: bool
+    # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
+    has_cache_scales: bool = False
 
 
 StoredForm = PackedIntegers | ScaledCodes
@@ -142,7 +144,17 @@ class _Reader:
         dynamic = bool(inputs.get("dynamic"))
         allowed = ("token",) if dynamic else ("tensor",)
         self._one_of("input_activations.strategy", inputs.get("strategy"), allowed)
-        return ScaledCodes("int8" if kind == "int" else "float8_e4m3fn", per, not dynamic)
+        number: Literal["int8", "float8_e4m3fn"] = "int8" if kind == "int" else "float8_e4m3fn"
+        return ScaledCodes(number, per, not dynamic, self._has_cache_scales())
+
+    def _has_cache_scales(self) -> bool:
+        scheme = self._settings.get("kv_cache_scheme")
+        if not scheme:
+            return False
+        for name, value in (("num_bits", 8), ("type", "float"), ("strategy", "tensor")):
+            self._one_of(f"kv_cache_scheme.{name}", scheme.get(name), (value,))
+        self._one_of("kv_cache_scheme.dynamic", scheme.get("dynamic", False), (False,))
+        return True
 
     def _group_size(self) -> int | None:
         size = self._settings.get("group_size")

@@ -1,16 +1,21 @@
 """The attention layer: writes the step's keys and values, then attends to the paged cache.
 
-It owns the binding to its cache tensors and its window; where tokens lie in the cache comes
-from the current AttentionMetadata.
+It owns the binding to its cache tensors, its window and the scales that a checkpoint gives its
+cache; where tokens lie in the cache comes from the current AttentionMetadata.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from vllm_lite.attention.metadata import current_metadata
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
 
 class Attention(nn.Module):
@@ -43,3 +48,44 @@ class Attention(nn.Module):
             self._scale,
             self._window,
         )
+
+
+class ScaledCacheAttention(Attention):
+    """The same over a cache of 8-bit numbers, each worth a scale that the checkpoint has.
+
+    A number is stored for key / k_scale and value / v_scale, rounded to its own type first. The
+    scales come back in one factor of the scores and one of the result, so that every backend's
+    kernels serve: softmax(q k^T s) v = v_scale softmax(q (k / k_scale)^T s k_scale) (v / v_scale).
+    """
+
+    def __init__(self, scale: float, sliding_window: int | None = None) -> None:
+        super().__init__(scale, sliding_window)
+        # Read once, on the host: they go into kernels as numbers.
+        self._scales = torch.empty(2, 1, dtype=torch.float32, device="cpu")
+        self._key_scale = self._value_scale = 1.0
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        for name, number in zip(("k_scale", "v_scale"), self._scales, strict=True):
+            yield NamedSlot("", name, WeightSlot.whole(number))
+
+    def process_weights_after_loading(self) -> None:
+        self._key_scale, self._value_scale = self._scales.flatten().tolist()
+        if not 0 < self._key_scale < math.inf or not 0 < self._value_scale < math.inf:
+            raise CheckpointError(
+                f"scales of a layer's cache are {self._key_scale} and {self._value_scale}; "
+                "use --kv-cache-dtype auto"
+            )
+        self._scale *= self._key_scale
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
+        mixed = super().forward(query, key / self._key_scale, value / self._value_scale)
+        return mixed.mul_(self._value_scale)
+
+
+def attention(
+    scale: float, sliding_window: int | None = None, *, cache_has_scales: bool = False
+) -> Attention:
+    """The attention of a layer, whose checkpoint may have scales for its cache."""
+    kind = ScaledCacheAttention if cache_has_scales else Attention
+    return kind(scale, sliding_window)

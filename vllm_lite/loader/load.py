@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from vllm_lite.config.quantized_checkpoint import stored_form
+from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat
 from vllm_lite.errors import CheckpointError
@@ -45,17 +45,17 @@ _QUIET_SECONDS = 1.0
 def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
     dtype = _DTYPES[config.model.dtype]
+    form = stored_form(config.facts.path, config.facts.hf_config)
     options = BuildOptions(
         dtype=dtype,
         cache_format=CACHE_FORMATS.get(
             config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
         ),
         max_model_len=config.model.max_model_len,
-        linear_method=get_linear_method(
-            config.model.quantization,
-            dtype,
-            stored_form(config.facts.path, config.facts.hf_config),
-        ),
+        linear_method=get_linear_method(config.model.quantization, dtype, form),
+        cache_has_scales=isinstance(form, ScaledCodes)
+        and form.has_cache_scales
+        and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
     )
     with _refusals_name(config.facts.path):
         with torch.device(device):

@@ -18,6 +18,8 @@ _FUSED = {
 }
 
 # Endings of tensors that older checkpoints carry although they follow from the configuration.
+# Scales of caches are for caches that have none of their own.
+_UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 
@@ -44,11 +46,15 @@ def is_ignorable(name: str, targets: dict[str, Target]) -> bool:
     # Quantising wrote biases of zeros for layers that have none.
     if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
         return True
+    if name.endswith(_UNUSED) and name not in targets:
+        return True
     # A head that is tied has no target of its own; some checkpoints hold it all the same.
     return name.endswith(_DERIVED) or (name == "lm_head.weight" and name not in targets)
 
 
 def _checkpoint_path(path: str, shard: str) -> str:
     parent, _, module = path.rpartition(".")
+    if module == "attn":  # has no module of its own in checkpoints
+        return parent
     name = _FUSED[module][shard] if module in _FUSED else module
     return f"{parent}.{name}" if parent else name

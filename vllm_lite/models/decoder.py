@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec
 from vllm_lite.distributed.groups import head_shards
-from vllm_lite.layers.attention import Attention
+from vllm_lite.layers.attention import Attention, attention
 from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP
@@ -33,6 +33,8 @@ class BuildOptions:
     cache_format: CacheFormat
     max_model_len: int
     linear_method: LinearMethod
+    # Whether the checkpoint has a scale for the numbers of each layer's cached keys and values.
+    cache_has_scales: bool = False
 
 
 class SelfAttention(nn.Module):
@@ -63,7 +65,11 @@ class SelfAttention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
             self.k_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
-        self.attn = Attention(spec.head_size**-0.5, spec.sliding_windows[layer])
+        self.attn = attention(
+            spec.head_size**-0.5,
+            spec.sliding_windows[layer],
+            cache_has_scales=options.cache_has_scales,
+        )
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         """[T] and [T, N] -> [T, N]."""
@@ -172,5 +178,5 @@ class DecoderForCausalLM(nn.Module):
 
     def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
         attentions = [module for module in self.modules() if isinstance(module, Attention)]
-        for attention, (key_cache, value_cache) in zip(attentions, caches, strict=True):
-            attention.bind_kv_cache(key_cache, value_cache)
+        for layer, (key_cache, value_cache) in zip(attentions, caches, strict=True):
+            layer.bind_kv_cache(key_cache, value_cache)
