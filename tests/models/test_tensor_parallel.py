@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
+from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from vllm_lite.distributed.groups import Shard, head_shards, tensor_parallel
 from vllm_lite.errors import UsageError
@@ -74,6 +76,28 @@ def test_ranks_together_equal_one(
         results = list(pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models))
     for result in results:
         torch.testing.assert_close(result, want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "float tensors", "int channels"])
+def test_ranks_share_a_quantised_checkpoint(name: str, tmp_path: Path) -> None:
+    settings, quantise, *_ = (checkpoints.PACKED | checkpoints.CODES)[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **checkpoints.SQUARE)
+    want = PagedRunner(load(plain)).step({"a": IDS})["a"]
+    meeting, models = Meeting(2), []
+    for rank in range(2):
+        with tensor_parallel(ThreadRank(rank, 2, meeting)):
+            models.append(load(packed, quantization="dequantize"))
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models):
+            torch.testing.assert_close(result, want, atol=1e-4, rtol=0)
+
+
+def test_a_group_is_not_shared_by_ranks() -> None:
+    assert Shard(96, 32, 64).in_items(32) == Shard(3, 1, 2)
+    assert Shard(100, 64, 36).in_items(32) == Shard(4, 2, 2)  # the last may be less than whole
+    for shard in (Shard(96, 16, 32), Shard(96, 0, 48)):
+        with pytest.raises(UsageError, match="are no whole groups of 32"):
+            shard.in_items(32)
 
 
 def test_sizes_that_do_not_divide_are_refused() -> None:

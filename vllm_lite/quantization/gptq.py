@@ -42,7 +42,8 @@ class GPTQLayout:
             weights["qweight"],
             weights["qzeros"],
             smallest(weights["scales"]),
-            weights["g_idx"],
+            # A rank's inputs are of its own groups, whose scales it has.
+            weights["g_idx"] - weights["g_idx"].min(),
             self._form.bits,
             zeros_are_less_by_one=self._form.zeros_are_less_by_one,
         )
