@@ -52,6 +52,13 @@ def test_a_part_of_a_fused_weight_is_written_in_place() -> None:
     assert fused[:, :4].sum() == 20 and fused[:, 4:].eq(3).all()
 
 
+def test_one_number_fills_what_it_is_for() -> None:
+    stage = Stage(lambda size: torch.empty(size, dtype=torch.uint8), Fences().make, num_bytes=64)
+    scales = torch.zeros(3)
+    stage.write(scales, torch.tensor(2.0))
+    assert scales.tolist() == [2.0] * 3
+
+
 def test_on_a_cpu_there_is_nothing_between() -> None:
     target = torch.zeros(3)
     write_weights(target, torch.arange(3))

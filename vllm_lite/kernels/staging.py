@@ -44,7 +44,8 @@ class Stage:
         self._places = [(make_buffer(num_bytes), make_fence()) for _ in range(_NUM_BUFFERS)]
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Copy `source`, of the same shape, into `target`; numbers are converted on the host."""
+        """Copy `source` into `target`, to whose shape it extends; numbers change on the host."""
+        source = source.expand_as(target)
         if target.dim() == 0:
             target, source = target[None], source[None]
         if target.numel() == 0:
@@ -91,7 +92,7 @@ _making = threading.Lock()
 
 
 def write_weights(target: Tensor, source: Tensor) -> None:
-    """Copy `source` on the host into `target` of the same shape, wherever that is.
+    """Copy `source` on the host into `target`, to whose shape it extends, wherever that is.
 
     On a GPU the copy may be still under way; what the thread then launches there comes after it.
     """

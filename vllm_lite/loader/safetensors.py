@@ -41,9 +41,10 @@ class SafetensorsTensor:
     def fill(self, slot: WeightSlot) -> None:
         try:
             part = self.file.get_tensor(self.name) if slot.is_whole else self._part_of(slot)
-            write_weights(slot.tensor, part)
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(self.path, error) from None
+        # Outside: a device that fails is no fault of the file.
+        write_weights(slot.tensor, part)
 
     def _part_of(self, slot: WeightSlot) -> Tensor:
         if not self.shape:
