@@ -91,8 +91,9 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   const auto step = [&](auto load, int64_t input) {
     typename Steps::Weights w[kTileVectors];
     memcpy(w, panel, sizeof w);
-    // A page ahead: the hardware's own prefetcher stops where a page ends.
-    __builtin_prefetch(panel + 4096);
+    // Well ahead, and every line: the hardware's own prefetcher stops where a page ends.
+#pragma GCC unroll 2
+    for (size_t line = 0; line < sizeof w; line += 64) __builtin_prefetch(panel + 8192 + line);
     panel += kPanel * 4;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
