@@ -65,8 +65,8 @@ def pack_quantized(parts: Sequence[QuantizedRows]) -> GroupedParts:
 def _checked(rows: QuantizedRows) -> Tensor:
     if not is_supported(rows.ggml_type):
         raise CheckpointError(
-            f"GGUF's type {rows.ggml_type} cannot be multiplied by; convert the model to Q4_K or "
-            "Q8_0"
+            f"GGUF's type {rows.ggml_type} cannot be multiplied by on a GPU; use --quantization "
+            "dequantize, or convert the model to Q4_K or Q8_0"
         )
     elements, size = block_of(rows.ggml_type)
     if rows.blocks.shape[1] * elements != rows.num_inputs * size:
