@@ -1,8 +1,8 @@
 """What a GPU's implementation offers beside the operations of `reference`: products by numbers of
 one byte, and by small integers in groups.
 
-Shapes and meaning are stated in `reference_quantized` and `reference_grouped`. An implementation
-has all of them or none.
+Shapes and meaning are stated in `reference_quantized`, the files named after it and
+`reference_grouped`. An implementation has all of them or none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ class NarrowOps(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
     def quantize_by_scale(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+    def rms_norm_quantized(
+        self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def fused_add_rms_norm_quantized(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]: ...
 
     def silu_and_mul_quantized(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.dispatch import narrow_ops, ops
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.quantization.method import LinearKernel
-from vllm_lite.quantization.scaled import ScaledKernel
+from vllm_lite.quantization.scaled import of_rows
 
 # [T, 2I] and a product of [T, I] -> the product of what is activated.
 GatedProduct = Callable[[Tensor, LinearKernel], Tensor]
@@ -19,15 +19,13 @@ def get_gated_product(name: str) -> GatedProduct:
     """The activation that a config's `hidden_act` names, and the product that follows it."""
     if name not in ("silu", "swish"):
         raise CheckpointError(f"hidden_act {name!r} is not supported; known: silu")
-    activate, narrow = ops().silu_and_mul, narrow_ops()
-    if narrow is None:
-        return lambda x, kernel: kernel(activate(x))
-    activate_to_codes = narrow.silu_and_mul_quantized
+    activate = ops().silu_and_mul
 
     def product(x: Tensor, kernel: LinearKernel) -> Tensor:
-        if isinstance(kernel, ScaledKernel) and kernel.row_codes is not None:
-            codes, scales = activate_to_codes(x, kernel.row_codes)
-            return kernel.of_codes(codes, scales, x.dtype)
-        return kernel(activate(x))
+        takes_codes = of_rows(kernel)
+        if takes_codes is None:
+            return kernel(activate(x))
+        rows = takes_codes.ops.silu_and_mul_quantized(x, takes_codes.codes.dtype)
+        return takes_codes.of_codes(*rows, x.dtype)
 
     return product

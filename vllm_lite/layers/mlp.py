@@ -28,7 +28,6 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(method, intermediate_size, hidden_size, bias=bias)
         self._activated_product = get_gated_product(hidden_act)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, N] -> [T, N]."""
-        gate_up = self.gate_up_proj.kernel(x)
+    def forward(self, gate_up: Tensor) -> Tensor:
+        """What gate_up_proj made of the normalised stream -> [T, N]."""
         return self._activated_product(gate_up, self.down_proj.kernel)

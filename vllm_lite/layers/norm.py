@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.scaled import of_rows
 
 
 class RMSNorm(nn.Module):
@@ -28,6 +30,24 @@ class RMSNorm(nn.Module):
         if residual is None:
             return self._ops.rms_norm(x, self._weight, self._eps), x
         return self._ops.fused_add_rms_norm(x, residual, self._weight, self._eps)
+
+    def normed_product(
+        self, x: Tensor, residual: Tensor | None, kernel: LinearKernel
+    ) -> tuple[Tensor, Tensor]:
+        """(a kernel's product of the normalised sum, sum), of what add_and_norm takes.
+
+        Where the kernel would round each row to codes, the norm ends in them.
+        """
+        takes_codes = of_rows(kernel)
+        if takes_codes is None:
+            normed, total = self.add_and_norm(x, residual)
+            return kernel(normed), total
+        narrow, number = takes_codes.ops, takes_codes.codes.dtype
+        if residual is None:
+            rows = narrow.rms_norm_quantized(x, self._weight, self._eps, number)
+            return takes_codes.of_codes(*rows, x.dtype), x
+        rows = narrow.fused_add_rms_norm_quantized(x, residual, self._weight, self._eps, number)
+        return takes_codes.of_codes(*rows, x.dtype), residual
 
     def norm_heads(self, x: Tensor) -> Tensor:
         """[T, H, D] of any strides, each head normalised by itself, in place."""

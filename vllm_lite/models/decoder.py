@@ -71,9 +71,9 @@ class SelfAttention(nn.Module):
             cache_has_scales=options.cache_has_scales,
         )
 
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        """[T] and [T, N] -> [T, N]."""
-        qkv = self.qkv_proj.kernel(hidden).view(self._shape)
+    def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
+        """[T] and what qkv_proj made of the normalised stream -> [T, N]."""
+        qkv = projected.view(self._shape)
         query, key, value = qkv.split_with_sizes(self._split, 1)
         if self._qk_norm:
             query, key = self.q_norm.norm_heads(query), self.k_norm.norm_heads(key)
@@ -104,10 +104,14 @@ class DecoderLayer(nn.Module):
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """One layer's output and the stream to add it to, both [T, N]; the first has no stream."""
-        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn.forward(positions, hidden)
-        hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        qkv, residual = self.input_layernorm.normed_product(
+            hidden, residual, self.self_attn.qkv_proj.kernel
+        )
+        hidden = self.self_attn.forward(positions, qkv)
+        gate_up, residual = self.post_attention_layernorm.normed_product(
+            hidden, residual, self.mlp.gate_up_proj.kernel
+        )
+        return self.mlp.forward(gate_up), residual
 
 
 class Decoder(nn.Module):

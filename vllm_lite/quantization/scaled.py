@@ -49,12 +49,6 @@ class ScaledKernel:
         name = str(self.codes.dtype).removeprefix("torch.")
         return (StoredWeight(name, self.codes.nbytes + self.scales.nbytes, self.codes),)
 
-    @property
-    def row_codes(self) -> torch.dtype | None:
-        """The numbers that each row of activations is rounded to by a scale of its own, if so."""
-        is_by_row = self.input_scale is None and self.group_size == 0
-        return self.codes.dtype if is_by_row else None
-
     def __call__(self, x: Tensor) -> Tensor:
         if self.input_scale is None:
             codes, scales = self.ops.quantize_rows(x, self.codes.dtype, self.group_size)
@@ -67,6 +61,13 @@ class ScaledKernel:
         """The product of activations that are rounded already; dtype is theirs before."""
         out_dtype = dtype if self.out_dtype is None else self.out_dtype
         return self.ops.scaled_linear(codes, scales, self.codes, self.scales, self.bias, out_dtype)
+
+
+def of_rows(kernel: LinearKernel) -> ScaledKernel | None:
+    """The kernel if it rounds each row by a scale of its own, so that rows may come as codes."""
+    if isinstance(kernel, ScaledKernel) and kernel.input_scale is None and not kernel.group_size:
+        return kernel
+    return None
 
 
 class ScaledLinearMethod:
