@@ -4,6 +4,7 @@
     python benchmarks/time_kernels.py --only linear,attention --shape 1.1b --match "x 960"
     VLLM_LITE_CPU_ISA=avx2 python benchmarks/time_kernels.py
 
+The column `torch` is how many times longer torch (oneDNN) takes for the same, where that is asked.
 The limits are measured before and after. A share of 100 % means that nothing is left to gain
 without moving fewer bytes or computing less; it is higher where the data lie in a cache. Run it
 on a quiet machine.
@@ -28,7 +29,9 @@ from vllm_lite.kernels import dispatch
 from vllm_lite.platform import num_compute_threads
 
 FAMILIES = ("linear", "quantized", "attention", "rows", "sampling")
-HEAD = f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9}"
+HEAD = (
+    f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9} {'torch':>6}"
+)
 
 
 def text(timing: Timing, limits: Limits | None) -> str:
@@ -36,7 +39,10 @@ def text(timing: Timing, limits: Limits | None) -> str:
     case = timing.case
     share = "-" if limits is None else f"{timing.share(limits):.0%}"
     rates = f"{timing.gb_s:8.1f} {timing.gflop_s:8.0f}"
-    return f"{case.kernel:<26} {case.size:<32} {timing.seconds * 1e6:9.1f} {rates} {share:>9}"
+    line = f"{case.kernel:<26} {case.size:<32} {timing.seconds * 1e6:9.1f} {rates} {share:>9}"
+    if timing.rival_seconds is None:
+        return line
+    return f"{line} {timing.rival_seconds / timing.seconds:4.2f} x"
 
 
 def record(timing: Timing, limits: Limits | None) -> dict[str, Any]:
@@ -48,6 +54,7 @@ def record(timing: Timing, limits: Limits | None) -> dict[str, Any]:
         "gb_s": round(timing.gb_s, 2),
         "gflop_s": round(timing.gflop_s, 1),
         "share_of_limit": limits and round(timing.share(limits), 4),
+        "torch_microseconds": timing.rival_seconds and round(timing.rival_seconds * 1e6, 2),
     }
 
 

@@ -51,6 +51,8 @@ class Case:
     arithmetic: Arithmetic
     # Run before each call, outside the clock.
     reset: Callable[[], object] | None = None
+    # The same by torch, as fast as it can.
+    make_rival: Callable[[], Sequence[Callable[[], object]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Timing:
 
     case: Case
     seconds: float
+    rival_seconds: float | None = None
 
     @property
     def gb_s(self) -> float:
@@ -76,20 +79,28 @@ class Timing:
 
 
 def measure(case: Case, seconds: float) -> Timing:
-    """The median call of about so many seconds of calls."""
-    calls = case.make()
+    """The median call of about so many seconds of calls; of torch's then, which wait spinning."""
+    own = _median_call(case.make(), case.reset, seconds)
+    if case.make_rival is None:
+        return Timing(case, own)
+    return Timing(case, own, _median_call(case.make_rival(), case.reset, seconds))
+
+
+def _median_call(
+    calls: Sequence[Callable[[], object]], reset: Callable[[], object] | None, seconds: float
+) -> float:
     for call in calls[:3]:
         call()
     taken: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(taken) < MIN_CALLS or (len(taken) < MAX_CALLS and time.perf_counter() < deadline):
         call = calls[len(taken) % len(calls)]
-        if case.reset is not None:
-            case.reset()
+        if reset is not None:
+            reset()
         begin = time.perf_counter()
         call()
         taken.append(time.perf_counter() - begin)
-    return Timing(case, statistics.median(taken))
+    return statistics.median(taken)
 
 
 def floor_seconds(case: Case, limits: Limits) -> float:

@@ -1,10 +1,11 @@
-"""Products of the model's layers with plain weights, float32 and bfloat16."""
+"""Products of the model's layers with plain weights, float32 and bfloat16; torch's beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from kernels.case import Case, Shape, copies
 from vllm_lite.kernels.dispatch import ops
@@ -45,7 +46,22 @@ def _case(name: str, rows: int, num_inputs: int, num_outputs: int, dtype: torch.
         linear = ops().linear
         return [lambda w=w: linear(x, w) for w in packed]  # type: ignore[misc]
 
+    def make_rival() -> Sequence[Callable[[], object]]:
+        x = torch.randn(rows, num_inputs, dtype=dtype)
+        weight = torch.randn(num_outputs, num_inputs, dtype=dtype)
+        return _rival_calls(x, weight, copies(weight_bytes))
+
     size = f"{rows} x {num_inputs} -> {num_outputs} {number}"
     operations = 2.0 * rows * num_inputs * num_outputs
     moved = weight_bytes + activation_bytes
-    return Case(f"product, {name}", size, make, moved, operations, number)
+    return Case(f"product, {name}", size, make, moved, operations, number, make_rival=make_rival)
+
+
+def _rival_calls(x: torch.Tensor, weight: torch.Tensor, count: int) -> list[Callable[[], object]]:
+    """By oneDNN, which packs bfloat16 weights for the best instructions of the processor."""
+    if weight.dtype is not torch.bfloat16 or not torch._C._has_mkldnn:
+        weights = [weight.clone() for _ in range(count)]
+        return [lambda w=w: F.linear(x, w) for w in weights]  # type: ignore[misc]
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for _ in range(count)]
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return [lambda w=w: linear(x, w, None, "none", [], "") for w in packed]  # type: ignore[misc]

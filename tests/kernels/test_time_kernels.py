@@ -29,6 +29,8 @@ def test_the_first_case_of_a_family_is_timed(case: Any, family: str) -> None:
     found = list(importlib.import_module(f"kernels.{family}").cases(small))
     timing = case.measure(found[0], 0.0)
     assert timing.seconds > 0 and timing.gb_s > 0
+    # Products by plain weights have torch's beside them.
+    assert (timing.rival_seconds is not None) == (family == "linear")
     assert len({(one.kernel, one.size) for one in found}) == len(found)
 
 
