@@ -54,8 +54,10 @@ bool system_saves_tiles() {
 // where a thread's stack for signals is too small to hold them.
 bool is_permitted() { return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0; }
 
-// In the child: whatever happens to it is nobody else's business. Nothing here takes a lock.
-[[noreturn]] void try_tiles() {
+bool can_multiply() { return is_permitted() && amx::tiles_multiply_rightly(); }
+
+// In a child: whatever happens to it is nobody else's business. Nothing here takes a lock.
+[[noreturn]] void try_and_exit(bool (*attempt)()) {
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   sigset_t fatal;
@@ -66,15 +68,15 @@ bool is_permitted() { return syscall(SYS_arch_prctl, kRequestPermission, kTileDa
   }
   sigprocmask(SIG_UNBLOCK, &fatal, nullptr);
   alarm(kMaxTrySeconds);
-  const bool is_right = is_permitted() && amx::tiles_multiply_rightly();
+  const bool is_right = attempt();
   for (;;) syscall(SYS_exit_group, is_right ? 0 : 1);
 }
 
-bool child_multiplies_rightly() {
+bool succeeds_in_a_child(bool (*attempt)()) {
   // A fork without a signal at its end, so that nobody else takes it for a child of theirs, and
   // without the handlers of fork().
   const long child = syscall(SYS_clone, 0L, 0L, 0L, 0L, 0L);
-  if (child == 0) try_tiles();
+  if (child == 0) try_and_exit(attempt);
   if (child < 0) return false;
   int status;
   while (waitpid(static_cast<pid_t>(child), &status, __WCLONE) < 0) {
@@ -87,7 +89,7 @@ bool child_multiplies_rightly() {
 
 bool tiles_are_usable() {
   static const bool usable = processor_has_tiles() && system_saves_tiles() &&
-                             child_multiplies_rightly() && is_permitted();
+                             succeeds_in_a_child(can_multiply) && is_permitted();
   return usable;
 }
 

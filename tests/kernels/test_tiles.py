@@ -5,6 +5,8 @@ The kernels run on an emulated unit; where there are tiles they are an instructi
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -115,7 +117,30 @@ def test_even_and_odd_inputs_are_added_up_apart(tiles: EmulatedTiles) -> None:
         assert cpu.linear(x, packed, None, torch.float32).item() == 1.0
 
 
-@pytest.mark.skipif(not emulated_tiles.kinds(), reason="no C++ compiler to build the unit with")
+@pytest.mark.skipif("amx" not in _cpu.supported_isas(), reason="this machine has no tiles")
+@pytest.mark.usefixtures("below_tiles")
+@EVERY_KIND
+def test_quantised_products_on_this_machines_tiles_too(kind: GGML) -> None:
+    packed, _, _ = weights((kind, 50), num_inputs=768)
+    for height in HEIGHTS:
+        x = awkward_rows(height, 768, torch.bfloat16)
+        _cpu.select_isa("avx512_bf16")
+        want = cpu.quantized_linear(x, packed, None, torch.float32)
+        _cpu.select_isa("amx")
+        assert torch.equal(cpu.quantized_linear(x, packed, None, torch.float32), want)
+
+
+def run_program(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile C++ and run it; skips where there is no compiler."""
+    if emulated_tiles.compiler() is None:
+        pytest.skip("no C++ compiler")
+    program = f"{folder}/program"
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    command = [str(emulated_tiles.compiler()), "-std=c++20", f"-I{emulated_tiles.CSRC}", "-xc++"]
+    subprocess.run([*command, "-", "-o", program], input=source, text=True, check=True)
+    return subprocess.run([program], capture_output=True, text=True, env=environment, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
@@ -131,7 +156,6 @@ def test_even_and_odd_inputs_are_added_up_apart(tiles: EmulatedTiles) -> None:
 def test_the_emulated_unit_refuses_what_a_processor_would(
     misuse: str, message: str, tmp_path: Path
 ) -> None:
-    program = f"{tmp_path}/misuse"
     source = f"""
         #include "cpu/emulation/tile_unit.h"
         vllm_lite::emulation::TileUnit unit;
@@ -142,11 +166,40 @@ def test_the_emulated_unit_refuses_what_a_processor_would(
         }}
         int main() {{ {misuse} }}
     """
-    command = [str(emulated_tiles.compiler()), "-std=c++20", f"-I{emulated_tiles.CSRC}", "-xc++"]
-    subprocess.run([*command, "-", "-o", program], input=source, text=True, check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
+    done = run_program(source, tmp_path)
     assert message in done.stderr
     assert done.returncode == (-6 if message else 3)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="asks an x86-64 processor")
+def test_a_processor_that_fails_fails_in_a_child_alone(tmp_path: Path) -> None:
+    """What machines do that announce tiles and have none: nothing of it reaches this process."""
+    source = """
+        #define VLLM_LITE_HAS_AMX 1
+        #include "cpu/tiles.cpp"
+        #include <cstdio>
+        #include <cstdlib>
+        namespace vllm_lite::amx { bool tiles_multiply_rightly() { return true; } }
+        using namespace vllm_lite;
+        int main() {
+          signal(SIGCHLD, SIG_IGN);
+          for (int number : {SIGILL, SIGSEGV, SIGALRM}) signal(number, [](int) { puts("caught"); });
+          sigset_t all;
+          sigfillset(&all);
+          sigprocmask(SIG_BLOCK, &all, nullptr);
+          printf("%d", succeeds_in_a_child([] { return true; }));
+          printf("%d", succeeds_in_a_child([] { return false; }));
+          printf("%d", succeeds_in_a_child([]() -> bool { __builtin_trap(); }));
+          printf("%d", succeeds_in_a_child([]() -> bool { abort(); }));
+          printf("%d", succeeds_in_a_child([] { raise(SIGSEGV); return true; }));
+          printf("%d", succeeds_in_a_child([] { raise(SIGALRM); return true; }));
+          printf("%d", succeeds_in_a_child([] { return true; }));
+          puts(waitpid(-1, nullptr, __WALL) == -1 ? " no child is left" : " a child is left");
+        }
+    """
+    done = run_program(source, tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "1000001 no child is left\n"
 
 
 def test_asking_for_tiles_is_the_same_in_threads_and_children() -> None:
