@@ -52,6 +52,9 @@ def executor_of(place: Place) -> Callable[[VllmConfig], Executor]:
 @contextmanager
 def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
     """A core over `model`; its memory is given back afterwards."""
+    if place.is_dry:
+        # The largest step is run once at start, on the host at its speed.
+        settings.setdefault("max_num_batched_tokens", 64)
     args = EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
