@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from vllm_lite.kernels import (
     dispatch,
@@ -42,12 +41,10 @@ def triton_ops() -> Any:
 
 @contextmanager
 def selected(operations: Any) -> Iterator[None]:
-    """Models that are loaded inside use `operations`, one at a time as the interpreter wants."""
-    before, threads = dispatch._selected, torch.get_num_threads()
+    """Models that are loaded inside use `operations`."""
+    before = dispatch._selected
     dispatch._selected = operations
-    torch.set_num_threads(1)
     try:
         yield
     finally:
         dispatch._selected = before
-        torch.set_num_threads(threads)

@@ -132,7 +132,6 @@ ISA_CHOICES = (
 READ_UNIT = 256 << 10
 READ_PIECE = 16 << 20
 
-_INTERPRETED = "Triton, interpreted"
 _selected: Ops | None = None
 # Whether a row's results may not depend on the rows beside it.
 _deterministic = False
@@ -181,7 +180,7 @@ def select_ops(
     if isa == "reference":
         _selected, _plain_name = reference, "reference (plain torch)"
     elif isa == "triton":
-        _selected, _plain_name = _interpreted(), _INTERPRETED
+        _selected, _plain_name = _interpreted(), "Triton, interpreted"
     else:
         _selected, _plain_name = _compiled(isa), None
     return _selected
@@ -201,9 +200,7 @@ def is_compiled() -> bool:
 def set_num_threads(count: int) -> None:
     """Let the operations use `count` threads, the calling one among them."""
     ops()
-    if _plain_name == _INTERPRETED:
-        torch.set_num_threads(1)  # the interpreter runs one kernel at a time
-    elif _plain_name is not None:
+    if _plain_name is not None:
         torch.set_num_threads(count)
     else:
         _module().set_num_threads(count)

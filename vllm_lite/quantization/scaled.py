@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
 
 import torch
@@ -79,6 +80,8 @@ class ScaledLinearMethod:
         self._dtype = dtype
         self._ops = ops
         self._plain = UnquantizedLinearMethod(dtype)
+        # Layers are finished by several threads, and a kernel's first launch compiles it.
+        self._one_at_a_time = Lock()
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
@@ -94,7 +97,9 @@ class ScaledLinearMethod:
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
         stored = weights["weight"]
-        codes, scales = self._ops.quantize_rows(stored.on_device(stored.data), self._number)
+        weight = stored.on_device(stored.data)
+        with self._one_at_a_time:
+            codes, scales = self._ops.quantize_rows(weight, self._number)
         return ScaledKernel(codes, scales, bias, out_dtype, self._ops)
 
     def for_vocabulary(self) -> LinearMethod:
