@@ -102,7 +102,9 @@ class GpuWorker:
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
         runner = self._make_runner(plan)
         timeline.mark("KV cache")
-        if self._graph_sizes and not self._config.compilation.cudagraph_capture_lazily:
+        if self._graph_sizes and self._config.compilation.cudagraph_capture_lazily:
+            logger.info("%d sizes of decode steps are captured when met", len(self._graph_sizes))
+        elif self._graph_sizes:
             fix = "lower --gpu-memory-utilization, or set --max-cudagraph-capture-size to a half"
             with self._room_for("the graphs", fix):
                 self._capture(runner)
