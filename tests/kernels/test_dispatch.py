@@ -119,12 +119,15 @@ def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
 
 
 def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLASH_ATTN", "FLASHINFER"):
-        with pytest.raises(UsageError, match=rf"{name} has no kernels.*; use TRITON_ATTN, CUDA"):
+    with pytest.raises(UsageError, match=r"XFORMERS has no kernels.*; use TRITON_ATTN, CUDA"):
+        gpu_ops("XFORMERS")
+    pytest.importorskip("triton")
+    for name, package in (("FLASH_ATTN", "flash_attn"), ("FLASHINFER", "flashinfer")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UsageError, match=f"{name} cannot be used .*{package}.*pip install"):
             gpu_ops(name)
     monkeypatch.setitem(sys.modules, "vllm_lite._cuda", None)
     monkeypatch.delitem(sys.modules, "vllm_lite.kernels.cuda.ops", raising=False)
-    pytest.importorskip("triton")
     with pytest.raises(UsageError, match=r"CUDA cannot be used .*VLLM_LITE_CUDA=ON"):
         gpu_ops("CUDA")
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from vllm_lite.config.option import JsonOption, config, option
 
-_NOT_OURS = "leave it out: it tunes kernels of other packages, which are not called here"
+_NOT_OURS = "leave it out: it tunes kernels of other packages, which choose for themselves here"
 
 
 @config
@@ -32,12 +32,13 @@ class AttentionConfig:
     ) = option(
         None,
         "The kernel, by vLLM's name. On a GPU TRITON_ATTN, the default; CUDA, this package's own "
-        "in CUDA C++ for decode steps, where it was built; TORCH_SDPA, slow and without graphs. "
-        "On a CPU CPU_ATTN.",
+        "in CUDA C++ for decode steps, where it was built; FLASH_ATTN and FLASHINFER, where the "
+        "packages flash-attn and flashinfer-python are installed, the latter without graphs; "
+        "TORCH_SDPA, slow and without graphs. On a CPU CPU_ATTN.",
         alone="attention_backend",
-        works=("CPU_ATTN", "TRITON_ATTN", "CUDA", "TORCH_SDPA"),
-        remedy="use TRITON_ATTN, CUDA or TORCH_SDPA on a GPU and CPU_ATTN on a CPU; kernels of "
-        "other packages are not called, installed or not",
+        works=("CPU_ATTN", "TRITON_ATTN", "CUDA", "TORCH_SDPA", "FLASH_ATTN", "FLASHINFER"),
+        remedy="use TRITON_ATTN, CUDA, FLASH_ATTN, FLASHINFER or TORCH_SDPA on a GPU and CPU_ATTN "
+        "on a CPU",
     )
     flash_attn_version: Literal[2, 3, 4] | None = option(
         None,

@@ -13,7 +13,9 @@ _NO_MAMBA = "leave it out: no model here has state-space layers"
 class CacheConfig:
     """The KV cache and the reuse of its blocks."""
 
-    block_size: int = option(16, "Tokens in one cache block.", ge=8, le=128)
+    block_size: int = option(
+        16, "Tokens in one cache block; 256 with --attention-backend FLASH_ATTN.", ge=8, le=256
+    )
     gpu_memory_utilization: float = option(
         0.5,
         "Share of the device's memory to use; on CPU, of the memory that is free.",

@@ -11,29 +11,42 @@ if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
 # Names of --attention-backend for a GPU, the default first.
-GPU_BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA")
+GPU_BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA", "FLASH_ATTN", "FLASHINFER")
 # Caches that the attention of a backend does not read.
+_SCALED_ROWS = ("int8", "int8_per_token_head", "fp8_per_token_head")
+_ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", *_SCALED_ROWS)
 _UNREAD = {
-    "CUDA": ("float32", "int8", "int8_per_token_head", "fp8_per_token_head"),
-    "TORCH_SDPA": ("int8", "int8_per_token_head", "fp8_per_token_head"),
+    "CUDA": ("float32", *_SCALED_ROWS),
+    "TORCH_SDPA": _SCALED_ROWS,
+    "FLASH_ATTN": ("float32", *_ONE_BYTE),
+    "FLASHINFER": ("float32", *_ONE_BYTE),
 }
-_CUDA_HEAD_SIZES = (64, 80, 96, 128, 256)
+# Where a backend has kernels for some sizes of heads only.
+_HEAD_SIZES = {
+    "CUDA": (64, 80, 96, 128, 256),
+    "FLASH_ATTN": tuple(range(8, 257, 8)),
+    "FLASHINFER": (64, 128, 256),
+}
+# The kernels of this package are made for blocks of so many tokens at most, flash-attn's for
+# multiples of so many.
+_LARGEST_BLOCK, _FLASH_ATTN_BLOCK = 128, 256
 
 
 def check_device(config: VllmConfig) -> None:
     """Raise UsageError for what the configuration's device cannot do."""
-    backend = config.attention.backend
-    if config.device == "cpu":
-        if backend in GPU_BACKENDS:
-            raise UsageError(
-                f"--attention-backend {backend} is for GPUs; leave it out, or add --device cuda"
-            )
-        return
-    if backend == "CPU_ATTN":
+    backend, on_cpu = config.attention.backend, config.device == "cpu"
+    if on_cpu and backend in GPU_BACKENDS:
+        raise UsageError(
+            f"--attention-backend {backend} is for GPUs; leave it out, or add --device cuda"
+        )
+    if not on_cpu and backend == "CPU_ATTN":
         raise UsageError(
             f"--attention-backend CPU_ATTN is for CPUs; use {', '.join(GPU_BACKENDS)} or leave it "
             "out"
         )
+    _check_block_size(config)
+    if on_cpu:
+        return
     _check_cache(config, backend or GPU_BACKENDS[0])
     capture_sizes(config)
 
@@ -47,14 +60,31 @@ def _check_cache(config: VllmConfig, backend: str) -> None:
             f"--attention-backend {backend} reads no cache of {numbers}; use TRITON_ATTN or "
             "another --kv-cache-dtype"
         )
-    if backend != "CUDA":
+    head_sizes = _HEAD_SIZES.get(backend)
+    if head_sizes is None:
         return
     if config.model.dtype == "float32":
         raise UsageError(
-            "--attention-backend CUDA computes no --dtype float32; use TRITON_ATTN or bfloat16"
+            f"--attention-backend {backend} computes no --dtype float32; use TRITON_ATTN or "
+            "bfloat16"
         )
-    if config.facts.head_size not in _CUDA_HEAD_SIZES:
+    if config.facts.head_size not in head_sizes:
         raise UsageError(
-            f"--attention-backend CUDA has no kernel for heads of {config.facts.head_size}; its "
-            f"sizes are {', '.join(map(str, _CUDA_HEAD_SIZES))}; use TRITON_ATTN"
+            f"--attention-backend {backend} has no kernel for heads of {config.facts.head_size}; "
+            f"its sizes are {', '.join(map(str, head_sizes))}; use TRITON_ATTN"
+        )
+
+
+def _check_block_size(config: VllmConfig) -> None:
+    block_size = config.cache.block_size
+    if config.attention.backend == "FLASH_ATTN":
+        if block_size % _FLASH_ATTN_BLOCK:
+            raise UsageError(
+                f"--attention-backend FLASH_ATTN reads no blocks of {block_size} tokens; add "
+                f"--block-size {_FLASH_ATTN_BLOCK}"
+            )
+    elif block_size > _LARGEST_BLOCK:
+        raise UsageError(
+            f"--block-size {block_size} is for --attention-backend FLASH_ATTN; use at most "
+            f"{_LARGEST_BLOCK}"
         )

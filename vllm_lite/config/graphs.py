@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Beyond it a step computes so long that its launches no longer count.
 _LARGEST_BY_DEFAULT = 512
 # Its attention waits for the lengths of contexts, which a graph cannot.
-_WITHOUT_GRAPHS = ("TORCH_SDPA",)
+_WITHOUT_GRAPHS = ("TORCH_SDPA", "FLASHINFER")
 
 
 def capture_sizes(config: VllmConfig) -> tuple[int, ...]:

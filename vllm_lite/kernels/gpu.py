@@ -11,7 +11,12 @@ from typing import Any
 from vllm_lite.config.gpu import GPU_BACKENDS
 from vllm_lite.errors import UsageError
 
-_BUILD = "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc"
+# What to do where a backend cannot be imported.
+_FIXES = {
+    "CUDA": "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc",
+    "FLASH_ATTN": "run `pip install flash-attn`, or leave the option out",
+    "FLASHINFER": "run `pip install flashinfer-python`, or leave the option out",
+}
 
 
 def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
@@ -34,13 +39,18 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
         )
     try:
         from vllm_lite.kernels.triton import ops, tuning
-
-        tuning.fix_cuts(deterministic)
-        operations = {operation: getattr(ops, operation) for operation in ops.__all__}
-        return SimpleNamespace(**operations | _own_operations(name))
     except ImportError as error:
-        fix = _BUILD if "_cuda" in str(error) else "run `pip install triton`"
-        raise UsageError(f"--attention-backend {name} cannot be used ({error}); {fix}") from None
+        raise UsageError(
+            f"--attention-backend {name} cannot be used ({error}); run `pip install triton`"
+        ) from None
+    try:
+        own = _own_operations(name)
+    except ImportError as error:
+        raise UsageError(
+            f"--attention-backend {name} cannot be used ({error}); {_FIXES[name]}"
+        ) from None
+    tuning.fix_cuts(deterministic)
+    return SimpleNamespace(**{key: getattr(ops, key) for key in ops.__all__} | own)
 
 
 def fixed_product() -> Any:
@@ -62,4 +72,12 @@ def _own_operations(name: str) -> dict[str, Any]:
         from vllm_lite.kernels import sdpa
 
         return {"paged_attention": sdpa.paged_attention}
+    if name == "FLASH_ATTN":
+        from vllm_lite.kernels.flash_attention import paged_attention
+
+        return {"paged_attention": paged_attention}
+    if name == "FLASHINFER":
+        from vllm_lite.kernels.flashinfer_attention import PlannedAttention
+
+        return {"paged_attention": PlannedAttention().paged_attention}
     return {}

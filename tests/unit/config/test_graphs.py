@@ -66,8 +66,12 @@ def on_gpu(**options: Any) -> Any:
         ({"backend": "CUDA", "dtype": "bfloat16"}, "no kernel for heads of 8"),
         ({"backend": "CUDA", "dtype": "float32"}, "reads no cache of float32"),
         ({"backend": "TORCH_SDPA", "kv_cache_dtype": "int8"}, "reads no cache of int8"),
-        ({"backend": "FLASH_ATTN"}, "FLASH_ATTN is not available.*TRITON_ATTN"),
-        ({"backend": "FLASHINFER"}, "FLASHINFER is not available.*TRITON_ATTN"),
+        ({"backend": "FLASH_ATTN"}, "FLASH_ATTN reads no blocks of 8 .*--block-size 256"),
+        ({"backend": "FLASH_ATTN", "block_size": 256, "dtype": "float32"}, "no cache of float32"),
+        ({"backend": "FLASHINFER", "kv_cache_dtype": "fp8"}, "FLASHINFER reads no cache of fp8"),
+        ({"backend": "FLASHINFER", "dtype": "float16"}, "FLASHINFER has no kernel for heads of 8"),
+        ({"block_size": 256}, "--block-size 256 is for --attention-backend FLASH_ATTN"),
+        ({"backend": "XFORMERS"}, "XFORMERS is not available.*TRITON_ATTN"),
     ],
 )
 def test_what_a_gpu_cannot_do_is_refused_by_option(options: dict[str, Any], cause: str) -> None:
