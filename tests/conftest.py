@@ -1,8 +1,9 @@
-"""What holds for every test: Triton interprets its kernels, and plugins' parsers can be undone."""
+"""What holds for every test: Triton interprets its kernels, Ctrl-C works, parsers can be undone."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,8 @@ from vllm_lite.parsers.tool_formats import TOOL_FORMATS
 
 # Before anything imports Triton, whose own functions are made by what this says.
 os.environ["TRITON_INTERPRET"] = "1"
+# A shell that starts the tests in its background has them, and all their commands, ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
