@@ -17,8 +17,9 @@ namespace vllm_lite {
 namespace {
 
 // Query rows that share one pass over the keys: enough to make transposing them cheap, few enough
-// for the tile to stay in the second-level cache.
-constexpr int64_t kTileRows = 48;
+// for the tile to stay in the second-level cache. Small batches are cut finer, for all threads.
+constexpr int64_t kMostTileRows = 192;
+constexpr int64_t kFewestTileRows = 48;
 // Pieces of work per thread: the last one to finish is then a small part of the whole.
 constexpr int64_t kPiecesPerThread = 6;
 constexpr int64_t kCacheLineFloats = 16;
@@ -97,7 +98,7 @@ class AttentionPlan {
       : p_(p),
         kernels_(*kernels().attention),
         group_(p.num_heads / p.num_kv_heads),
-        tile_tokens_(std::max<int64_t>(1, kTileRows / group_)),
+        tile_tokens_(std::max<int64_t>(1, tile_rows(batch.num_tokens * p.num_heads) / group_)),
         row_floats_(kernels_.padded_head_size(p.head_size) + 2) {
     for (int64_t r = 0; r < batch.num_requests; ++r) add_request(batch, r);
     cut();
@@ -118,6 +119,13 @@ class AttentionPlan {
   }
 
  private:
+  static int64_t tile_rows(int64_t num_rows) {
+    const int64_t fair = num_rows / (num_threads() * kPiecesPerThread);
+    int64_t rows = kMostTileRows;
+    while (rows > std::max(fair, kFewestTileRows)) rows /= 2;
+    return rows;
+  }
+
   void add_request(const AttentionBatch& batch, int64_t r) {
     const int64_t begin = batch.query_start_loc[r];
     const int64_t end = batch.query_start_loc[r + 1];

@@ -3,12 +3,11 @@
 // Keys are taken 64 at a time and transposed, so that a vector holds one dimension of many keys:
 // scores then need no sums across lanes, and each is added up in the same order whatever the
 // number of rows. Rows go through registers in groups of up to kMaxRows.
-#include "cpu/kernels/attention_operands.h"
+#include "cpu/kernels/attention_softmax.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-constexpr int kKeyVectors = kKeys / kLanes;
 constexpr int kMaxRows = 6;
 // kMaxRows * kMaxVectors accumulators fill the register file: 32 registers, or 16.
 constexpr int kMaxVectors = kLanes == 16 ? 4 : 2;
@@ -29,11 +28,11 @@ inline void with_constant(int64_t n, Body&& body) {
 
 // ---- arithmetic
 
-template <class Dot, int R, int V, class Cache>
+template <class Dot, int R, int V>
 inline void score_keys(const typename Dot::Element* query, int64_t row_size,
-                       const typename Dot::Element* keys, int64_t steps, RowsAhead<Cache>& next,
+                       const typename Dot::Element* keys, int64_t steps, RowsAhead& next,
                        float* scores) {
-  RowsAhead<Cache> ahead = next;
+  RowsAhead ahead = next;
   Vec sums[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) sums[r][v] = Vec{};
@@ -53,14 +52,30 @@ inline void score_keys(const typename Dot::Element* query, int64_t row_size,
   next = ahead;
 }
 
-template <class Dot, int R, int V, class Value, class Cache>
-inline void add_values(const typename Dot::Element* weights, const Value* const* values,
-                       RowsAhead<Cache>& next, int64_t num_keys, int64_t offset, float* sums,
-                       int64_t row_size) {
-  RowsAhead<Cache> ahead = next;
+template <class Dot, int R>
+inline void score_rows(const typename Dot::Element* query, int64_t row_size,
+                       const typename Dot::Element* keys, int64_t num_keys, int64_t steps,
+                       RowsAhead& ahead, float* scores) {
+  for (int64_t key = 0; key < num_keys; key += kMaxVectors * kLanes) {
+    const int64_t vectors = min_of<int64_t>(kMaxVectors, ceil_divide(num_keys - key, kLanes));
+    with_constant<kMaxVectors>(vectors, [&](auto v) {
+      score_keys<Dot, R, decltype(v)::value>(query, row_size, keys + key, steps, ahead,
+                                             scores + key);
+    });
+  }
+}
+
+template <class Dot, int R, int V, class Value>
+inline void add_values(const typename Dot::Element* weights, const float* rescales,
+                       const Value* const* values, RowsAhead& next, int64_t num_keys,
+                       int64_t offset, float* sums, int64_t row_size) {
+  RowsAhead ahead = next;
   Vec sum[R][V];
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) sum[r][v] = load(sums + r * row_size + offset + v * kLanes);
+    const Vec rescale = broadcast(rescales[r]);
+    for (int v = 0; v < V; ++v) {
+      sum[r][v] = load(sums + r * row_size + offset + v * kLanes) * rescale;
+    }
   }
   for (int64_t step = 0; step < ceil_divide(num_keys, Dot::kKeysPerStep); ++step) {
     Vec value[V];
@@ -86,81 +101,18 @@ inline void add_values(const typename Dot::Element* weights, const Value* const*
   next = ahead;
 }
 
-template <class Dot, int R, class Value, class Cache>
-inline void add_value_rows(const float* weights, const Value* const* values,
-                           RowsAhead<Cache>& ahead, int64_t num_keys, float* sums,
-                           int64_t row_size) {
+template <class Dot, int R, class Value>
+inline void add_value_rows(const float* weights, const float* rescales,
+                           const Value* const* values, RowsAhead& ahead, int64_t num_keys,
+                           float* sums, int64_t row_size) {
   const auto* elements = reinterpret_cast<const typename Dot::Element*>(weights);
   for (int64_t offset = 0; offset < row_size;) {
     const int64_t vectors = min_of<int64_t>(kMaxVectors, (row_size - offset) / kLanes);
     with_constant<kMaxVectors>(vectors, [&](auto v) {
-      add_values<Dot, R, decltype(v)::value>(elements, values, ahead, num_keys, offset, sums,
-                                             row_size);
+      add_values<Dot, R, decltype(v)::value>(elements, rescales, values, ahead, num_keys, offset,
+                                             sums, row_size);
     });
     offset += vectors * kLanes;
-  }
-}
-
-struct SoftmaxRow {
-  float* max;
-  Vec* sum;
-  float* values;
-};
-
-inline Vec cap_scores(Vec scores, float cap) {
-  // tanh(y) = 1 - 2 / (e^2y + 1)
-  const Vec doubled = exponential(scores * (2.0f / cap));
-  return cap * (1.0f - 2.0f / (doubled + 1.0f));
-}
-
-// Turns scores into weights relative to the row's new maximum and rescales what was summed.
-// Only keys [visible_begin, visible_end) of the block count.
-template <class Dot>
-inline void update_softmax(const Attention& p, float* scores, const RowScales* scales,
-                           int64_t visible_begin, int64_t visible_end, const SoftmaxRow& row,
-                           int64_t row_size) {
-  const Vec nothing = broadcast(-INFINITY);
-  IntVec lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  Vec x[kKeyVectors];
-  Vec highest = nothing;
-  for (int v = 0; v < kKeyVectors; ++v) {
-    x[v] = load(scores + v * kLanes) * p.scale;
-    if (scales != nullptr) x[v] *= load(scales->keys + v * kLanes);
-    if (p.soft_cap > 0) x[v] = cap_scores(x[v], p.soft_cap);
-    if (visible_begin > 0 || visible_end < kKeys) {
-      const IntVec key = lane + v * kLanes;
-      const IntVec visible =
-          (key >= static_cast<int32_t>(visible_begin)) & (key < static_cast<int32_t>(visible_end));
-      x[v] = visible ? x[v] : nothing;
-    }
-    highest = max_lanes(highest, x[v]);
-  }
-  const float old_max = *row.max;
-  const float new_max = max_of(old_max, reduce_max(highest));
-  if (new_max == -INFINITY) {
-    for (int v = 0; v < kKeyVectors; ++v) store(scores + v * kLanes, Vec{});
-    return;
-  }
-  Vec sum{};
-  for (int v = 0; v < kKeyVectors; ++v) {
-    const Vec weights = exponential(x[v] - new_max);
-    if (scales == nullptr) {
-      sum += Dot::store_weights(scores, v * kLanes, weights);
-    } else {
-      sum += weights;
-      Dot::store_weights(scores, v * kLanes, weights * load(scales->values + v * kLanes));
-    }
-  }
-  if (new_max == old_max) {
-    *row.sum += sum;
-    return;
-  }
-  const float rescale = exponential(old_max - new_max);
-  *row.max = new_max;
-  *row.sum = *row.sum * rescale + sum;
-  for (int64_t d = 0; d < row_size; d += kLanes) {
-    store(row.values + d, load(row.values + d) * rescale);
   }
 }
 
@@ -168,13 +120,18 @@ inline void update_softmax(const Attention& p, float* scores, const RowScales* s
 
 int64_t padded_head_size(int64_t head_size) { return round_up(head_size, kLanes); }
 
+// Positions that a query sees, its own included.
+inline int64_t window_of(const Attention& p) {
+  return p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
+}
+
 struct Scratch {
   Scratch(float* memory, int64_t rows, int64_t row_size)
       : query(memory),
         keys(query + rows * row_size),
         values(keys + kKeys * row_size),
         scores(values + kKeys * row_size),
-        sums(reinterpret_cast<Vec*>(scores + kMaxRows * kKeys)),
+        sums(reinterpret_cast<Vec*>(scores + kGroupRows * kKeys)),
         gathered(reinterpret_cast<char*>(sums + rows)) {}
   float* query;
   float* keys;
@@ -185,7 +142,7 @@ struct Scratch {
 };
 
 int64_t scratch_floats(int64_t rows, int64_t head_size) {
-  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kMaxRows * kKeys +
+  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kGroupRows * kKeys +
          rows * kLanes;
 }
 
@@ -209,40 +166,62 @@ struct PackedBlock {
   const RowScales* scales;          // or null
 };
 
-// One pass of R rows, from `first` on, over a block.
-template <class Dot, int R, class Value, class Cache>
-void attend_rows(const Attention& p, const AttentionTile& tile,
-                 const TileRows<typename Dot::Element>& rows, int64_t first,
-                 const PackedBlock<typename Dot::Element, Value>& block, RowsAhead<Cache>& ahead,
-                 float* scores) {
+// Which keys of a block each of `count` rows from `first` on sees; false where all see all.
+template <class Block>
+inline bool find_visible(const Attention& p, const AttentionTile& tile, const Block& block,
+                         int64_t first, int64_t count, VisibleKeys* visible) {
   const int64_t group = p.num_heads / p.num_kv_heads;
-  for (int v = 0; v < kKeyVectors; v += kMaxVectors) {
-    score_keys<Dot, R, kMaxVectors>(rows.query + first * rows.row_size, rows.row_size,
-                                    block.keys + v * kLanes, Dot::steps(p.head_size), ahead,
-                                    scores + v * kLanes);
+  const int64_t window = window_of(p);
+  const int64_t token = first / group;
+  int64_t position = tile.first_position + token - block.position;
+  const int64_t last = tile.first_position + (first + count - 1) / group - block.position;
+  if (position + 1 >= kKeys && last < window) return false;
+  int64_t head = first - token * group;
+  for (int64_t r = 0; r < count; ++r) {
+    visible[r] = {max_of<int64_t>(0, position - window + 1), min_of(block.num_keys, position + 1)};
+    if (++head == group) head = 0, ++position;
   }
-  int64_t visible_end = 0;
-  for (int64_t r = first; r < first + R; ++r) {
-    const int64_t position = tile.first_position + r / group;
-    const int64_t oldest = p.sliding_window > 0 ? position - p.sliding_window + 1 : 0;
-    visible_end = min_of(block.num_keys, position + 1 - block.position);
-    update_softmax<Dot>(
-        p, scores + (r - first) * kKeys, block.scales,
-        max_of<int64_t>(0, oldest - block.position), visible_end,
-        {rows.maxima + r, rows.sums + r, rows.values + r * rows.row_size}, rows.row_size);
-    ahead.ask(8);
-  }
-  // The last row sees the most keys.
-  add_value_rows<Dot, R>(scores, block.values, ahead, visible_end,
-                         rows.values + first * rows.row_size, rows.row_size);
+  return true;
+}
+
+// Up to kGroupRows rows, from `first` on, over a block. The last one sees the most keys.
+template <class Dot, class Value>
+[[gnu::noinline]] void attend_rows(const Attention& p, const AttentionTile& tile,
+                 const TileRows<typename Dot::Element>& rows, int64_t first, int64_t count,
+                 const PackedBlock<typename Dot::Element, Value>& block, RowsAhead& ahead,
+                 float* scores) {
+  VisibleKeys visible[kGroupRows];
+  const bool is_masked = find_visible(p, tile, block, first, count, visible);
+  const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
+  // Calls pass(Constant<rows>, first row, keys that some of the rows sees).
+  const auto for_each_pass = [&](auto&& pass) {
+    for (int64_t row = 0; row < count; row += rows_at_once) {
+      const int64_t left = min_of(rows_at_once, count - row);
+      const int64_t num_keys = is_masked ? visible[row + left - 1].end : kKeys;
+      with_constant<kMaxRows>(left, [&](auto constant) { pass(constant, row, num_keys); });
+    }
+  };
+  for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
+    score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.row_size,
+                                               rows.row_size, block.keys, num_keys,
+                                               Dot::steps(p.head_size), ahead,
+                                               scores + row * kKeys);
+  });
+  alignas(64) float rescales[kGroupEntries];
+  update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead,
+                      {count, scores, rows.maxima + first, rows.sums + first, rescales});
+  for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
+    add_value_rows<Dot, decltype(constant)::value>(
+        scores + row * kKeys, rescales + row, block.values, ahead, num_keys,
+        rows.values + (first + row) * rows.row_size, rows.row_size);
+  });
 }
 
 // The part of a span that some row of the tile sees, from the start of a block of keys on.
 struct Positions {
   Positions(const Attention& p, const AttentionSpan& of) {
     const AttentionTile& tile = *of.tile;
-    const int64_t window = p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
-    const int64_t oldest = max_of<int64_t>(0, tile.first_position - window + 1);
+    const int64_t oldest = max_of<int64_t>(0, tile.first_position - window_of(p) + 1);
     begin = max_of(of.span * kSpan, oldest / kKeys * kKeys);
     end = min_of((of.span + 1) * kSpan, tile.first_position + tile.num_tokens);
   }
@@ -271,8 +250,6 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   }
 
   const Positions seen(p, of), later(p, after);
-  const int64_t window = p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
-  const int64_t rows_at_once = ceil_divide(num_rows, ceil_divide(num_rows, kMaxRows));
   // Elements are made of values once for all rows, unless there is but one group to use them.
   const bool pack = row_size != p.head_size || sizeof(Cache) == 1 ||
                     (sizeof(Cache) == 2 && num_rows > kMaxRows);
@@ -290,31 +267,30 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     } else {
       locate_keys(p, *after.tile, later.begin, later.end, next);
     }
-    RowsAhead<Cache> ahead(next, row_bytes);
+    RowsAhead ahead(next, row_bytes);
     if (p.has_row_scales) load_scales(block, p.head_size, scales);
     pack_keys(block, ahead, p.head_size, row_bytes, scratch.gathered, keys);
     if (pack) {
       pack_values<Dot>(block, ahead, p.head_size, row_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
-    for (int64_t first = 0; first < num_rows; first += rows_at_once) {
-      const int64_t count = min_of(rows_at_once, num_rows - first);
-      const int64_t first_position = tile.first_position + first / group;
-      const int64_t last_position = tile.first_position + (first + count - 1) / group;
-      if (last_position < key || first_position - window >= key + block.count) continue;
-      with_constant<kMaxRows>(count, [&](auto constant) {
-        constexpr int R = decltype(constant)::value;
-        if constexpr (sizeof(Cache) > 1) {
-          if (!pack) {
-            const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values(),
-                                                        nullptr};
-            return attend_rows<Dot, R>(p, tile, rows, first, stored, ahead, scratch.scores);
-          }
+    // Tokens from the first that sees the block's first key to the last that sees its last.
+    const int64_t before = max_of<int64_t>(0, key - tile.first_position);
+    const int64_t end = min_of(
+        tile.num_tokens, key + block.count + window_of(p) - 1 - tile.first_position);
+    for (int64_t first = before * group; first < end * group; first += kGroupRows) {
+      const int64_t count = min_of<int64_t>(kGroupRows, end * group - first);
+      if constexpr (sizeof(Cache) > 1) {
+        if (!pack) {
+          const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values(),
+                                                      nullptr};
+          attend_rows<Dot>(p, tile, rows, first, count, stored, ahead, scratch.scores);
+          continue;
         }
-        const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
-                                                      used_scales};
-        attend_rows<Dot, R>(p, tile, rows, first, packed, ahead, scratch.scores);
-      });
+      }
+      const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
+                                                    used_scales};
+      attend_rows<Dot>(p, tile, rows, first, count, packed, ahead, scratch.scores);
     }
   }
   for (int64_t r = 0; r < num_rows; ++r) state[num_rows + r] = reduce_add(rows.sums[r]);
@@ -348,8 +324,8 @@ void merge(int64_t rows, int64_t head_size, float* state, const float* later) {
   for (int64_t r = 0; r < rows; ++r) {
     const float max = max_of(state[r], later[r]);
     if (max == -INFINITY) continue;
-    const float mine = exponential(state[r] - max);
-    const float theirs = exponential(later[r] - max);
+    const float mine = power_of_two(state[r] - max);
+    const float theirs = power_of_two(later[r] - max);
     state[r] = max;
     state[rows + r] = state[rows + r] * mine + later[rows + r] * theirs;
     float* to = state + 2 * rows + r * row_size;

@@ -12,6 +12,12 @@ constexpr int kKeys = 64;  // in a block
 constexpr int kCacheLine = 64;
 static_assert(kSpan % kKeys == 0);
 
+// 1 + c[0] x + c[1] x^2 + ... is 2^x for |x| <= 1/2, to 3e-6 or 2e-9 of it.
+constexpr float kRoughPowers[] = {6.9312419323e-1f, 2.4024098618e-1f, 5.5906426208e-2f,
+                                  9.5828532207e-3f};
+constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.5503324707e-2f,
+                                 9.6184373585e-3f, 1.3398874588e-3f, 1.5353362055e-4f};
+
 // The arithmetic of both products. A step of the first takes one element of a query row and of as
 // many keys as a vector has lanes; a step of the second one element of a row of weights and as many
 // dimensions of values. Values come as stored, or as the elements that `load_values` made of them.
@@ -23,9 +29,15 @@ struct Float32Dot {
   static Vec step(Vec sum, Vec element, Vec elements) {
     return multiply_add(element, elements, sum);
   }
-  static Vec store_weights(float* row, int64_t first, Vec weights) {
-    store(row + first, weights);
-    return weights;
+  static constexpr auto& kPowers = kFinePowers;
+  // Returns the sum plus what was stored.
+  template <int N>
+  static Vec store_weights(float* row, int64_t first, const Vec (&weights)[N], Vec sum) {
+    for (int i = 0; i < N; ++i) {
+      store(row + first + i * kLanes, weights[i]);
+      sum += weights[i];
+    }
+    return sum;
   }
   template <class Value>
   static Vec load_values(const Value* const* rows, int64_t step, int64_t offset, int64_t count) {
@@ -45,12 +57,18 @@ struct BFloat16PairDot {
   static Vec step(Vec sum, Vec element, Vec elements) {
     return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(element), bit_cast<__m512bh>(elements));
   }
-  static Vec store_weights(float* row, int64_t first, Vec weights) {
-    const HalfVec rounded = bit_cast<HalfVec>(_mm512_cvtneps_pbh(weights));
-    memcpy(reinterpret_cast<BFloat16*>(row) + first, &rounded, sizeof rounded);
-    return bit_cast<Vec>(widen(rounded) << 16);
+  static constexpr auto& kPowers = kRoughPowers;
+  template <int N>
+  static Vec store_weights(float* row, int64_t first, const Vec (&weights)[N], Vec sum) {
+    const Vec ones = bit_cast<Vec>(BitsVec{} + 0x3f803f80u);
+    for (int i = 0; i < N; i += 2) {
+      const __m512bh rounded = _mm512_cvtne2ps_pbh(weights[i + 1], weights[i]);
+      memcpy(reinterpret_cast<BFloat16*>(row) + first + i * kLanes, &rounded, sizeof rounded);
+      sum = step(sum, bit_cast<Vec>(rounded), ones);
+    }
+    return sum;
   }
-  static Vec load_values(const BFloat16* const* rows, int64_t step, int64_t offset, int64_t count) {
+  [[gnu::always_inline]] static Vec load_values(const BFloat16* const* rows, int64_t step, int64_t offset, int64_t count) {
     const Vec even = load_upto(rows[2 * step] + offset, count);
     const Vec odd = load_upto(rows[2 * step + 1] + offset, count);
     return bit_cast<Vec>(bit_cast<BitsVec>(even) >> 16 | bit_cast<BitsVec>(odd));
@@ -139,21 +157,21 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
 // Blocks of a cache lie anywhere in memory, where the hardware foresees little. So all work on a
 // block asks for rows of the next one, little by little: memory takes as long to bring a block as
 // its few rows of queries do to use one, and a burst of requests would stall.
-template <class Cache>
 class RowsAhead {
  public:
+  template <class Cache>
   RowsAhead(const KeyBlock<Cache>& block, int64_t row_bytes)
-      : rows_(block.rows), row_bytes_(row_bytes) {}
+      : rows_(reinterpret_cast<const char* const*>(block.rows)), row_bytes_(row_bytes) {}
   void ask(int64_t count) {
     for (; count > 0 && next_ < 2 * kKeys; --count) {
-      const char* row = reinterpret_cast<const char*>(rows_[next_++]);
+      const char* row = rows_[next_++];
       __builtin_prefetch(row);
       for (int64_t i = kCacheLine; i < row_bytes_; i += kCacheLine) __builtin_prefetch(row + i);
     }
   }
 
  private:
-  const Cache* const* rows_;
+  const char* const* rows_;
   int64_t row_bytes_;
   int64_t next_ = 0;
 };
@@ -207,7 +225,7 @@ inline BitsVec load_quarters(const FoursOfRows& rows, int i, int64_t offset) {
 
 // Four words of kLanes rows, one row a lane. Loads put quarters of vectors in their places, which
 // saves half of a transposition's shuffles.
-inline void load_words(const FoursOfRows& rows, int64_t offset, BitsVec (&words)[4]) {
+[[gnu::always_inline]] inline void load_words(const FoursOfRows& rows, int64_t offset, BitsVec (&words)[4]) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) words[i] = load_quarters(rows, i, offset);
   transpose_quarters(words);
@@ -251,12 +269,12 @@ inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec wor
 
 // Transposes keys to packed [dimension (or pair), kKeys]. `scratch` holds kLanes rows.
 template <class Element, class Cache>
-void pack_keys(const KeyBlock<Cache>& block, RowsAhead<Cache>& next, int64_t head_size,
+void pack_keys(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_size,
                int64_t row_bytes, char* scratch, Element* packed) {
   const int64_t bytes = head_size * sizeof(Cache);
   const int64_t num_words = ceil_divide(bytes, 4);
   const Cache* const type = nullptr;
-  RowsAhead<Cache> ahead = next;
+  RowsAhead ahead = next;
   // Scores of keys beyond the last are garbage that the softmax masks.
   for (int first = 0; first < block.count; first += kLanes) {
     const FoursOfRows rows =
@@ -285,10 +303,10 @@ void pack_keys(const KeyBlock<Cache>& block, RowsAhead<Cache>& next, int64_t hea
 
 // Makes elements of values, once for all rows: packed [steps, padded head size].
 template <class Dot, class Cache>
-void pack_values(const KeyBlock<Cache>& block, RowsAhead<Cache>& next, int64_t head_size,
+void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_size,
                  int64_t row_size, typename Dot::Element* packed,
                  const typename Dot::Element* (&rows)[kKeys]) {
-  RowsAhead<Cache> ahead = next;
+  RowsAhead ahead = next;
   for (int64_t step = 0; step < ceil_divide(block.count, Dot::kKeysPerStep); ++step) {
     for_each_vector(head_size, [&](int64_t d, int64_t count) {
       const Vec elements = Dot::load_values(block.values(), step, d, count);

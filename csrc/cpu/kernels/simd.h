@@ -161,9 +161,25 @@ static inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// A NaN in `a` stays.
-static inline Vec max_lanes(Vec a, Vec b) { return a < b ? b : a; }
-static inline Vec min_lanes(Vec a, Vec b) { return a > b ? b : a; }
+// A NaN in `a` stays. Compilers make two instructions of the plain form where b is a constant.
+static inline Vec max_lanes(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_max_ps(0xffff, b, a);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(b, a);
+#else
+  return a < b ? b : a;
+#endif
+}
+static inline Vec min_lanes(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_min_ps(0xffff, b, a);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(b, a);
+#else
+  return a > b ? b : a;
+#endif
+}
 
 // Combines all lanes, the two halves first.
 template <class Combine>

@@ -1,0 +1,160 @@
+// The softmax of attention: scores of a block of keys become weights, relative to the largest score
+// that a row has met. For attention.cpp only.
+//
+// Scores are taken times log2(e), so that weights are powers of two. What a row comes to depends on
+// no other row: rows are only looked at in turn, step by step, since each step of one waits long.
+#pragma once
+
+#include "cpu/kernels/attention_operands.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^x for x <= 0, exactly 1 at 0; 0 from some -126 down. Vectors go side by side, as one alone
+// waits for itself.
+template <int kDegree, int N>
+inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
+  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+  constexpr float kLowest = kLanes == 16 ? -200.0f : -127.0f;
+  Vec shifted[N], rest[N], sum[N];
+  for (int i = 0; i < N; ++i) x[i] = max_lanes(x[i], broadcast(kLowest));
+  for (int i = 0; i < N; ++i) shifted[i] = x[i] + kRounder;
+  for (int i = 0; i < N; ++i) rest[i] = x[i] - (shifted[i] - kRounder);
+  for (int i = 0; i < N; ++i) sum[i] = broadcast(powers[kDegree - 1]);
+#pragma GCC unroll 8
+  for (int k = kDegree - 2; k >= 0; --k) {
+    for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(powers[k]));
+  }
+  for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(1.0f));
+  for (int i = 0; i < N; ++i) {
+#if defined(__AVX512F__)
+    x[i] = _mm512_maskz_scalef_ps(0xffff, sum[i], shifted[i] - kRounder);
+#else
+    const IntVec exponent = bit_cast<IntVec>(shifted[i]) - bit_cast<int32_t>(kRounder);
+    const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(sum[i]) + (exponent << 23));
+    x[i] = x[i] < broadcast(-126.0f) ? Vec{} : scaled;
+#endif
+  }
+}
+
+inline Vec power_of_two(Vec x) {
+  Vec one[1] = {x};
+  raise_two(one, kFinePowers);
+  return one[0];
+}
+inline float power_of_two(float x) { return power_of_two(broadcast(x))[0]; }
+
+inline Vec cap_scores(Vec scores, float cap) {
+  // tanh(y) = 1 - 2 / (e^2y + 1)
+  const Vec doubled = exponential(scores * (2.0f / cap));
+  return cap * (1.0f - 2.0f / (doubled + 1.0f));
+}
+
+// Rows that go through a block together. Arrays have an entry for each.
+struct SoftmaxRows {
+  int64_t count;
+  float* scores;  // [count, kKeys], which become weights
+  float* maxima;
+  Vec* sums;       // of weights
+  float* rescales;  // made here: what sums over earlier blocks are to be multiplied by
+};
+
+// The keys [begin, end) of a block count for a row.
+struct VisibleKeys {
+  int64_t begin;
+  int64_t end;
+};
+
+constexpr int kKeyVectors = kKeys / kLanes;
+// Vectors of scores side by side.
+constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
+// Rows whose softmax is taken together: many wait for less.
+constexpr int kGroupRows = 24;
+constexpr int kGroupEntries = (kGroupRows + kLanes - 1) / kLanes * kLanes;
+
+// Scales and caps a row's scores and hides what it does not see; returns the largest.
+template <bool kIsMasked>
+inline float finish_scores(const Attention& p, const RowScales* scales, const VisibleKeys& visible,
+                           float* scores) {
+  const Vec nothing = broadcast(-INFINITY);
+  const Vec scale = broadcast(p.soft_cap > 0 ? p.scale : p.scale * kLog2E);
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  Vec highest = nothing;
+  for (int first = 0; first < kKeyVectors; first += kScoreVectors) {
+    Vec x[kScoreVectors];
+    for (int i = 0; i < kScoreVectors; ++i) x[i] = load(scores + (first + i) * kLanes) * scale;
+    if (scales != nullptr) {
+      for (int i = 0; i < kScoreVectors; ++i) x[i] *= load(scales->keys + (first + i) * kLanes);
+    }
+    if (p.soft_cap > 0) {
+      for (int i = 0; i < kScoreVectors; ++i) x[i] = cap_scores(x[i], p.soft_cap) * kLog2E;
+    }
+    for (int i = 0; i < kScoreVectors; ++i) {
+      if constexpr (kIsMasked) {
+        const IntVec key = lane + (first + i) * kLanes;
+        const IntVec is_visible = (key >= static_cast<int32_t>(visible.begin)) &
+                                  (key < static_cast<int32_t>(visible.end));
+        x[i] = is_visible ? x[i] : nothing;
+      }
+      store(scores + (first + i) * kLanes, x[i]);
+      highest = max_lanes(x[i], highest);
+    }
+  }
+  return reduce_max(highest);
+}
+
+// Turns scores into weights relative to `base`; returns their sum.
+template <class Dot>
+inline Vec weigh(const RowScales* scales, float base, float* row) {
+  Vec sum{};
+  for (int v = 0; v < kKeyVectors; v += kScoreVectors) {
+    Vec weights[kScoreVectors];
+    for (int i = 0; i < kScoreVectors; ++i) weights[i] = load(row + (v + i) * kLanes) - base;
+    raise_two(weights, Dot::kPowers);
+    if (scales == nullptr) {
+      sum = Dot::store_weights(row, v * kLanes, weights, sum);
+      continue;
+    }
+    for (int i = 0; i < kScoreVectors; ++i) {
+      sum += weights[i];
+      weights[i] *= load(scales->values + (v + i) * kLanes);
+    }
+    Dot::store_weights(row, v * kLanes, weights, Vec{});
+  }
+  return sum;
+}
+
+// `visible` may be null: then all rows see all keys.
+template <class Dot>
+inline void update_softmax(const Attention& p, const RowScales* scales, const VisibleKeys* visible,
+                           RowsAhead& ahead, const SoftmaxRows& rows) {
+  alignas(64) float changes[kGroupEntries] = {};
+  Vec sums[kGroupRows];
+  float highest[kGroupRows];
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float* scores = rows.scores + r * kKeys;
+    highest[r] = visible == nullptr ? finish_scores<false>(p, scales, {}, scores)
+                                    : finish_scores<true>(p, scales, visible[r], scores);
+    ahead.ask(3);
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float max = max_of(rows.maxima[r], highest[r]);
+    const float base = max == -INFINITY ? 0.0f : max;  // a row that sees nothing yet
+    changes[r] = rows.maxima[r] - base;
+    rows.maxima[r] = max;
+    sums[r] = weigh<Dot>(scales, base, rows.scores + r * kKeys);
+    ahead.ask(5);
+  }
+  for (int64_t r = 0; r < rows.count; r += kLanes) {
+    store(rows.rescales + r, power_of_two(load(changes + r)));
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    rows.sums[r] = multiply_add(rows.sums[r], broadcast(rows.rescales[r]), sums[r]);
+  }
+}
+
+}  // namespace
+}  // namespace vllm_lite::VLLM_LITE_ISA
