@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cpu/argmax.h"
 #include "cpu/isa.h"
 #include "cpu/memory.h"
 #include "cpu/ops.h"
@@ -207,6 +208,22 @@ void call_sample(Address logits, Address inverse_temperature, Address min_p, Add
          num_rows);
 }
 
+void call_linear_argmax(Address x, Address packed, Address bias, Address tokens, Address largest,
+                        int dtype, int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
+                        int64_t x_stride) {
+  const LinearCall call = linear_call(x, packed, bias, 0, dtype, dtype, num_tokens, num_outputs,
+                                      num_inputs, x_stride, 0);
+  linear_argmax(call.p, num_tokens, {pointer<float>(largest), pointer<int64_t>(tokens)});
+}
+
+void call_quantized_linear_argmax(Address x, Address parts, Address bias, Address tokens,
+                                  Address largest, int dtype, int64_t num_tokens,
+                                  int64_t num_parts, int64_t num_inputs, int64_t x_stride) {
+  const QuantizedLinearCall call = quantized_linear_call(
+      x, parts, bias, 0, dtype, dtype, num_tokens, num_parts, num_inputs, x_stride, 0);
+  quantized_linear_argmax(call.p, num_tokens, {pointer<float>(largest), pointer<int64_t>(tokens)});
+}
+
 void call_token_logprobs(Address logits, Address rows, Address tokens, Address values, Address ids,
                          Address ranks, int64_t num_rows, int64_t num_entries, int64_t vocab_size,
                          int64_t num_top, int64_t logits_stride, bool is_normalized) {
@@ -254,6 +271,8 @@ NB_MODULE(_cpu, m) {
   define(m, program, "quantized_lookup", quantized_lookup_call);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("sample", call_sample, no_gil);
+  m.def("linear_argmax", call_linear_argmax, no_gil);
+  m.def("quantized_linear_argmax", call_quantized_linear_argmax, no_gil);
   m.def("token_logprobs", call_token_logprobs, no_gil);
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);

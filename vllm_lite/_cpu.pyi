@@ -167,6 +167,32 @@ def sample(
     logits_stride: int,
     /,
 ) -> None: ...
+def linear_argmax(
+    x: int,
+    packed: int,
+    bias: int,
+    tokens: int,
+    largest: int,
+    dtype: int,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    x_stride: int,
+    /,
+) -> None: ...
+def quantized_linear_argmax(
+    x: int,
+    parts: int,
+    bias: int,
+    tokens: int,
+    largest: int,
+    dtype: int,
+    num_rows: int,
+    num_parts: int,
+    num_inputs: int,
+    x_stride: int,
+    /,
+) -> None: ...
 def token_logprobs(
     logits: int,
     rows: int,

@@ -262,6 +262,16 @@ struct Sampling {
   float* largest;  // the largest logit; not finite where the row admits no token
 };
 
+// Outputs of the product behind the logits, a strip at a time, and the largest of each row so far.
+struct LargestOutputs {
+  const float* outputs;  // [R, C]
+  int64_t stride;
+  int64_t count;         // C
+  int64_t first_output;  // the number of the first of them
+  float* largest;        // [R]; NaN from the first NaN on
+  int64_t* tokens;       // [R]: where it was first
+};
+
 // What M entries report of their tokens: the token first, then the likeliest of the row.
 struct TokenLogprobs {
   const float* logits;  // [R, V]
@@ -301,6 +311,7 @@ struct KernelTable {
   // Part p of mask m is number m * parts + p.
   void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);
   void (*sample)(const Sampling&, int64_t begin, int64_t end, float* scratch);
+  void (*find_largest)(const LargestOutputs&, int64_t begin, int64_t end);
   void (*token_logprobs)(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
   void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
   void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);

@@ -78,6 +78,10 @@ struct QuantizedLinear {
 
 void quantized_linear(const QuantizedLinear& p, int64_t num_rows);
 
+// Rows [row, row + count) of x as bytes, [N / 32, count], until this thread's next quantised product.
+// At most kQuantizedRows of them.
+const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count);
+
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 
 // Throws std::invalid_argument for a type that cannot be expanded.

@@ -52,11 +52,20 @@ class _Runner(ModelRunner):
         self._kept = kept
         self._computed = model.compute_logits
         model.compute_logits = self._compute_logits  # type: ignore[method-assign]
+        self._greedy_tokens = model.greedy_tokens
+        model.greedy_tokens = self._checked_tokens  # type: ignore[method-assign]
 
     def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._computed(hidden)
         self._last = logits.clone()
         return logits
+
+    def _checked_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, largest = self._greedy_tokens(hidden)
+        expected = dispatch.ops().greedy_tokens(self._compute_logits(hidden))
+        assert torch.equal(tokens, expected[0])
+        assert torch.equal(largest.view(torch.int32), expected[1].view(torch.int32))
+        return tokens, largest
 
     def _sample(self, hidden: torch.Tensor, batch: Any, *rest: Any) -> None:
         super()._sample(hidden, batch, *rest)

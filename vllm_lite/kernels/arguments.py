@@ -33,3 +33,24 @@ def row_stride(operation: str, tensor: Tensor) -> int:
     if tensor.dim() != 2 or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
         raise refuse(operation, "takes matrices with dense rows")
     return tensor.stride(0)
+
+
+def check_product(
+    operation: str, x: Tensor, bias: Tensor | None, num_outputs: int, num_inputs: int
+) -> None:
+    """Refuse x and bias that do not fit a weight [num_outputs, num_inputs]."""
+    if x.dim() != 2 or x.shape[1] != num_inputs:
+        raise refuse(operation, f"x {list(x.shape)} does not fit the weight")
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
+        raise refuse(operation, "bias must be float32, one for each output")
+
+
+def result_of(
+    operation: str, out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    """`out` if it can take a result [T, M], or new memory if there is none."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype)
+    if out.shape != shape or out.dtype != dtype:
+        raise refuse(operation, f"out must be {list(shape)} {dtype}")
+    return out

@@ -17,11 +17,14 @@ from torch import Tensor
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.arguments import DTYPES as _DTYPES
+from vllm_lite.kernels.arguments import check_product, result_of
 from vllm_lite.kernels.arguments import dtype_number as _dtype
 from vllm_lite.kernels.arguments import refuse as _refuse
 from vllm_lite.kernels.arguments import row_stride as _rows
 from vllm_lite.kernels.cached_rows import has_row_scales
 from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.cpu_head import linear_argmax as linear_argmax
+from vllm_lite.kernels.cpu_head import quantized_linear_argmax as quantized_linear_argmax
 from vllm_lite.kernels.cpu_quantized import pack_quantized as pack_quantized
 from vllm_lite.kernels.cpu_quantized import quantized_linear as quantized_linear
 from vllm_lite.kernels.cpu_quantized import quantized_lookup as quantized_lookup
@@ -301,14 +304,14 @@ def linear(
     weight: PackedLinear,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     num_rows, num_inputs = x.shape
     num_outputs, dtype = weight.num_outputs, weight.dtype
-    if num_inputs != weight.num_inputs or x.dtype != dtype:
-        raise _refuse("linear", f"x [{num_rows}, {num_inputs}] {x.dtype} does not fit the weight")
-    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
-        raise _refuse("linear", "bias must be float32, one for each output")
-    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or dtype)
+    check_product("linear", x, bias, num_outputs, weight.num_inputs)
+    if x.dtype != dtype:
+        raise _refuse("linear", f"x {x.dtype} does not fit the weight")
+    out = result_of("linear", out, (num_rows, num_outputs), out_dtype or dtype)
     calls.get().linear(
         x.data_ptr(),
         weight.data.data_ptr(),
@@ -320,7 +323,7 @@ def linear(
         num_outputs,
         num_inputs,
         _rows("linear", x),
-        num_outputs,
+        _rows("linear", out),
     )
     return out
 

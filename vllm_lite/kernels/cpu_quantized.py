@@ -12,11 +12,17 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.arguments import DTYPES, dtype_number, refuse, row_stride
+from vllm_lite.kernels.arguments import (
+    DTYPES,
+    check_product,
+    dtype_number,
+    refuse,
+    result_of,
+    row_stride,
+)
 from vllm_lite.kernels.calls import calls
 from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.quantized import (
-    GROUP,
     QuantizedPart,
     QuantizedRows,
     QuantizedWeight,
@@ -56,14 +62,12 @@ def quantized_linear(
     weight: QuantizedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     num_rows, num_inputs = x.shape
-    if num_inputs != weight.num_inputs or num_inputs % GROUP:
-        raise refuse("quantized_linear", f"x [{num_rows}, {num_inputs}] does not fit the weight")
     num_outputs = weight.num_outputs
-    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
-        raise refuse("quantized_linear", "bias must be float32, one for each output")
-    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype)
+    check_product("quantized_linear", x, bias, num_outputs, weight.num_inputs)
+    out = result_of("quantized_linear", out, (num_rows, num_outputs), out_dtype or x.dtype)
     calls.get().quantized_linear(
         x.data_ptr(),
         weight.table.data_ptr(),
@@ -75,7 +79,7 @@ def quantized_linear(
         len(weight.parts),
         num_inputs,
         row_stride("quantized_linear", x),
-        num_outputs,
+        row_stride("quantized_linear", out),
     )
     return out
 

@@ -16,6 +16,7 @@ from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import reference
 from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.kernels.head_ops import HeadOps
 from vllm_lite.kernels.narrow_ops import NarrowOps
 from vllm_lite.kernels.quantized import PackedRows, QuantizedRows
 from vllm_lite.kernels.reference import PackedLinear
@@ -148,6 +149,12 @@ def narrow_ops() -> NarrowOps | None:
     """The same implementation's products by narrow numbers; None where it has other forms."""
     chosen = ops()
     return chosen if isinstance(chosen, NarrowOps) else None
+
+
+def head_ops() -> HeadOps | None:
+    """The same implementation's operations for an output head; None where it has none."""
+    chosen = ops()
+    return chosen if isinstance(chosen, HeadOps) else None
 
 
 def select_ops(

@@ -30,6 +30,26 @@ def map_zeros(num_bytes: int) -> Tensor:
     return whole[start : start + num_bytes]
 
 
+class KeptRows:
+    """Memory of a result [R, width] float32 that is made anew in every step.
+
+    Kept, because the system would clear as much memory again each time.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._memory = torch.empty(0, width)
+
+    def rows(self, count: int) -> Tensor:
+        """[count, width], of any contents, until the next call."""
+        if count > len(self._memory):
+            # By powers of two: batches grow by one and one.
+            capacity = 1 << (count - 1).bit_length()
+            mapped = map_zeros(capacity * self._width * 4)
+            self._memory = mapped.view(torch.float32).view(capacity, self._width)
+        return self._memory[:count]
+
+
 class MappedPool:
     """Pieces of large mappings for many tensors, none of which need fill a huge page by itself.
 

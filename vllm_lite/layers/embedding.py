@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, tp_group, tp_size
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.mapped_memory import KeptRows
 from vllm_lite.kernels.quantized import QuantizedRows
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.quantization.head import HeadKernel, head_kernel
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 
 
@@ -78,6 +81,7 @@ class ParallelLMHead(nn.Module):
     """Vectors to logits, by rows of its own or by an embedding's."""
 
     kernel: LinearKernel
+    _head: HeadKernel | None
 
     def __init__(
         self,
@@ -92,14 +96,26 @@ class ParallelLMHead(nn.Module):
         self._shard = _vocab_shard(vocab_size)
         self._group = tp_group()
         self._tied_to = tied_to
+        self._logits = KeptRows(vocab_size)
         self._weights: dict[str, StoredTensor] = {}
         if tied_to is None:
             self._weights = self._method.create_weights(hidden_size, self._shard.size)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, N] -> [R, vocab_size] float32."""
+        """[R, N] -> [R, vocab_size] float32, in memory that the next call may overwrite."""
+        if self._head is not None:
+            return self._head.into(hidden, self._logits.rows(len(hidden)))
         logits = self._group.all_gather(self.kernel(hidden))
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
+
+    def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, N] -> the likeliest tokens and their logits, both [R]; see `reference.greedy_tokens`.
+
+        Without writing the others' logits where the kernel can do without.
+        """
+        if self._head is not None:
+            return self._head.argmax(hidden)
+        return ops().greedy_tokens(self.compute_logits(hidden))
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield from _vocab_slots(self._weights, self._shard, self._vocab_size)
@@ -108,6 +124,8 @@ class ParallelLMHead(nn.Module):
         # Sums are float32: rounding them to the model's type would make near ties equal.
         if self._tied_to is not None:
             self.kernel = self._tied_to.table.linear_kernel(torch.float32)
-            return
-        weights, self._weights = self._weights, {}
-        self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
+        else:
+            weights, self._weights = self._weights, {}
+            self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
+        # Of one rank alone: several must bring their logits together.
+        self._head = head_kernel(self.kernel) if self._group.size == 1 else None

@@ -167,6 +167,10 @@ class DecoderForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head.compute_logits(hidden)
 
+    @torch.inference_mode()
+    def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lm_head.greedy_tokens(hidden)
+
     def kv_cache_spec(self) -> KVCacheSpec:
         spec = self._spec
         windows = set(spec.sliding_windows)

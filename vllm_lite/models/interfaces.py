@@ -18,7 +18,17 @@ class CausalLM(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, N] -> logits [R, V] float32, V being the vocabulary's size."""
+        """Hidden states [R, N] -> logits [R, V] float32, V being the vocabulary's size.
+
+        They may lie in memory that the next call overwrites.
+        """
+        ...
+
+    def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [R, N] -> tokens [R] int64 and their logits [R], the largest.
+
+        Where such a logit is not finite the row admits no token, and the one given is below V.
+        """
         ...
 
     def kv_cache_spec(self) -> KVCacheSpec:

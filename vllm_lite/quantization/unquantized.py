@@ -7,15 +7,17 @@ may not show.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import is_deterministic, ops
+from vllm_lite.kernels.dispatch import Ops, is_deterministic, ops
 from vllm_lite.kernels.gpu import fixed_product
+from vllm_lite.kernels.reference import PackedLinear
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
-from vllm_lite.quantization.storage import StoredWeight, StoringKernel
+from vllm_lite.quantization.storage import StoredWeight
 
 
 class UnquantizedLinearMethod:
@@ -77,16 +79,24 @@ def plain_kernel(
             # Sums are rounded once: to the weight's type and back would make near ties equal.
             return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
         return lambda x: F.linear(x, weight, bias).to(out_dtype)
-    return _own_kernel(weight, bias, out_dtype)
-
-
-def _own_kernel(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
-    packed = ops().pack_linear(weight)
     wide = None if bias is None else bias.float()
-    linear = ops().linear
-    stored = StoredWeight(_name(weight.dtype), packed.data.nbytes, packed.data)
-    return StoringKernel(lambda x: linear(x, packed, wide, out_dtype), (stored,))
+    return PackedKernel(ops().pack_linear(weight), wide, out_dtype, ops())
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+@dataclass(frozen=True, slots=True)
+class PackedKernel:
+    """[T, input_size] -> [T, output_size] by a repacked weight; `bias` is float32."""
+
+    weight: PackedLinear
+    bias: Tensor | None
+    out_dtype: torch.dtype
+    ops: Ops
+
+    @property
+    def stored(self) -> tuple[StoredWeight, ...]:
+        """For the log line at start."""
+        name = str(self.weight.dtype).removeprefix("torch.")
+        return (StoredWeight(name, self.weight.data.nbytes, self.weight.data),)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.linear(x, self.weight, self.bias, self.out_dtype)

@@ -74,6 +74,11 @@ class SamplingBatch:
     logprob_rows: list[int]
     candidates: list[Candidates]
 
+    @property
+    def is_greedy_alone(self) -> bool:
+        """Whether the largest of the model's own logits is all that any row asks for."""
+        return self.random is None and not self.processors and not self.logprob_rows
+
 
 @dataclass(frozen=True, slots=True)
 class _Rare:

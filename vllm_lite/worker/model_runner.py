@@ -15,7 +15,7 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from vllm_lite.models.interfaces import CausalLM
-from vllm_lite.sample.sampler import Sampler, SamplerOutput
+from vllm_lite.sample.sampler import Choice, Sampler, SamplerOutput
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Batch, build_batch
@@ -95,18 +95,23 @@ class ModelRunner:
         if batch.logits_indices is not None:
             hidden = hidden[batch.logits_indices]
         slots = batch.sampling_slots
-        mask = None
-        if masks is not None:
-            row_of = {request_id: row for row, request_id in enumerate(self._sampling_ids(batch))}
-            rows = [row_of[request_id] for request_id in masks.request_ids]
-            mask = TokenMask(rows, masks.bits, self._device)
-        sampled = self._sampler.sample(
-            self._model.compute_logits(hidden), self._sampling.batch(slots), mask
-        )
+        sampling = self._sampling.batch(slots)
+        if masks is None and sampling.is_greedy_alone:
+            token_ids, largest = self._model.greedy_tokens(hidden)
+            sampled = Choice(token_ids, largest.isfinite(), {}).read()
+        else:
+            mask = None if masks is None else self._token_mask(batch, masks)
+            logits = self._model.compute_logits(hidden)
+            sampled = self._sampler.sample(logits, sampling, mask)
         tokens = self._requests.tokens
         tokens.token_ids[slots, tokens.num_tokens[slots]] = sampled.token_ids
         tokens.num_tokens[slots] += 1
         self._report(batch, sampled, output)
+
+    def _token_mask(self, batch: Batch, masks: TokenMasks) -> TokenMask:
+        row_of = {request_id: row for row, request_id in enumerate(self._sampling_ids(batch))}
+        rows = [row_of[request_id] for request_id in masks.request_ids]
+        return TokenMask(rows, masks.bits, self._device)
 
     def _report(self, batch: Batch, sampled: SamplerOutput, output: ModelRunnerOutput) -> None:
         request_ids = self._sampling_ids(batch)

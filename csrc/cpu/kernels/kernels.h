@@ -11,6 +11,7 @@ void silu_and_mul(const SiluAndMul&, int64_t begin, int64_t end);
 void write_cache(const CacheWrite&, int64_t begin, int64_t end);
 void apply_token_mask(const TokenMask&, int64_t begin_part, int64_t end_part);
 void sample(const Sampling&, int64_t begin, int64_t end, float* scratch);
+void find_largest(const LargestOutputs&, int64_t begin, int64_t end);
 void token_logprobs(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
 void dequantize(const Dequantize&, int64_t begin_block, int64_t end_block);
 void pack_linear(const PackLinear&, int64_t begin_panel, int64_t end_panel);

@@ -284,6 +284,30 @@ void sample(const Sampling& p, int64_t begin, int64_t end, float* scratch) {
   }
 }
 
+void find_largest(const LargestOutputs& p, int64_t begin, int64_t end) {
+  const int64_t whole = p.count / kLanes * kLanes;
+  for (int64_t r = begin; r < end; ++r) {
+    const float* outputs = p.outputs + r * p.stride;
+    Vec most = broadcast(-INFINITY);
+    IntVec is_nan = {};
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Vec x = load(outputs + i);
+      most = max_lanes(most, x);
+      is_nan |= x != x;
+    }
+    float largest = reduce_max(most);
+    bool has_nan = reduce_max(bit_cast<Vec>(is_nan & bit_cast<int32_t>(1.0f))) != 0;
+    for (int64_t i = whole; i < p.count; ++i) {
+      largest = max_of(largest, outputs[i]);
+      has_nan |= outputs[i] != outputs[i];
+    }
+    if (has_nan) p.largest[r] = bit_cast<float>(0x7fc00000);
+    if (!(largest > p.largest[r])) continue;
+    p.largest[r] = largest;
+    p.tokens[r] = p.first_output + find_first(outputs, p.count, largest);
+  }
+}
+
 void token_logprobs(const TokenLogprobs& p, int64_t begin, int64_t end, float* scratch) {
   const int64_t num_blocks = ceil_divide(p.vocab_size, kSampleBlock);
   float* maxima = scratch;

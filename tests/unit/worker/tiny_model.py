@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vllm_lite.attention.metadata import current_metadata
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.kernels.reference import greedy_tokens
 
 HEADS, HEAD_SIZE = 2, 8
 WIDTH = HEADS * HEAD_SIZE
@@ -66,6 +67,9 @@ class TinyModel(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         self.most_logit_rows = max(self.most_logit_rows, len(hidden))
         return hidden @ self.embedding.T
+
+    def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return greedy_tokens(self.compute_logits(hidden))
 
     def kv_cache_spec(self) -> KVCacheSpec:
         return KVCacheSpec(1, HEADS, HEAD_SIZE, "float32")
