@@ -119,8 +119,16 @@ LinearCall linear_call(Address x, Address packed, Address bias, Address out, int
                        int64_t x_stride, int64_t out_stride) {
   return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
            pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
-           num_inputs},
+           num_inputs, false},
           num_tokens};
+}
+
+GatedLinearCall gated_linear_call(Address x, Address packed, Address bias, Address out, int dtype,
+                                  int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
+                                  int64_t x_stride, int64_t out_stride) {
+  const LinearCall call = linear_call(x, packed, bias, out, dtype, dtype, num_tokens, num_outputs,
+                                      num_inputs, x_stride, out_stride);
+  return {call.p, call.num_tokens};
 }
 
 QuantizedLinearCall quantized_linear_call(Address x, Address parts, Address bias, Address out,
@@ -267,6 +275,7 @@ NB_MODULE(_cpu, m) {
   define(m, program, "reshape_and_cache", cache_write_call);
   define(m, program, "paged_attention", attention_call);
   define(m, program, "linear", linear_call);
+  define(m, program, "gated_linear", gated_linear_call);
   define(m, program, "quantized_linear", quantized_linear_call);
   define(m, program, "quantized_lookup", quantized_lookup_call);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
@@ -274,6 +283,7 @@ NB_MODULE(_cpu, m) {
   m.def("linear_argmax", call_linear_argmax, no_gil);
   m.def("quantized_linear_argmax", call_quantized_linear_argmax, no_gil);
   m.def("token_logprobs", call_token_logprobs, no_gil);
+  m.attr("PANEL") = kPanel;
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });

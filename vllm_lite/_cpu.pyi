@@ -208,6 +208,9 @@ def token_logprobs(
     is_normalized: bool,
     /,
 ) -> None: ...
+# Outputs of a panel of packed weights.
+PANEL: int
+
 def packed_bytes(dtype: int, num_outputs: int, num_inputs: int, /) -> int: ...
 def pack_linear(
     weight: int, packed: int, dtype: int, num_outputs: int, num_inputs: int, weight_stride: int, /
@@ -219,6 +222,19 @@ def linear(
     out: int,
     dtype: int,
     out_dtype: int,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    x_stride: int,
+    out_stride: int,
+    /,
+) -> None: ...
+def gated_linear(
+    x: int,
+    packed: int,
+    bias: int,
+    out: int,
+    dtype: int,
     num_rows: int,
     num_outputs: int,
     num_inputs: int,

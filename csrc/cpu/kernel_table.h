@@ -165,6 +165,9 @@ struct Linear {
   int64_t out_stride;
   int64_t num_outputs;  // M
   int64_t num_inputs;   // N
+  // Whether `out` holds gates, and the product is to be multiplied by silu of them. Then out_dtype
+  // is dtype, and the product is rounded to it first.
+  bool is_gated;
 };
 
 // Inputs that share a scale where activations are rounded to bytes.

@@ -25,6 +25,22 @@ int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPer
   return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
 }
 
+// Calls body(row, end_row, begin_panel, end_panel) on blocks of rows by ranges of the panels that p
+// has outputs for; `outputs` are multiplied for each of those.
+template <class Body>
+void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, Body&& body) {
+  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
+  for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
+    const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
+    const int64_t products = (end_row - row) * outputs * std::max<int64_t>(p.num_inputs, 1);
+    // At least eight ranges, so that one slow core delays the others little.
+    const int64_t grain =
+        std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
+    parallel_for(num_panels, grain,
+                 [&](int64_t begin, int64_t end) { body(row, end_row, begin, end); });
+  }
+}
+
 }  // namespace
 
 void embedding(const Embedding& p, int64_t num_tokens) {
@@ -109,16 +125,25 @@ void pack_linear(const PackLinear& p) {
 
 void linear(const Linear& p, int64_t num_tokens) {
   const KernelTable& table = kernels();
-  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
-  for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
-    const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
-    const int64_t products = (end_row - row) * kPanel * std::max<int64_t>(p.num_inputs, 1);
-    // At least eight ranges, so that one slow core delays the others little.
-    const int64_t grain =
-        std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
-    parallel_for(num_panels, grain,
-                 [&](int64_t begin, int64_t end) { table.linear(p, row, end_row, begin, end); });
-  }
+  each_range(p, num_tokens, kPanel,
+             [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {
+               table.linear(p, row, end_row, begin, end);
+             });
+}
+
+void gated_linear(const Linear& p, int64_t num_tokens) {
+  const KernelTable& table = kernels();
+  Linear up = p;
+  up.packed_weight = static_cast<const char*>(p.packed_weight) +
+                     packed_bytes(p.dtype, p.num_outputs, p.num_inputs);
+  if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
+  up.is_gated = true;
+  // What a range writes of the gates is still in the cache of its core when it is needed.
+  each_range(p, num_tokens, 2 * kPanel,
+             [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {
+               table.linear(p, row, end_row, begin, end);
+               table.linear(up, row, end_row, begin, end);
+             });
 }
 
 GgmlBlock ggml_block(int ggml_type) {

@@ -56,6 +56,10 @@ void pack_linear(const PackLinear& p);
 
 void linear(const Linear& p, int64_t num_tokens);
 
+// silu(gate) * up [T, M] of a weight [2 M, N] whose halves, whole panels each, are gate and up: bit
+// for bit what linear() and silu_and_mul() make of it.
+void gated_linear(const Linear& p, int64_t num_tokens);
+
 // Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is a quantised
 // one and rows are whole blocks.
 int64_t packed_quantized_bytes(int ggml_type, int64_t num_outputs, int64_t num_inputs);

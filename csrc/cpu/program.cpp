@@ -94,6 +94,16 @@ void each_input(LinearCall& call, const StepInputs& step, Visit&& visit) {
 }
 
 template <class Visit>
+void each_temporary(GatedLinearCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(GatedLinearCall& call, const StepInputs& step, Visit&& visit) {
+  visit(call.num_tokens, step.num_tokens);
+}
+
+template <class Visit>
 void each_temporary(QuantizedLinearCall& call, Visit&& visit) {
   visit(call.p.x, Use::kRead);
   visit(call.p.out, Use::kWrite);

@@ -64,6 +64,12 @@ struct LinearCall {
   int64_t num_tokens;
   void run() const { linear(p, num_tokens); }
 };
+struct GatedLinearCall {
+  static constexpr const char* kName = "gated_linear";
+  Linear p;
+  int64_t num_tokens;
+  void run() const { gated_linear(p, num_tokens); }
+};
 struct QuantizedLinearCall {
   static constexpr const char* kName = "quantized_linear";
   QuantizedLinear p;
@@ -78,7 +84,8 @@ struct QuantizedLookupCall {
 };
 
 using Call = std::variant<EmbeddingCall, RmsNormCall, RotaryCall, SiluAndMulCall, CacheWriteCall,
-                          AttentionCall, LinearCall, QuantizedLinearCall, QuantizedLookupCall>;
+                          AttentionCall, LinearCall, GatedLinearCall, QuantizedLinearCall,
+                          QuantizedLookupCall>;
 
 // What differs from step to step. The batch's num_blocks is the cache's and stays as recorded.
 struct StepInputs {

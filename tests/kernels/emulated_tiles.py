@@ -48,7 +48,7 @@ COMPILERS = ("g++", "c++", "clang++")
 
 
 class EmulatedTiles:
-    """Takes the calls of _cpu's two products; uses as many threads as that does."""
+    """Takes the calls of _cpu's products; uses as many threads as that does."""
 
     def __init__(self, library: Path, is_trapped: bool) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -57,6 +57,12 @@ class EmulatedTiles:
 
     def linear(self, *numbers: int) -> None:
         self._call("linear", *numbers)
+
+    def gated_linear(self, *numbers: int) -> None:
+        self._call("gated_linear", *numbers)
+
+    def silu_and_mul(self, *numbers: int) -> None:
+        _cpu.silu_and_mul(*numbers)
 
     def quantized_linear(self, *numbers: int) -> None:
         self._call("quantized_linear", *numbers)

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 NOT_KERNELS = {
     "dequantize_gguf",
     "embedding",
+    "gated_linear",
     "linear",
     "pack_linear",
     "pack_quantized",

@@ -49,6 +49,30 @@ def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype) -> No
     assert torch.equal(cpu.linear(x[5:30], packed), whole[5:30])
 
 
+@pytest.mark.usefixtures("product_isa", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_gated_product_is_its_two_steps_bit_for_bit(dtype: torch.dtype, with_bias: bool) -> None:
+    _cpu.set_num_threads(3)
+    # (rows, inputs, outputs of either half): whole panels, then a panel of both halves.
+    for rows, inputs, size in [
+        *((rows, 40, 64) for rows in (0, 1, 2, 11, 12, 13, 33)),
+        (400, 577, 96),
+        (5, 31, 35),
+        (4, 9, 24),
+        (3, 1, 1),
+    ]:
+        x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(2 * size, inputs).to(dtype)
+        bias = torch.randn(2 * size) if with_bias else None
+        packed, plain = cpu.pack_linear(weight), reference.pack_linear(weight)
+        actual = cpu.gated_linear(x, packed, bias)
+        assert torch.equal(actual, cpu.silu_and_mul(cpu.linear(x, packed, bias)))
+        assert torch.equal(cpu.gated_linear(x[:1], packed, bias), actual[:1])
+        tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+        expected = reference.gated_linear(x, plain, bias)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * inputs**0.5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_packed_layout_serves_every_instruction_set(dtype: torch.dtype) -> None:
     x, weight = torch.randn(9, 50).to(dtype), torch.randn(65, 50).to(dtype)
@@ -76,6 +100,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for x in (torch.randn(2, 15), torch.randn(2, 16, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="linear"):
             cpu.linear(x, packed)
+        with pytest.raises(ValueError, match="gated_linear"):
+            cpu.gated_linear(x, packed)
     with pytest.raises(ValueError, match="bias"):
         cpu.linear(torch.randn(2, 16), packed, torch.randn(7))
     with pytest.raises(ValueError, match="dense rows"):

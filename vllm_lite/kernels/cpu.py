@@ -306,26 +306,52 @@ def linear(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
+    _check_product("linear", x, weight, bias)
     num_rows, num_inputs = x.shape
-    num_outputs, dtype = weight.num_outputs, weight.dtype
-    check_product("linear", x, bias, num_outputs, weight.num_inputs)
-    if x.dtype != dtype:
-        raise _refuse("linear", f"x {x.dtype} does not fit the weight")
-    out = result_of("linear", out, (num_rows, num_outputs), out_dtype or dtype)
+    out = result_of("linear", out, (num_rows, weight.num_outputs), out_dtype or x.dtype)
     calls.get().linear(
         x.data_ptr(),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
-        _DTYPES[dtype],
+        _DTYPES[x.dtype],
         _DTYPES[out.dtype],
         num_rows,
-        num_outputs,
+        weight.num_outputs,
         num_inputs,
         _rows("linear", x),
         _rows("linear", out),
     )
     return out
+
+
+def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    _check_product("gated_linear", x, weight, bias)
+    num_rows, num_inputs = x.shape
+    size = weight.num_outputs // 2
+    if weight.num_outputs % (2 * _cpu.PANEL):
+        # A panel has outputs of both halves.
+        return silu_and_mul(linear(x, weight, bias))
+    out = torch.empty(num_rows, size, dtype=x.dtype)
+    calls.get().gated_linear(
+        x.data_ptr(),
+        weight.data.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        _DTYPES[x.dtype],
+        num_rows,
+        size,
+        num_inputs,
+        _rows("gated_linear", x),
+        size,
+    )
+    return out
+
+
+def _check_product(operation: str, x: Tensor, weight: PackedLinear, bias: Tensor | None) -> None:
+    check_product(operation, x, bias, weight.num_outputs, weight.num_inputs)
+    if x.dtype != weight.dtype:
+        raise _refuse(operation, f"x {x.dtype} does not fit the weight")
 
 
 def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:

@@ -109,6 +109,10 @@ class Ops(Protocol):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
+    def gated_linear(
+        self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None
+    ) -> Tensor: ...
+
     # Weights below are those that pack_quantized of the same implementation made.
     def pack_quantized(self, parts: Sequence[QuantizedRows]) -> PackedRows: ...
 

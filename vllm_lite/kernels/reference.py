@@ -201,3 +201,8 @@ def linear(
     wide = None if bias is None else bias.float()
     product = torch.nn.functional.linear(x.float(), weight.data.float(), wide)
     return product.to(x.dtype if out_dtype is None else out_dtype)
+
+
+def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    """Return silu_and_mul(linear(x, weight, bias)): [T, I] by a weight [2I, N] of gate and up."""
+    return silu_and_mul(linear(x, weight, bias))

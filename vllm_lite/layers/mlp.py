@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 from vllm_lite.layers.activation import get_gated_product
 from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm_lite.layers.norm import RMSNorm
 from vllm_lite.quantization.method import LinearMethod
+from vllm_lite.quantization.unquantized import gated_kernel
 
 
 class GatedMLP(nn.Module):
@@ -28,6 +30,12 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(method, intermediate_size, hidden_size, bias=bias)
         self._activated_product = get_gated_product(hidden_act)
 
-    def forward(self, gate_up: Tensor) -> Tensor:
-        """What gate_up_proj made of the normalised stream -> [T, N]."""
-        return self._activated_product(gate_up, self.down_proj.kernel)
+    def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(what the block makes of the normalised sum, sum), of what norm.add_and_norm takes."""
+        kernel = self.gate_up_proj.kernel
+        fused = gated_kernel(kernel)
+        if fused is not None:
+            activated, total = norm.normed_product(x, residual, fused)
+            return self.down_proj.kernel(activated), total
+        gate_up, total = norm.normed_product(x, residual, kernel)
+        return self._activated_product(gate_up, self.down_proj.kernel), total

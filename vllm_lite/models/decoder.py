@@ -108,10 +108,7 @@ class DecoderLayer(nn.Module):
             hidden, residual, self.self_attn.qkv_proj.kernel
         )
         hidden = self.self_attn.forward(positions, qkv)
-        gate_up, residual = self.post_attention_layernorm.normed_product(
-            hidden, residual, self.mlp.gate_up_proj.kernel
-        )
-        return self.mlp.forward(gate_up), residual
+        return self.mlp.forward(self.post_attention_layernorm, hidden, residual)
 
 
 class Decoder(nn.Module):

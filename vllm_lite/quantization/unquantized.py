@@ -100,3 +100,14 @@ class PackedKernel:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.linear(x, self.weight, self.bias, self.out_dtype)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of a product whose halves are gate and up: [T, output_size / 2]."""
+        return self.ops.gated_linear(x, self.weight, self.bias)
+
+
+def gated_kernel(kernel: LinearKernel) -> LinearKernel | None:
+    """The kernel's product with silu_and_mul at its end, if it is one that has such a form."""
+    if isinstance(kernel, PackedKernel) and kernel.out_dtype is kernel.weight.dtype:
+        return kernel.gated
+    return None

@@ -47,9 +47,8 @@ void silu_and_mul_rows(const SiluAndMul& p, int64_t begin, int64_t end) {
     const T* up = gate + p.size;
     T* out = static_cast<T*>(p.out) + row * p.out_stride;
     for_each_vector(p.size, [&](int64_t i, int64_t count) {
-      const Vec x = load_upto(gate + i, count);
-      const Vec silu = rounded_to(out, x / (1.0f + exponential(-x)));
-      store_upto(out + i, silu * load_upto(up + i, count), count);
+      const Vec product = silu_times(out, load_upto(gate + i, count), load_upto(up + i, count));
+      store_upto(out + i, product, count);
     });
   }
 }

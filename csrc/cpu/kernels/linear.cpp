@@ -8,6 +8,7 @@
 // the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -66,20 +67,6 @@ struct BFloat16Steps {
   static uint32_t load_last(const BFloat16* x) { return x->bits; }
 };
 
-// Adds the bias to `num_rows` rows of kTileOutputs sums and writes those outputs that exist.
-template <class Out>
-void store_tile(const Linear& p, int64_t row, int64_t output, int64_t num_rows, const float* sums) {
-  const int64_t num_outputs = min_of<int64_t>(kTileOutputs, p.num_outputs - output);
-  Out* out = static_cast<Out*>(p.out) + row * p.out_stride + output;
-  for (; num_rows > 0; --num_rows, out += p.out_stride, sums += kTileOutputs) {
-    for_each_vector(num_outputs, [&](int64_t i, int64_t count) {
-      Vec sum = load(sums + i);
-      if (p.bias != nullptr) sum += load_upto(p.bias + output + i, count);
-      store_upto(out + i, sum, count);
-    });
-  }
-}
-
 // kRows rows by kTileOutputs outputs, over all inputs.
 template <class Steps, int kRows>
 void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* weights) {
@@ -115,11 +102,8 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) store(tile + r * kTileOutputs + v * kLanes, sums[r][v]);
   }
-  if (p.out_dtype == DType::kBFloat16) {
-    store_tile<BFloat16>(p, row, output, kRows, tile);
-  } else {
-    store_tile<float>(p, row, output, kRows, tile);
-  }
+  const int64_t num_outputs = min_of<int64_t>(kTileOutputs, p.num_outputs - output);
+  store_rows<kTileOutputs>(p, row, output, kRows, num_outputs, tile);
 }
 
 template <class Steps, int kRows = kTileRows>

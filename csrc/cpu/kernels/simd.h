@@ -234,6 +234,12 @@ static inline Vec exponential(Vec x) {
 
 static inline float exponential(float x) { return exponential(broadcast(x))[0]; }
 
+// silu(gate) * up, with silu rounded as storage of type T would.
+template <class T>
+static inline Vec silu_times(const T* storage, Vec gate, Vec up) {
+  return rounded_to(storage, gate / (1.0f + exponential(-gate))) * up;
+}
+
 // ---- layout
 
 // a0 b0 a1 b1 (a2 b2 a3 b3) of every four lanes.

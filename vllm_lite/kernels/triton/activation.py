@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.reference import PackedLinear, linear
+
 _BLOCK = 1024
 
 
@@ -37,6 +39,10 @@ def gated_kernel(out_ptr, x_ptr, x_stride, size, ACTIVATION: tl.constexpr, BLOCK
 
 def silu_and_mul(x: Tensor) -> Tensor:
     return _gated(x, "silu")
+
+
+def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    return silu_and_mul(linear(x, weight, bias))
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:

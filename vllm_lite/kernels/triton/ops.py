@@ -13,7 +13,7 @@ from vllm_lite.kernels.reference import (
     linear,
     pack_linear,
 )
-from vllm_lite.kernels.triton.activation import gelu_and_mul, silu_and_mul
+from vllm_lite.kernels.triton.activation import gated_linear, gelu_and_mul, silu_and_mul
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
 from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
@@ -57,6 +57,7 @@ __all__ = [
     "fixed_linear",
     "fused_add_rms_norm",
     "fused_add_rms_norm_quantized",
+    "gated_linear",
     "gelu_and_mul",
     "gelu_and_mul_quantized",
     "greedy_tokens",
