@@ -99,4 +99,5 @@ class PagedRunner:
         )
         with attention_metadata(metadata):
             hidden = self._forward(torch.tensor(ids), torch.tensor(positions))
-        return self._model.compute_logits(hidden)
+        # Their memory is the next step's too.
+        return self._model.compute_logits(hidden).clone()
