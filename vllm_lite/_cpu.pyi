@@ -208,6 +208,7 @@ def token_logprobs(
     is_normalized: bool,
     /,
 ) -> None: ...
+
 # Outputs of a panel of packed weights.
 PANEL: int
 
