@@ -130,7 +130,9 @@ class AttentionPlan {
     const int64_t begin = batch.query_start_loc[r];
     const int64_t end = batch.query_start_loc[r + 1];
     const int64_t first_position = batch.seq_lens[r] - (end - begin);
-    for (int64_t token = begin; token < end; token += tile_tokens_) {
+    // The last tiles see the most: they go first, so that what is left at the end is small.
+    const int64_t last = end > begin ? (end - begin - 1) / tile_tokens_ * tile_tokens_ : -1;
+    for (int64_t token = begin + last; token >= begin; token -= tile_tokens_) {
       TileWork work;
       work.tile.blocks = batch.block_table + r * batch.block_table_stride;
       work.tile.first_token = token;

@@ -74,18 +74,28 @@ constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
 constexpr int kGroupRows = 24;
 constexpr int kGroupEntries = (kGroupRows + kLanes - 1) / kLanes * kLanes;
 
-// Scales and caps a row's scores and hides what it does not see; returns the largest.
+// What scores are to be multiplied by when they become weights: the others are scaled before.
+inline bool is_scaled_late(const Attention& p, const RowScales* scales) {
+  return p.scale > 0 && p.soft_cap == 0 && scales == nullptr;
+}
+
+// Makes a row's scores what they are but for the late scale, and hides what it does not see;
+// returns the largest.
 template <bool kIsMasked>
 inline float finish_scores(const Attention& p, const RowScales* scales, const VisibleKeys& visible,
                            float* scores) {
   const Vec nothing = broadcast(-INFINITY);
+  const bool is_late = is_scaled_late(p, scales);
   const Vec scale = broadcast(p.soft_cap > 0 ? p.scale : p.scale * kLog2E);
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Vec highest = nothing;
   for (int first = 0; first < kKeyVectors; first += kScoreVectors) {
     Vec x[kScoreVectors];
-    for (int i = 0; i < kScoreVectors; ++i) x[i] = load(scores + (first + i) * kLanes) * scale;
+    for (int i = 0; i < kScoreVectors; ++i) x[i] = load(scores + (first + i) * kLanes);
+    if (!is_late) {
+      for (int i = 0; i < kScoreVectors; ++i) x[i] *= scale;
+    }
     if (scales != nullptr) {
       for (int i = 0; i < kScoreVectors; ++i) x[i] *= load(scales->keys + (first + i) * kLanes);
     }
@@ -99,20 +109,22 @@ inline float finish_scores(const Attention& p, const RowScales* scales, const Vi
                                   (key < static_cast<int32_t>(visible.end));
         x[i] = is_visible ? x[i] : nothing;
       }
-      store(scores + (first + i) * kLanes, x[i]);
+      if (kIsMasked || !is_late) store(scores + (first + i) * kLanes, x[i]);
       highest = max_lanes(x[i], highest);
     }
   }
-  return reduce_max(highest);
+  return is_late ? reduce_max(highest) * (p.scale * kLog2E) : reduce_max(highest);
 }
 
-// Turns scores into weights relative to `base`; returns their sum.
+// Turns scores into weights relative to `base`; returns the sum plus theirs.
 template <class Dot>
-inline Vec weigh(const RowScales* scales, float base, float* row) {
-  Vec sum{};
+inline Vec weigh(const RowScales* scales, float late_scale, float base, float* row, Vec sum) {
   for (int v = 0; v < kKeyVectors; v += kScoreVectors) {
     Vec weights[kScoreVectors];
-    for (int i = 0; i < kScoreVectors; ++i) weights[i] = load(row + (v + i) * kLanes) - base;
+    for (int i = 0; i < kScoreVectors; ++i) {
+      weights[i] = multiply_add(load(row + (v + i) * kLanes), broadcast(late_scale),
+                                broadcast(-base));
+    }
     raise_two(weights, Dot::kPowers);
     if (scales == nullptr) {
       sum = Dot::store_weights(row, v * kLanes, weights, sum);
@@ -132,27 +144,27 @@ template <class Dot>
 inline void update_softmax(const Attention& p, const RowScales* scales, const VisibleKeys* visible,
                            RowsAhead& ahead, const SoftmaxRows& rows) {
   alignas(64) float changes[kGroupEntries] = {};
-  Vec sums[kGroupRows];
-  float highest[kGroupRows];
+  float bases[kGroupRows];
   for (int64_t r = 0; r < rows.count; ++r) {
     float* scores = rows.scores + r * kKeys;
-    highest[r] = visible == nullptr ? finish_scores<false>(p, scales, {}, scores)
-                                    : finish_scores<true>(p, scales, visible[r], scores);
+    bases[r] = visible == nullptr ? finish_scores<false>(p, scales, {}, scores)
+                                  : finish_scores<true>(p, scales, visible[r], scores);
     ahead.ask(3);
   }
   for (int64_t r = 0; r < rows.count; ++r) {
-    const float max = max_of(rows.maxima[r], highest[r]);
-    const float base = max == -INFINITY ? 0.0f : max;  // a row that sees nothing yet
-    changes[r] = rows.maxima[r] - base;
+    const float max = max_of(rows.maxima[r], bases[r]);
+    bases[r] = max == -INFINITY ? 0.0f : max;  // a row that sees nothing yet
+    changes[r] = rows.maxima[r] - bases[r];
     rows.maxima[r] = max;
-    sums[r] = weigh<Dot>(scales, base, rows.scores + r * kKeys);
-    ahead.ask(5);
   }
   for (int64_t r = 0; r < rows.count; r += kLanes) {
     store(rows.rescales + r, power_of_two(load(changes + r)));
   }
+  const float late_scale = is_scaled_late(p, scales) ? p.scale * kLog2E : 1.0f;
   for (int64_t r = 0; r < rows.count; ++r) {
-    rows.sums[r] = multiply_add(rows.sums[r], broadcast(rows.rescales[r]), sums[r]);
+    rows.sums[r] = weigh<Dot>(scales, late_scale, bases[r], rows.scores + r * kKeys,
+                              rows.sums[r] * rows.rescales[r]);
+    ahead.ask(5);
   }
 }
 
