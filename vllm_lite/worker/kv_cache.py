@@ -1,7 +1,9 @@
 """The KV cache's tensors: one pair a layer, [B, K, S, row], all zeros, in memory touched late.
 
-A page costs memory only once a block in it is written. What was never written reads as zero,
-so that masked positions and the null block, where padding points, are always finite.
+On a CPU a block's keys and values of all layers lie side by side, so that a huge page holds blocks
+whole: memory is taken, and cleared by the system, little by little as blocks come into use. What
+was never written reads as zero, so that masked positions and the null block, where padding points,
+are always finite.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Ten
     spec = plan.spec
     shape = (plan.num_blocks, spec.num_kv_heads, plan.block_size, spec.row_size)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    make = _untouched_zeros if device.type == "cpu" else torch.zeros
     try:
+        if device.type == "cpu":
+            return _untouched_zeros(spec.num_layers, shape, dtype)
         return [
-            (make(shape, dtype=dtype, device=device), make(shape, dtype=dtype, device=device))
+            (
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+            )
             for _ in range(spec.num_layers)
         ]
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
@@ -36,10 +42,14 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[tuple[Ten
         ) from error
 
 
-def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _untouched_zeros(
+    num_layers: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
     """Zeros that the system provides page by page; torch.zeros would write them all.
 
     Mapped here rather than asked of an allocator, which may hand out memory used before and
     then write it whole. Huge pages, where the system grants them, are read faster.
     """
-    return map_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    whole = (shape[0], num_layers, 2, *shape[1:])
+    mapped = map_zeros(math.prod(whole) * dtype.itemsize).view(dtype).view(whole)
+    return [(mapped[:, layer, 0], mapped[:, layer, 1]) for layer in range(num_layers)]

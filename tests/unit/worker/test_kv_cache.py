@@ -19,12 +19,13 @@ CPU = torch.device("cpu")
 
 
 def resident_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of `tensor`'s own pages that are in memory: what else the process does not counted."""
-    num_pages = -(-tensor.nbytes // mmap.PAGESIZE)
+    """Bytes in memory of the mapping in which `tensor` lies, whatever else the process holds."""
+    storage = tensor.untyped_storage()
+    num_pages = -(-storage.nbytes() // mmap.PAGESIZE)
     in_memory = (ctypes.c_ubyte * num_pages)()
     libc = ctypes.CDLL(None, use_errno=True)
-    address = ctypes.c_void_p(tensor.data_ptr())
-    assert libc.mincore(address, ctypes.c_size_t(tensor.nbytes), in_memory) == 0
+    address = ctypes.c_void_p(storage.data_ptr())
+    assert libc.mincore(address, ctypes.c_size_t(storage.nbytes()), in_memory) == 0
     return sum(page & 1 for page in in_memory) * mmap.PAGESIZE
 
 
@@ -34,18 +35,28 @@ def test_shapes_are_as_planned_and_everything_is_zero(dtype: str) -> None:
     assert len(caches) == 3
     for tensor in (tensor for pair in caches for tensor in pair):
         assert tensor.shape == (5, 2, 16, 24) and tensor.dtype == getattr(torch, dtype)
-        assert tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        assert tensor[0].is_contiguous() and tensor.data_ptr() % 64 == 0
         assert not tensor.any()
+
+
+def test_no_two_tensors_share_memory() -> None:
+    caches = allocate_kv_cache(KVCachePlan(KVCacheSpec(3, 2, 24, "float32"), 5, 16, 0), CPU)
+    tensors = [tensor for pair in caches for tensor in pair]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
 
 
 def test_a_reserved_cache_takes_no_memory_yet() -> None:
     spec = KVCacheSpec(4, 8, 128, "float32")
     size = 2000 * 16 * spec.bytes_per_token
     caches = allocate_kv_cache(KVCachePlan(spec, 2000, 16, size), CPU)
-    key = caches[0][0]
-    assert size > 1 << 29 and sum(resident_bytes(t) for pair in caches for t in pair) == 0
-    key[-1] = 1.0
-    assert 0 < resident_bytes(key) < key.nbytes // 20 and not key[0].any()
+    assert size > 1 << 29 and resident_bytes(caches[0][0]) == 0
+    # One block of every layer.
+    for key, value in caches:
+        key[-1] = value[-1] = 1.0
+    assert 0 < resident_bytes(caches[0][0]) <= 4 << 20
+    assert not caches[0][0][0].any()
 
 
 def test_a_cache_beyond_all_memory_is_a_usage_error() -> None:
