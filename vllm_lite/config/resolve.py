@@ -27,9 +27,10 @@ logger = init_logger(__name__)
 
 UsageContext = Literal["server", "llm"]
 
-# (device, usage) -> tokens and requests of a step.
+# (device, usage) -> tokens and requests of a step. A CPU computes 256 tokens as fast as 2,048, each;
+# a step of more only keeps the others' next tokens waiting.
 _STEP_SIZES = {
-    ("cpu", "server"): (2048, 128),
+    ("cpu", "server"): (256, 128),
     ("cpu", "llm"): (4096, 256),
     ("cuda", "server"): (2048, 256),
     ("cuda", "llm"): (8192, 256),

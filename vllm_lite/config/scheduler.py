@@ -24,7 +24,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = option(
         2048,
         "Most tokens in one step.",
-        auto="2048 for a server, 4096 offline on CPU, 8192 offline on a GPU",
+        auto="256 for a server on CPU, 2048 on a GPU, 4096 offline on CPU, 8192 on a GPU",
         ge=1,
         human=True,
     )

@@ -52,7 +52,7 @@ def resolved(model: str, usage: UsageContext = "server", **options: Any) -> Vllm
 
 def test_defaults_of_a_server_and_of_the_llm_class(model: str) -> None:
     server, llm = resolved(model), resolved(model, "llm")
-    assert (server.scheduler.max_num_batched_tokens, server.scheduler.max_num_seqs) == (2048, 128)
+    assert (server.scheduler.max_num_batched_tokens, server.scheduler.max_num_seqs) == (256, 128)
     assert (llm.scheduler.max_num_batched_tokens, llm.scheduler.max_num_seqs) == (4096, 256)
     assert (server.observability.disable_log_stats, llm.observability.disable_log_stats) == (
         False,
