@@ -27,8 +27,8 @@ logger = init_logger(__name__)
 
 UsageContext = Literal["server", "llm"]
 
-# (device, usage) -> tokens and requests of a step. A CPU computes 256 tokens as fast as 2,048, each;
-# a step of more only keeps the others' next tokens waiting.
+# (device, usage) -> tokens and requests of a step. A CPU takes no longer for a token among 256 than
+# among 2,048; a step of more only keeps the others' next tokens waiting.
 _STEP_SIZES = {
     ("cpu", "server"): (256, 128),
     ("cpu", "llm"): (4096, 256),
