@@ -99,12 +99,14 @@ class Comparison:
                     if letters:
                         yield turn, session, engine, "".join(letters)
 
-    def _measure_limits(self) -> None:
-        """Once for each process of ours that is held against them: a clock changes."""
+    def _read_bandwidth(self) -> float:
+        """In GB/s, now; 0 where it cannot be measured. What else was measured is kept."""
         limits = measure_limits(num_compute_threads())
-        if limits is not None:
-            self._results.limits.append(asdict(limits))
-            say(f"this machine reads {limits.read_gb_s:.1f} GB/s")
+        if limits is None:
+            return 0.0
+        self._results.limits.append(asdict(limits))
+        say(f"this machine reads {limits.read_gb_s:.1f} GB/s")
+        return limits.read_gb_s
 
     def _run_session(self, turn: int, session: Session, engine: Engine, letters: str) -> None:
         reason = engine.missing()
@@ -112,10 +114,15 @@ class Comparison:
             about = self._results.engines[engine.id]
             about.setdefault("version", installed_version(engine.python, DISTRIBUTIONS))
             self._results.weight_bytes[engine.id] = engine.weight_bytes()
-            if engine.is_ours and session.name != "server":
-                self._measure_limits()
-            run = self._run_server if session.name == "server" else self._run_offline
-            reason = run(turn, session, engine, letters)
+            if session.name == "server":
+                reason = self._run_server(turn, session, engine, letters)
+            elif engine.is_ours:
+                # Beside the steps: a neighbour, or a clock, halves it within minutes.
+                before = self._read_bandwidth()
+                reason = self._run_offline(turn, session, engine, letters)
+                self._results.set_bandwidth(turn, engine.id, max(before, self._read_bandwidth()))
+            else:
+                reason = self._run_offline(turn, session, engine, letters)
         if reason:
             say(f"    failed: {reason}")
             self._results.add(turn, engine.id, session.name, error=reason)

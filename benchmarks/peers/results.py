@@ -46,6 +46,14 @@ class Results:
         self.records = [r for r in self.records if (r["round"], r["engine"], r["work"]) != same]
         self.records.append({"round": turn, "engine": engine, "work": work, **content})
 
+    def set_bandwidth(self, turn: int, engine: str, gb_s: float) -> None:
+        """Note what memory gave just before and after the steps that were measured last."""
+        for record in self.records:
+            values = record.get("values", {})
+            is_theirs = record["round"] == turn and record["engine"] == engine
+            if is_theirs and gb_s and "step_ms" in values:
+                values.setdefault("read_gb_s", round(gb_s, 1))
+
     def values(self, row: Row, engine: str) -> list[float]:
         """One value for each round that has one."""
         work, _, name = row.name.partition(".")
@@ -66,20 +74,21 @@ class Results:
                 where = f"round {record['round']}, {record['engine']}, {record['work']}"
                 yield f"{where}: {record['error']}"
 
-    def read_gb_s(self) -> float | None:
-        """The highest read bandwidth that was measured: what disturbs it only lowers it."""
-        return max((one["read_gb_s"] for one in self.limits), default=None)
+    def read_gb_s(self) -> tuple[float, float] | None:
+        """The lowest and the highest read bandwidth that was measured."""
+        found = [one["read_gb_s"] for one in self.limits]
+        return (min(found), max(found)) if found else None
 
     def _floor_shares(self, work: str, engine: str) -> list[float]:
-        """The time that reading the weights once would take, as a share of a step's."""
-        bandwidth = self.read_gb_s()
+        """The time that reading the weights once would take, as a share of a step's.
+
+        At the bandwidth that was measured beside the step.
+        """
         is_large = work.startswith("large-")
         weights = LARGE_STEP_BYTES if is_large else self.weight_bytes.get(engine, 0)
         found = [r for r in self.records if r["engine"] == engine and r["work"] == work]
-        steps = [r["values"]["step_ms"] for r in found if "values" in r]
-        if not bandwidth or not weights:
-            return []
-        return [weights / (bandwidth * 1e9) * 1000 / step for step in steps]
+        steps = [r["values"] for r in found if "read_gb_s" in r.get("values", {})]
+        return [weights / (step["read_gb_s"] * 1e6) / step["step_ms"] for step in steps if weights]
 
     @property
     def num_rounds(self) -> int:
@@ -145,7 +154,11 @@ def table(results: Results) -> str:
         found += [_text(line) for line in shown]
         found.append("")
     if bandwidth := results.read_gb_s():
-        found.append(f"Read bandwidth measured beside it: {bandwidth:.1f} GB/s.")
+        low, high = bandwidth
+        found.append(
+            f"Read bandwidth measured between them: {low:.1f} to {high:.1f} GB/s. Shares of the "
+            "floor are of what was measured just before and after."
+        )
     return "\n".join(found)
 
 

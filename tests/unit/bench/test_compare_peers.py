@@ -31,6 +31,7 @@ def compared(results: Any, step_ms: dict[str, list[float]]) -> Any:
         found.engines[engine] = {"title": engine, "weights": "bfloat16"}
         for turn, value in enumerate(values, 1):
             found.add(turn, engine, "decode-1", values={"step_ms": value})
+            found.set_bandwidth(turn, engine, 100.0)
     return found
 
 
@@ -42,6 +43,16 @@ def test_medians_are_compared_and_less_time_is_better(results: Any) -> None:
     # 1 GB at 100 GB/s takes 10 ms.
     assert floor.ours == pytest.approx(0.5)
     assert "| 4.00 | 3 x | yes |" in results.table(found)
+
+
+def test_a_step_is_held_against_the_bandwidth_beside_it(results: Any) -> None:
+    found = compared(results, {OURS: [20.0]})
+    found.add(1, OURS, "large-decode-1", values={"step_ms": 40.0})
+    found.set_bandwidth(1, OURS, 50.0)
+    found.add(2, OURS, "decode-1", values={"step_ms": 20.0})
+    found.set_bandwidth(2, OURS, 25.0)
+    (floor,) = (row for row in results.ROWS if row.name == "decode-1.floor_share")
+    assert found.values(floor, OURS) == pytest.approx([0.5, 2.0])
 
 
 def test_a_missed_target_says_so(results: Any) -> None:
