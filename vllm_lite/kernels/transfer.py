@@ -16,7 +16,9 @@ from torch import Tensor
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """`array` on `device`; on a CPU it is the array's own memory."""
     tensor = torch.from_numpy(array)
-    if device.type == "cpu" or not len(array):
+    if device.type == "cpu":
+        return tensor
+    if not len(array):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

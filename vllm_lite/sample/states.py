@@ -145,7 +145,7 @@ class SamplingStates:
 
     def batch(self, slots: Int64s) -> SamplingBatch:
         """The sampling of rows 0.. that hold `slots` [R]; the same object while nothing changes."""
-        if self._batch is None or not np.array_equal(self._batch.slots, slots):
+        if self._batch is None or self._batch.slots.tobytes() != slots.tobytes():
             self._batch = self._build(slots.copy())
         return self._batch
 

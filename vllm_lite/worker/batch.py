@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.attention.metadata import AttentionMetadata
+from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.request_states import RequestStates
 
 Int64s = npt.NDArray[np.int64]
@@ -67,7 +68,7 @@ def build_batch(
     last_tokens = query_start_loc[1:][sampling_rows].astype(np.int64) - 1
 
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return to_device(array, device)
 
     return Batch(
         request_ids=request_ids,

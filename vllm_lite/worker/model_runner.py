@@ -97,8 +97,7 @@ class ModelRunner:
         slots = batch.sampling_slots
         sampling = self._sampling.batch(slots)
         if masks is None and sampling.is_greedy_alone:
-            token_ids, largest = self._model.greedy_tokens(hidden)
-            sampled = Choice(token_ids, largest.isfinite(), {}).read()
+            sampled = Choice(*self._model.greedy_tokens(hidden), {}).read()
         else:
             mask = None if masks is None else self._token_mask(batch, masks)
             logits = self._model.compute_logits(hidden)
