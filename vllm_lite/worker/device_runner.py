@@ -221,9 +221,8 @@ class _DeviceOutput:
         if choice is not None:
             self._tenancies = runner.tenancies(plan)
             # Ids and soundness go over in one copy.
-            self._arriving = Arriving(
-                torch.stack([choice.token_ids, choice.largest.isfinite().long()])
-            )
+            is_sound = choice.largest.isfinite().long()
+            self._arriving = Arriving(torch.stack([choice.token_ids, is_sound]))
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the ids; the answer, which is made once."""
