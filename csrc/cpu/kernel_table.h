@@ -173,12 +173,13 @@ struct Linear {
 // Inputs that share a scale where activations are rounded to bytes.
 constexpr int64_t kQuantizedGroup = 32;
 
-// 32 inputs of a row: values scale * codes. The sums are those of the codes of each half and of all.
+// 32 inputs of a row: values scale * codes. The sums are those of the codes of each half and of all,
+// negated as they are needed to take away offsets and minima of weights.
 struct QuantizedGroup {
   int8_t codes[kQuantizedGroup];
   float scale;
-  float half_sums[2];
-  float sum;
+  int32_t negated_half_sums[2];
+  int32_t negated_sum;
 };
 
 // Rounds rows of x, each by itself: codes are nearest to x * 127 / largest magnitude of the group.

@@ -1,9 +1,10 @@
 // Products of rounded activations and packed quantised weights, and rows of such weights.
 //
-// A chunk of a panel is unpacked once for all rows of x. Codes of a part are multiplied and added
-// up as integers, exactly; then sum += x's scale * (scale * products + minimum * sum of x's codes),
-// part by part in order. So a row's result depends neither on the other rows nor on how the work
-// is divided, and one row is multiplied as many are.
+// A chunk of a panel is unpacked once for all rows of x. Codes of a part, less their offset, are
+// multiplied and added up as integers, exactly; then
+// sum += x's scale * (scale * products - minimum * sum of x's codes), part by part in order. So a
+// row's result depends neither on the other rows nor on how the work is divided, and one row is
+// multiplied as many are.
 #include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/quantized_unpack.h"
@@ -12,53 +13,99 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kTileRows = 12;
+// A tile's integer and float sums stay in registers, beside a line of codes for each vector.
+#if defined(__AVX512VNNI__)
+constexpr int kTileRows = 6;
+#elif defined(__AVX512F__)
+constexpr int kTileRows = 4;  // four products are several instructions, with sums of their own
 #else
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 3;
 #endif
+constexpr int kTileVectors = 2;
 
 // ---- activations
 
+constexpr int kGroupVectors = static_cast<int>(kQuantizedGroup) / kLanes;
+
+// Groups of a row that are rounded side by side: lanes of four vectors are added up at once.
+constexpr int kGroupsAtOnce = 4;
+typedef float FloatsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
+typedef int32_t IntsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
+
+// Magnitudes are compared as the integers that their bits are, which puts NaN above infinity.
 template <class T>
-void quantize_group(const T* x, QuantizedGroup* to) {
-  constexpr int kVectors = static_cast<int>(kQuantizedGroup) / kLanes;
+IntVec largest_magnitudes(const T* x) {
+  IntVec largest = {};
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupVectors; ++i) {
+    const IntVec magnitude = bit_cast<IntVec>(load(x + i * kLanes)) & 0x7fffffff;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return largest;
+}
+
+// Codes of the values' bits that `mask` keeps, and for each half what they add up to, negated.
+template <class T>
+void round_group(const T* x, int32_t mask, float factor, int8_t* codes, IntVec& first,
+                 IntVec& second) {
+  constexpr float kRounder = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  first = second = IntVec{};
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupVectors; ++i) {
+    const Vec value = bit_cast<Vec>(bit_cast<IntVec>(load(x + i * kLanes)) & mask);
+    const IntVec code = bit_cast<IntVec>(value * factor + kRounder) - bit_cast<int32_t>(kRounder);
+    const Bytes bytes = __builtin_convertvector(code, Bytes);
+    memcpy(codes + i * kLanes, &bytes, sizeof bytes);
+    (2 * i < kGroupVectors ? first : second) -= code;
+  }
+}
+
+// The group from x[i] on to to[i], for each i.
+template <class T>
+void quantize_groups(const T* const (&x)[kGroupsAtOnce],
+                     QuantizedGroup* const (&to)[kGroupsAtOnce]) {
   // A group below this would need a reciprocal that overflows.
   constexpr float kTiny = 0x1p-100f;
-  constexpr float kRounder = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
-  Vec values[kVectors], largest = {};
-  Vec invalid = {};
-  for (int i = 0; i < kVectors; ++i) {
-    values[i] = load(x + i * kLanes);
-    largest = max_lanes(largest, max_lanes(values[i], -values[i]));
-    invalid += values[i] * 0.0f;  // NaN unless the value is finite
+  constexpr int32_t kInfinity = 0x7f800000;
+  IntVec largest[kGroupsAtOnce], first[kGroupsAtOnce], second[kGroupsAtOnce];
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupsAtOnce; ++i) largest[i] = largest_magnitudes(x[i]);
+  const IntsOfGroups bits = fold_four(largest, [](auto a, auto b) { return a > b ? a : b; });
+  const FloatsOfGroups magnitude = bit_cast<FloatsOfGroups>(bits), zero = {};
+  const IntsOfGroups is_valid = bits < kInfinity, is_used = is_valid & (magnitude >= kTiny);
+  const FloatsOfGroups factor = is_used ? 127.0f / (is_used ? magnitude : zero + 1.0f) : zero;
+  const FloatsOfGroups otherwise = is_valid ? zero : zero + bit_cast<float>(0x7fc00000);
+  const FloatsOfGroups scale = is_used ? magnitude / 127.0f : otherwise;
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupsAtOnce; ++i) {
+    round_group(x[i], is_used[i], factor[i], to[i]->codes, first[i], second[i]);
   }
-  const float magnitude = reduce_max(largest);
-  const bool is_valid = reduce_add(invalid) == 0.0f;
-  const bool is_zero = magnitude < kTiny;
-  const float factor = is_zero || !is_valid ? 0.0f : 127.0f / magnitude;
-  to->scale = !is_valid ? bit_cast<float>(0x7fc00000) : is_zero ? 0.0f : magnitude / 127.0f;
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  Vec sums[2] = {};
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec rounded = is_valid ? values[i] * factor + kRounder : broadcast(kRounder);
-    const IntVec codes = bit_cast<IntVec>(rounded) - bit_cast<int32_t>(kRounder);
-    const Bytes bytes = __builtin_convertvector(codes, Bytes);
-    memcpy(to->codes + i * kLanes, &bytes, sizeof bytes);
-    sums[2 * i / kVectors] += rounded - kRounder;
+  const auto add = [](auto a, auto b) { return a + b; };
+  const IntsOfGroups first_sums = fold_four(first, add), second_sums = fold_four(second, add);
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupsAtOnce; ++i) {
+    to[i]->scale = scale[i];
+    to[i]->negated_half_sums[0] = first_sums[i];
+    to[i]->negated_half_sums[1] = second_sums[i];
+    to[i]->negated_sum = first_sums[i] + second_sums[i];
   }
-  to->half_sums[0] = reduce_add(sums[0]);
-  to->half_sums[1] = reduce_add(sums[1]);
-  to->sum = to->half_sums[0] + to->half_sums[1];
 }
 
 template <class T>
 void quantize_range(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
-  for (int64_t row = begin_row; row < end_row; ++row) {
-    const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
-    QuantizedGroup* to = p.groups + row;
-    for (int64_t i = 0; i < p.num_inputs; i += kQuantizedGroup, to += p.num_rows) {
-      quantize_group(x + i, to);
+  const int64_t num_groups = p.num_inputs / kQuantizedGroup;
+  // Row by row, what is written would be scattered over the memory of all groups.
+  for (int64_t g = 0; g < num_groups; g += kGroupsAtOnce) {
+    for (int64_t row = begin_row; row < end_row; ++row) {
+      const T* x[kGroupsAtOnce];
+      QuantizedGroup* to[kGroupsAtOnce];
+      for (int i = 0; i < kGroupsAtOnce; ++i) {
+        const int64_t group = min_of(g + i, num_groups - 1);  // the last one several times
+        x[i] = static_cast<const T*>(p.x) + row * p.x_stride + group * kQuantizedGroup;
+        to[i] = p.groups + group * p.num_rows + row;
+      }
+      quantize_groups(x, to);
     }
   }
 }
@@ -109,24 +156,34 @@ inline IntVec add_dots(IntVec sums, CodeVec codes, const int8_t* x) {
 #endif
 }
 
-// Integer products of a part of a group, computed here.
+// How codes become values, as Packed<Block> and Block say.
+template <int kPartsOfGroup, int kCodeOffset, bool kSubtractsMinimum>
+struct Scaling {
+  static constexpr int kParts = kPartsOfGroup;
+  static constexpr int kOffset = kCodeOffset;
+  static constexpr bool kHasMinimum = kSubtractsMinimum;
+};
+
+// A tile's integers.
+template <int kRows>
+using Integers = IntVec[kRows][kTileVectors];
+
+// Products of a part of a group by the vectors from `v` on, computed here.
 template <int kParts, bool kIsWide>
 struct DotProducts {
-  static constexpr int kNumParts = kParts;
-
   template <int kRows>
-  __attribute__((always_inline)) void operator()(const Chunk& chunk, int g, int part, int v,
-                                                 const QuantizedGroup* x,
-                                                 IntVec (&products)[kRows]) const {
+  __attribute__((always_inline)) void add(const Chunk& chunk, int g, int part, int v,
+                                          const QuantizedGroup* x, Integers<kRows>& sums) const {
     constexpr int kLines = kGroupLines / kParts;
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) products[r] = IntVec{};
 #pragma GCC unroll 8
     for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
-      const CodeVec line = chunk.codes[g * kGroupLines + i][v];
+      const CodeVec* line = chunk.codes[g * kGroupLines + i] + v;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        products[r] = add_dots<kIsWide>(products[r], line, x[r].codes + 4 * i);
+#pragma GCC unroll 2
+        for (int k = 0; k < kTileVectors; ++k) {
+          sums[r][k] = add_dots<kIsWide>(sums[r][k], line[k], x[r].codes + 4 * i);
+        }
       }
     }
   }
@@ -135,90 +192,113 @@ struct DotProducts {
 
 #if VLLM_LITE_HAS_TILES
 // Those that tiles have left in memory.
-template <int kParts>
 struct StoredProducts {
-  static constexpr int kNumParts = kParts;
   const TileProducts& stored;
   int64_t first_row = 0;
 
   template <int kRows>
-  __attribute__((always_inline)) void operator()(const Chunk&, int g, int part, int v,
-                                                 const QuantizedGroup*,
-                                                 IntVec (&products)[kRows]) const {
+  __attribute__((always_inline)) void add(const Chunk&, int g, int part, int v,
+                                          const QuantizedGroup*, Integers<kRows>& sums) const {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      memcpy(&products[r], stored.sums[2 * g + part][first_row + r] + v * kLanes,
-             sizeof products[r]);
+      IntVec products[kTileVectors];
+      memcpy(products, stored.sums[2 * g + part][first_row + r] + v * kLanes, sizeof products);
+#pragma GCC unroll 2
+      for (int k = 0; k < kTileVectors; ++k) sums[r][k] += products[k];
     }
   }
   StoredProducts from_row(int64_t row) const { return {stored, row}; }
 };
 #endif
 
-// kRows rows from `x` on by one vector of outputs of a chunk. `sums` has a row of kPanel for each
-// row of x; groups of x are x_stride apart.
-template <int kRows, class Products>
+// kRows rows from `x` on by kTileVectors vectors of a chunk's outputs. `sums` has a row of kPanel
+// for each row of x; groups of x are x_stride apart.
+template <int kRows, class Scaling, class Products>
 void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGroup* x,
-                   int64_t x_stride, const Products& products_of, float* sums) {
-  constexpr int kParts = Products::kNumParts;
-  Vec totals[kRows];
+                   int64_t x_stride, const Products& products, float* sums) {
+  Vec totals[kRows][kTileVectors];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) totals[r] = load(sums + r * kPanel + v * kLanes);
+  for (int r = 0; r < kRows; ++r) {
+    memcpy(totals[r], sums + r * kPanel + v * kLanes, sizeof totals[r]);
+  }
   for (int g = 0; g < num_groups; ++g, x += x_stride) {
-    Vec group_sums[kRows];
+    Vec group_sums[kRows][kTileVectors];
 #pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      IntVec products[kRows];
-      products_of(chunk, g, part, v, x, products);
-      const Vec scale = chunk.scales[2 * g + part][v], minimum = chunk.minima[2 * g + part][v];
+    for (int part = 0; part < Scaling::kParts; ++part) {
+      const auto negated_sum = [&](int r) {
+        return IntVec{} + (Scaling::kParts == 1 ? x[r].negated_sum : x[r].negated_half_sums[part]);
+      };
+      Integers<kRows> dots;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const Vec sum = broadcast(kParts == 1 ? x[r].sum : x[r].half_sums[part]);
-        const Vec start = part == 0 ? minimum * sum : multiply_add(minimum, sum, group_sums[r]);
-        group_sums[r] = multiply_add(scale, to_floats(products[r]), start);
+        const IntVec start = negated_sum(r) * Scaling::kOffset;
+#pragma GCC unroll 2
+        for (int k = 0; k < kTileVectors; ++k) dots[r][k] = start;
+      }
+      products.template add<kRows>(chunk, g, part, v, x, dots);
+      const Vec* scale = chunk.scales[2 * g + part] + v;
+      const Vec* minimum = chunk.minima[2 * g + part] + v;
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Vec sum = to_floats(negated_sum(r));
+#pragma GCC unroll 2
+        for (int k = 0; k < kTileVectors; ++k) {
+          Vec& to = group_sums[r][k];
+          if constexpr (Scaling::kHasMinimum) {
+            to = part == 0 ? minimum[k] * sum : multiply_add(minimum[k], sum, to);
+          }
+          const Vec dot = to_floats(dots[r][k]);
+          const bool is_first = part == 0 && !Scaling::kHasMinimum;
+          to = is_first ? scale[k] * dot : multiply_add(scale[k], dot, to);
+        }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      totals[r] = multiply_add(group_sums[r], broadcast(x[r].scale), totals[r]);
+#pragma GCC unroll 2
+      for (int k = 0; k < kTileVectors; ++k) {
+        totals[r][k] = multiply_add(group_sums[r][k], broadcast(x[r].scale), totals[r][k]);
+      }
     }
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) store(sums + r * kPanel + v * kLanes, totals[r]);
+  for (int r = 0; r < kRows; ++r) {
+    memcpy(sums + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+  }
 }
 
-template <int kRows = kTileRows, class Products>
+template <class Scaling, int kRows = kTileRows, class Products>
 void multiply_rows(int64_t count, const Chunk& chunk, int num_groups, int v,
                    const QuantizedGroup* x, int64_t x_stride, const Products& products,
                    float* sums) {
   if constexpr (kRows == 1) {
-    multiply_tile<1>(chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_tile<1, Scaling>(chunk, num_groups, v, x, x_stride, products, sums);
   } else if (count >= kRows) {
-    multiply_tile<kRows>(chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_tile<kRows, Scaling>(chunk, num_groups, v, x, x_stride, products, sums);
   } else {
-    multiply_rows<kRows - 1>(count, chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_rows<Scaling, kRows - 1>(count, chunk, num_groups, v, x, x_stride, products, sums);
   }
 }
 
 // `count` rows from `x` on. In tiles of nearly equal height: a last tile of one row would be as
 // slow as a full one.
-template <class Products>
+template <class Scaling, class Products>
 void multiply_chunk(const Chunk& chunk, int num_groups, int num_vectors, const QuantizedGroup* x,
                     int64_t x_stride, int64_t count, const Products& products, float* sums) {
   int64_t row = 0;
   for (int64_t tiles = ceil_divide(count, kTileRows); tiles > 0; --tiles) {
     const int64_t height = ceil_divide(count - row, tiles);
-    for (int v = 0; v < num_vectors; ++v) {
-      multiply_rows(height, chunk, num_groups, v, x + row, x_stride, products.from_row(row),
-                    sums + row * kPanel);
+    for (int v = 0; v < num_vectors; v += kTileVectors) {
+      multiply_rows<Scaling>(height, chunk, num_groups, v, x + row, x_stride,
+                             products.from_row(row), sums + row * kPanel);
     }
     row += height;
   }
 }
 
 #if VLLM_LITE_HAS_TILES
-template <int kParts>
-void multiply_chunk_on_tiles(const QuantizedTiles<kParts>& tiles, const Chunk& chunk,
+template <class Scaling>
+void multiply_chunk_on_tiles(const QuantizedTiles<Scaling::kParts>& tiles, const Chunk& chunk,
                              int num_groups, int num_vectors, const QuantizedGroup* x,
                              int64_t num_rows, float* sums) {
   TileProducts products;
@@ -227,8 +307,8 @@ void multiply_chunk_on_tiles(const QuantizedTiles<kParts>& tiles, const Chunk& c
     const int64_t count = ceil_divide(num_rows - row, blocks);
     tiles.multiply(chunk, num_groups, num_vectors * kLanes > kHalfPanel, x + row, num_rows, count,
                    products);
-    multiply_chunk(chunk, num_groups, num_vectors, x + row, num_rows, count,
-                   StoredProducts<kParts>{products}, sums + row * kPanel);
+    multiply_chunk<Scaling>(chunk, num_groups, num_vectors, x + row, num_rows, count,
+                            StoredProducts{products}, sums + row * kPanel);
     row += count;
   }
 }
@@ -238,12 +318,15 @@ template <class Block>
 void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_t panel,
                     [[maybe_unused]] const QuantizedTiles<Packed<Block>::kParts>& tiles) {
   using Layout = Packed<Block>;
+  using Scaling = Scaling<Layout::kParts, Block::kOffset, Block::kHasMinimum>;
   constexpr bool kIsWide = Block::kOffset == 128;
   const int64_t num_outputs = min_of<int64_t>(kPanel, part.num_outputs - panel * kPanel);
-  const int num_vectors = static_cast<int>(ceil_divide(num_outputs, kLanes));
+  const int num_vectors =
+      static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
   alignas(64) float sums[kQuantizedRows * kPanel];
   memset(sums, 0, p.num_rows * kPanel * sizeof(float));
+  const int64_t output = part.first_output + panel * kPanel;
   Chunk chunk;
   const uint8_t* from = part.packed + panel * Layout::panel_bytes(p.num_inputs);
   for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
@@ -252,14 +335,14 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
     const QuantizedGroup* x = p.x + g * p.num_rows;
 #if VLLM_LITE_HAS_TILES
     if (tiles.is_used()) {
-      multiply_chunk_on_tiles(tiles, chunk, count, num_vectors, x, p.num_rows, sums);
+      multiply_chunk_on_tiles<Scaling>(tiles, chunk, count, num_vectors, x, p.num_rows, sums);
       continue;
     }
 #endif
-    multiply_chunk(chunk, count, num_vectors, x, p.num_rows, p.num_rows,
-                   DotProducts<Layout::kParts, kIsWide>{}, sums);
+    multiply_chunk<Scaling>(chunk, count, num_vectors, x, p.num_rows, p.num_rows,
+                            DotProducts<Layout::kParts, kIsWide>{}, sums);
   }
-  store_rows(p, 0, part.first_output + panel * kPanel, p.num_rows, num_outputs, sums);
+  store_rows(p, 0, output, p.num_rows, num_outputs, sums);
 }
 
 // ---- rows
@@ -279,10 +362,10 @@ void look_up_row(const QuantizedLookup& p, int64_t i) {
     unpack_chunk<Block>(from, count, v, v + 1, chunk);
     for (int k = 0; k < count * kQuantizedGroup; ++k, ++out) {
       const int at = k / kQuantizedGroup * 2 + k % kQuantizedGroup / Block::kPartSize;
+      const int code = chunk.codes[k / 4][v][lane % kLanes * 4 + k % 4] - Block::kOffset;
       const double scale = chunk.scales[at][v][lane % kLanes];
-      const double minimum = chunk.minima[at][v][lane % kLanes];
-      from_float(out, static_cast<float>(
-                          scale * chunk.codes[k / 4][v][lane % kLanes * 4 + k % 4] + minimum));
+      const double minimum = Block::kHasMinimum ? chunk.minima[at][v][lane % kLanes] : 0.0f;
+      from_float(out, static_cast<float>(scale * code - minimum));
     }
   }
 }

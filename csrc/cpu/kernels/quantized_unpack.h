@@ -10,8 +10,9 @@ constexpr int kChunkParts = 2 * kChunkGroups;
 
 typedef uint8_t CodeVec __attribute__((vector_size(kLanes * 4)));
 
-// A value is scale * code + minimum. Scales stand in the order of the parts: one of a group in its
-// first place, or two. The second index is the vector of kLanes outputs.
+// A value is scale * (code - Block::kOffset) - minimum; minima are set only where the format has
+// them. Scales stand in the order of the parts: one of a group in its first place, or two. The
+// second index is the vector of kLanes outputs.
 struct Chunk {
   CodeVec codes[kChunkGroups * kGroupLines][kPanelVectors];
   Vec scales[kChunkParts][kPanelVectors];
@@ -55,7 +56,7 @@ static inline void unpack_scales(const uint8_t* header, const uint8_t* group, in
   Vec scale, minimum = {};
   if constexpr (!Block::kIsTwoLevel) {
     scale = load_halves(group + first * 2);
-    if (Block::kHasMinimum) minimum = load_halves(group + (kPanel + first) * 2);
+    if (Block::kHasMinimum) minimum = -load_halves(group + (kPanel + first) * 2);
   } else {
     scale = load_halves(header + first * 2);
     IntVec factor, subtracted = {};
@@ -71,12 +72,11 @@ static inline void unpack_scales(const uint8_t* header, const uint8_t* group, in
     }
     scale *= to_floats(factor);
     if (Block::kHasMinimum) {
-      minimum = -(load_halves(header + (kPanel + first) * 2) * to_floats(subtracted));
+      minimum = load_halves(header + (kPanel + first) * 2) * to_floats(subtracted);
     }
   }
-  if (!Block::kHasMinimum) minimum = scale * static_cast<float>(-Block::kOffset);
   to.scales[part][v] = scale;
-  to.minima[part][v] = minimum;
+  if (Block::kHasMinimum) to.minima[part][v] = minimum;
 }
 
 // Bytes shifted right by `shift` bits (left where it is negative), within 32-bit lanes.

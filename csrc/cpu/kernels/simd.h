@@ -181,9 +181,9 @@ static inline Vec min_lanes(Vec a, Vec b) {
 #endif
 }
 
-// Combines all lanes, the two halves first.
-template <class Combine>
-static inline float fold_lanes(Vec v, Combine&& combine) {
+// Combines quarters of lanes, the two halves first; what is left are four lanes.
+template <class V, class Combine>
+static inline auto fold_quarters(V v, [[maybe_unused]] Combine&& combine) {
 #if defined(__AVX512F__)
   const auto v8 = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
                           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -191,11 +191,16 @@ static inline float fold_lanes(Vec v, Combine&& combine) {
   const auto v8 = v;
 #endif
 #if defined(__AVX2__)
-  const auto v4 = combine(__builtin_shufflevector(v8, v8, 0, 1, 2, 3),
-                          __builtin_shufflevector(v8, v8, 4, 5, 6, 7));
+  return combine(__builtin_shufflevector(v8, v8, 0, 1, 2, 3),
+                 __builtin_shufflevector(v8, v8, 4, 5, 6, 7));
 #else
-  const auto v4 = v;
+  return v;
 #endif
+}
+// Combines all lanes.
+template <class Combine>
+static inline float fold_lanes(Vec v, Combine&& combine) {
+  const auto v4 = fold_quarters(v, combine);
   return combine(combine(v4[0], v4[2]), combine(v4[1], v4[3]));
 }
 static inline float reduce_add(Vec v) {
@@ -272,6 +277,17 @@ static inline void transpose_quarters(BitsVec (&rows)[4]) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) rows[i] = next[i];
   }
+}
+
+// Combines all lanes of each of four vectors.
+template <class Combine>
+static inline auto fold_four(const IntVec (&vectors)[4], Combine&& combine) {
+  BitsVec rows[4];
+  for (int i = 0; i < 4; ++i) rows[i] = bit_cast<BitsVec>(vectors[i]);
+  transpose_quarters(rows);
+  const IntVec low = combine(bit_cast<IntVec>(rows[0]), bit_cast<IntVec>(rows[1]));
+  const IntVec high = combine(bit_cast<IntVec>(rows[2]), bit_cast<IntVec>(rows[3]));
+  return fold_quarters(combine(low, high), combine);
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA
