@@ -35,12 +35,24 @@ static inline Vec load_halves(const uint8_t* from) {
 #endif
 }
 
+// Byte is uint8_t or int8_t. Compilers take bytes apart one by one for __builtin_convertvector.
 template <class Byte>
 static inline IntVec load_bytes(const uint8_t* from) {
+  [[maybe_unused]] constexpr bool kIsSigned = __is_same(Byte, int8_t);
+#if defined(__AVX512F__)
+  __m128i bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return bit_cast<IntVec>(kIsSigned ? _mm512_maskz_cvtepi8_epi32(0xffff, bytes)
+                                    : _mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return bit_cast<IntVec>(kIsSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
   typedef Byte Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
   memcpy(&bytes, from, sizeof bytes);
   return __builtin_convertvector(bytes, IntVec);
+#endif
 }
 static inline Vec to_floats(IntVec integers) { return __builtin_convertvector(integers, Vec); }
 
@@ -109,9 +121,11 @@ static inline void unpack_codes(const uint8_t* group, int v, CodeVec (*to)[kPane
   constexpr int kLow = Block::kLowBits, kHigh = Block::kHighBits;
   const uint8_t* planes = group + Layout::kScaleBytes + line_offset(v);
   BitsVec low[kLow], high[kHigh > 0 ? kHigh : 1];
+#pragma GCC unroll 8
   for (int i = 0; i < kLow; ++i) {
     memcpy(&low[i], planes + half_of(v) * Layout::kLowBytes + i * kLine, sizeof low[i]);
   }
+#pragma GCC unroll 2
   for (int i = 0; i < kHigh; ++i) {
     memcpy(&high[i], planes + 2 * Layout::kLowBytes + half_of(v) * Layout::kHighBytes + i * kLine,
            sizeof high[i]);
