@@ -29,6 +29,7 @@ namespace amx {
 void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
             int64_t end_panel);
 void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
+extern const AttentionKernels kAttention;
 }  // namespace amx
 #endif
 
@@ -60,6 +61,7 @@ bool has_amx() { return has_avx512_bf16() && tiles_are_usable(); }
 
 const KernelTable kAmxTable = [] {
   KernelTable table = avx512_bf16::kTable;
+  table.attention = &amx::kAttention;
   table.linear = amx::linear;
   table.quantized_product = amx::quantized_product;
   return table;

@@ -1,4 +1,4 @@
-"""The products on AMX tiles, built apart: on a unit in plain C++, or as real instructions.
+"""What is done on AMX tiles, built apart: on a unit in plain C++, or as real instructions.
 
 Test-only. `plain` compiles the kernels against csrc/cpu/emulation/tile_unit.h, for the best
 instruction set that this machine has; `trapped` compiles them as _cpu does, and has what this
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ from vllm_lite.kernels.calls import calls
 
 CSRC = Path(__file__).parents[2] / "csrc"
 FILES = (
-    *("emulation/calls.cpp", "ops.cpp", "quantized.cpp", "thread_pool.cpp"),
-    *("kernels/linear.cpp", "kernels/quantized_linear.cpp"),
+    *("emulation/calls.cpp", "attention.cpp", "ops.cpp", "quantized.cpp", "thread_pool.cpp"),
+    *("kernels/attention.cpp", "kernels/linear.cpp", "kernels/quantized_linear.cpp"),
     *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
 )
 OPTIONS = (
@@ -67,12 +68,15 @@ class EmulatedTiles:
     def quantized_linear(self, *numbers: int) -> None:
         self._call("quantized_linear", *numbers)
 
+    def paged_attention(self, *numbers: float) -> None:
+        self._call("paged_attention", *map(_in_one_word, numbers))
+
     def multiply_rightly(self) -> bool:
         return bool(self._call("tiles_multiply_rightly"))
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Products of vllm_lite.kernels.cpu are carried out here."""
+        """Products and attention of vllm_lite.kernels.cpu are carried out here."""
         token = calls.set(self)
         try:
             yield
@@ -93,6 +97,13 @@ class EmulatedTiles:
         function = self._library[f"vllm_lite_{name}"]
         function.restype = ctypes.c_int64
         return int(function(*(ctypes.c_int64(number) for number in numbers)))
+
+
+def _in_one_word(number: float) -> int:
+    """An integer, or the bits of a float32."""
+    if isinstance(number, float):
+        return int.from_bytes(struct.pack("<f", number), "little")
+    return number
 
 
 def compiler() -> str | None:

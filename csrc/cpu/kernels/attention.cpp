@@ -3,6 +3,7 @@
 // Keys are taken 64 at a time and transposed, so that a vector holds one dimension of many keys:
 // scores then need no sums across lanes, and each is added up in the same order whatever the
 // number of rows. Rows go through registers in groups of up to kMaxRows.
+#include "cpu/kernels/amx/attention_products.h"
 #include "cpu/kernels/attention_softmax.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -131,7 +132,7 @@ struct Scratch {
         keys(query + rows * row_size),
         values(keys + kKeys * row_size),
         scores(values + kKeys * row_size),
-        sums(reinterpret_cast<Vec*>(scores + kGroupRows * kKeys)),
+        sums(reinterpret_cast<Vec*>(scores + kMostGroupRows * kKeys)),
         gathered(reinterpret_cast<char*>(sums + rows)) {}
   float* query;
   float* keys;
@@ -142,14 +143,15 @@ struct Scratch {
 };
 
 int64_t scratch_floats(int64_t rows, int64_t head_size) {
-  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kGroupRows * kKeys +
+  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kMostGroupRows * kKeys +
          rows * kLanes;
 }
 
 // What the rows of a tile have come to: views of `state` and of the scratch memory.
-template <class Element>
+template <class Dot>
 struct TileRows {
-  const Element* query;
+  typename Dot::Unit& unit;
+  const typename Dot::Element* query;
   float* maxima;
   Vec* sums;
   float* values;
@@ -184,14 +186,25 @@ inline bool find_visible(const Attention& p, const AttentionTile& tile, const Bl
   return true;
 }
 
-// Up to kGroupRows rows, from `first` on, over a block. The last one sees the most keys.
+// Up to Dot::kGroupRows rows, from `first` on, over a block. The last one sees the most keys.
 template <class Dot, class Value>
 [[gnu::noinline]] void attend_rows(const Attention& p, const AttentionTile& tile,
-                 const TileRows<typename Dot::Element>& rows, int64_t first, int64_t count,
+                 const TileRows<Dot>& rows, int64_t first, int64_t count,
                  const PackedBlock<typename Dot::Element, Value>& block, RowsAhead& ahead,
                  float* scores) {
-  VisibleKeys visible[kGroupRows];
+  VisibleKeys visible[kMostGroupRows];
   const bool is_masked = find_visible(p, tile, block, first, count, visible);
+  const auto* query = rows.query + first * rows.row_size;
+  float* values = rows.values + first * rows.row_size;
+  alignas(64) float rescales[kMostGroupRows];
+  const SoftmaxRows softmax = {count, scores, rows.maxima + first, rows.sums + first, rescales};
+  const int64_t steps = Dot::steps(p.head_size);
+  if constexpr (Dot::kIsOnTiles) {
+    rows.unit.score(query, count, rows.row_size, block.keys, steps, ahead, scores);
+    update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
+    rows.unit.add_values(scores, rescales, count, block.values[0], rows.row_size, ahead, values);
+    return;
+  }
   const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
   // Calls pass(Constant<rows>, first row, keys that some of the rows sees).
   const auto for_each_pass = [&](auto&& pass) {
@@ -202,18 +215,15 @@ template <class Dot, class Value>
     }
   };
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.row_size,
-                                               rows.row_size, block.keys, num_keys,
-                                               Dot::steps(p.head_size), ahead,
+    score_rows<Dot, decltype(constant)::value>(query + row * rows.row_size, rows.row_size,
+                                               block.keys, num_keys, steps, ahead,
                                                scores + row * kKeys);
   });
-  alignas(64) float rescales[kGroupEntries];
-  update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead,
-                      {count, scores, rows.maxima + first, rows.sums + first, rescales});
+  update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    add_value_rows<Dot, decltype(constant)::value>(
-        scores + row * kKeys, rescales + row, block.values, ahead, num_keys,
-        rows.values + (first + row) * rows.row_size, rows.row_size);
+    add_value_rows<Dot, decltype(constant)::value>(scores + row * kKeys, rescales + row,
+                                                   block.values, ahead, num_keys,
+                                                   values + row * rows.row_size, rows.row_size);
   });
 }
 
@@ -240,18 +250,16 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   const Scratch scratch(memory, num_rows, row_size);
   Element* query = reinterpret_cast<Element*>(scratch.query);
   Element* keys = reinterpret_cast<Element*>(scratch.keys);
-  const TileRows<Element> rows = {query, state, scratch.sums, state + 2 * num_rows, row_size};
+  typename Dot::Unit unit;
+  const TileRows<Dot> rows = {unit, query, state, scratch.sums, state + 2 * num_rows, row_size};
   for (int64_t r = 0; r < num_rows; ++r) rows.maxima[r] = -INFINITY, rows.sums[r] = Vec{};
   memset(rows.values, 0, num_rows * row_size * sizeof(float));
-  if (p.dtype == DType::kBFloat16) {
-    pack_query<BFloat16>(p, tile, row_size, query);
-  } else {
-    pack_query<float>(p, tile, row_size, query);
-  }
+  pack_query<Dot>(p, tile, row_size, query);
+  if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.head_size, keys);
 
   const Positions seen(p, of), later(p, after);
   // Elements are made of values once for all rows, unless there is but one group to use them.
-  const bool pack = row_size != p.head_size || sizeof(Cache) == 1 ||
+  const bool pack = Dot::kIsOnTiles || row_size != p.head_size || sizeof(Cache) == 1 ||
                     (sizeof(Cache) == 2 && num_rows > kMaxRows);
   KeyBlock<Cache> blocks[2];
   const Element* packed_values[kKeys];
@@ -278,9 +286,9 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     const int64_t before = max_of<int64_t>(0, key - tile.first_position);
     const int64_t end = min_of(
         tile.num_tokens, key + block.count + window_of(p) - 1 - tile.first_position);
-    for (int64_t first = before * group; first < end * group; first += kGroupRows) {
-      const int64_t count = min_of<int64_t>(kGroupRows, end * group - first);
-      if constexpr (sizeof(Cache) > 1) {
+    for (int64_t first = before * group; first < end * group; first += Dot::kGroupRows) {
+      const int64_t count = min_of<int64_t>(Dot::kGroupRows, end * group - first);
+      if constexpr (sizeof(Cache) > 1 && !Dot::kIsOnTiles) {
         if (!pack) {
           const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values(),
                                                       nullptr};
@@ -300,10 +308,12 @@ template <class Cache>
 void attend_narrow(const Attention& p, const AttentionSpan& of, const AttentionSpan& after,
                    float* state, float* scratch) {
 #if defined(__AVX512BF16__)
-  if (p.dtype == DType::kBFloat16) {
-    attend<BFloat16PairDot, Cache>(p, of, after, state, scratch);
-    return;
-  }
+#if defined(VLLM_LITE_HAS_TILE_ATTENTION)
+  using Dot = BFloat16TileDot;
+#else
+  using Dot = BFloat16PairDot;
+#endif
+  if (p.dtype == DType::kBFloat16) return attend<Dot, Cache>(p, of, after, state, scratch);
 #endif
   attend<Float32Dot, Cache>(p, of, after, state, scratch);
 }

@@ -18,11 +18,19 @@ constexpr float kRoughPowers[] = {6.9312419323e-1f, 2.4024098618e-1f, 5.59064262
 constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.5503324707e-2f,
                                  9.6184373585e-3f, 1.3398874588e-3f, 1.5353362055e-4f};
 
+// Rows of queries whose softmax is taken together: many wait for less.
+constexpr int kMostGroupRows = 32;
+
+struct NoUnit {};
+
 // The arithmetic of both products. A step of the first takes one element of a query row and of as
 // many keys as a vector has lanes; a step of the second one element of a row of weights and as many
 // dimensions of values. Values come as stored, or as the elements that `load_values` made of them.
 struct Float32Dot {
   using Element = float;
+  static constexpr int kGroupRows = 24;
+  static constexpr bool kIsOnTiles = false;
+  using Unit = NoUnit;  // what carries products out
   static constexpr int kKeysPerStep = 1;
   static int64_t steps(int64_t head_size) { return head_size; }
   static Vec spread(float element) { return broadcast(element); }
@@ -51,6 +59,9 @@ struct Float32Dot {
 // rounded ones.
 struct BFloat16PairDot {
   using Element = uint32_t;
+  static constexpr int kGroupRows = 24;
+  static constexpr bool kIsOnTiles = false;
+  using Unit = NoUnit;  // what carries products out
   static constexpr int kKeysPerStep = 2;
   static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
   static Vec spread(uint32_t element) { return bit_cast<Vec>(BitsVec{} + element); }
@@ -316,7 +327,17 @@ void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_siz
     packed += row_size;
     ahead.ask(2);
   }
+  if constexpr (Dot::kIsOnTiles) {
+    const int64_t missing = (kKeys - block.count) / Dot::kKeysPerStep;
+    memset(packed, 0, missing * row_size * sizeof *packed);
+  }
   next = ahead;
+}
+
+// Zeros after the last pair of dimensions, up to whole tiles, which add them up.
+inline void clear_keys_beyond(int64_t head_size, uint32_t* keys) {
+  const int64_t steps = (head_size + 1) / 2;
+  memset(keys + steps * kKeys, 0, (round_up(steps, 16) - steps) * kKeys * sizeof *keys);
 }
 
 template <class Query>
@@ -332,7 +353,7 @@ void pack_row(const Query* from, int64_t head_size, uint32_t* to) {
 }
 
 template <class Query, class Element>
-void pack_query(const Attention& p, const AttentionTile& tile, int64_t row_size, Element* packed) {
+void pack_rows(const Attention& p, const AttentionTile& tile, int64_t row_size, Element* packed) {
   const int64_t group = p.num_heads / p.num_kv_heads;
   const Query* first = static_cast<const Query*>(p.query) +
                        tile.first_token * p.query_token_stride +
@@ -342,6 +363,20 @@ void pack_query(const Attention& p, const AttentionTile& tile, int64_t row_size,
       pack_row(first + token * p.query_token_stride + head * p.query_head_stride, p.head_size,
                packed);
     }
+  }
+}
+
+template <class Dot>
+void pack_query(const Attention& p, const AttentionTile& tile, int64_t row_size,
+                typename Dot::Element* packed) {
+  if constexpr (Dot::kIsOnTiles) {
+    const int64_t num_rows = tile.num_tokens * (p.num_heads / p.num_kv_heads);
+    memset(packed, 0, num_rows * row_size * sizeof *packed);
+  }
+  if (p.dtype == DType::kBFloat16) {
+    pack_rows<BFloat16>(p, tile, row_size, packed);
+  } else {
+    pack_rows<float>(p, tile, row_size, packed);
   }
 }
 

@@ -70,9 +70,7 @@ struct VisibleKeys {
 constexpr int kKeyVectors = kKeys / kLanes;
 // Vectors of scores side by side.
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
-// Rows whose softmax is taken together: many wait for less.
-constexpr int kGroupRows = 24;
-constexpr int kGroupEntries = (kGroupRows + kLanes - 1) / kLanes * kLanes;
+static_assert(kMostGroupRows % kLanes == 0);
 
 // What scores are to be multiplied by when they become weights: the others are scaled before.
 inline bool is_scaled_late(const Attention& p, const RowScales* scales) {
@@ -143,8 +141,8 @@ inline Vec weigh(const RowScales* scales, float late_scale, float base, float* r
 template <class Dot>
 inline void update_softmax(const Attention& p, const RowScales* scales, const VisibleKeys* visible,
                            RowsAhead& ahead, const SoftmaxRows& rows) {
-  alignas(64) float changes[kGroupEntries] = {};
-  float bases[kGroupRows];
+  alignas(64) float changes[kMostGroupRows] = {};
+  float bases[kMostGroupRows];
   for (int64_t r = 0; r < rows.count; ++r) {
     float* scores = rows.scores + r * kKeys;
     bases[r] = visible == nullptr ? finish_scores<false>(p, scales, {}, scores)

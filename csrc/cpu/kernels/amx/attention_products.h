@@ -1,0 +1,140 @@
+// Both products of attention on tiles: scores of rows of queries by a block of keys, and sums of its
+// values by rows of weights.
+//
+// Packed keys and values lie as tiles take them, in pairs. The unit adds up in an order of its own,
+// so all rows go this way, few or many, and always by whole blocks, filled up with zeros: a row's
+// result depends on nothing else.
+#pragma once
+
+#include "cpu/kernels/amx/tiles.h"
+#include "cpu/kernels/attention_operands.h"
+
+// The arithmetic around the products is that of AVX512-BF16.
+#if VLLM_LITE_HAS_TILES && defined(__AVX512BF16__)
+#define VLLM_LITE_HAS_TILE_ATTENTION 1
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+// The unit's shapes for rows of queries, while it lives.
+class AttentionTiles {
+ public:
+  AttentionTiles() = default;
+  ~AttentionTiles() {
+    if (height_ > 0) release_tiles();
+  }
+  AttentionTiles(const AttentionTiles&) = delete;
+  AttentionTiles& operator=(const AttentionTiles&) = delete;
+
+  // Scores [count, kKeys] of rows of queries, `row_size` pairs apart. Both they and the keys have
+  // zeros after the last of `steps` pairs, up to whole tiles.
+  void score(const uint32_t* query, int64_t count, int64_t row_size, const uint32_t* keys,
+             int64_t steps, RowsAhead& ahead, float* scores) {
+    for (int64_t row = 0; row < count; row += kTileHeight) {
+      set_height(min_of<int64_t>(kTileHeight, count - row));
+      for_each_column<4>([](auto v) { zero_tile<decltype(v)::value>(); });
+      for (int64_t step = 0; step < steps; step += kTilePairs) {
+        load_tile<kRows>(query + row * row_size + step, row_size * 4);
+        for_each_column<4>([&](auto v) {
+          constexpr int kColumn = decltype(v)::value, kBlock = kBlocks + kColumn % 3;
+          load_tile<kBlock>(keys + step * kKeys + kColumn * kTilePairs, kKeys * 4);
+          add_bfloat16_products<kColumn, kRows, kBlock>();
+          ahead.ask(3);
+        });
+      }
+      for_each_column<4>([&](auto v) {
+        constexpr int kColumn = decltype(v)::value;
+        store_tile<kColumn>(scores + row * kKeys + kColumn * kTilePairs, kKeys * 4);
+      });
+    }
+  }
+
+  // sums [count, row_size] = sums * rescales + weights [count, kKeys] by values, which are packed
+  // [kKeys / 2, row_size]. Weights are bfloat16 at the start of rows of kKeys floats.
+  void add_values(const float* weights, const float* rescales, int64_t count,
+                  const uint32_t* values, int64_t row_size, RowsAhead& ahead, float* sums) {
+    for (int64_t row = 0; row < count; ++row) {
+      if (rescales[row] == 1.0f) continue;
+      for (int64_t d = 0; d < row_size; d += kLanes) {
+        float* at = sums + row * row_size + d;
+        store(at, load(at) * rescales[row]);
+      }
+    }
+    for (int64_t row = 0; row < count; row += kTileHeight) {
+      set_height(min_of<int64_t>(kTileHeight, count - row));
+      for (int64_t d = 0; d < row_size;) {
+        const float* from = weights + row * kKeys;
+        float* to = sums + row * row_size + d;
+        const int64_t columns = min_of<int64_t>(4, (row_size - d) / kTilePairs);
+        const auto add = columns == 4   ? add_columns<4>
+                         : columns == 3 ? add_columns<3>
+                         : columns == 2 ? add_columns<2>
+                                        : add_columns<1>;
+        add(from, values + d, row_size, ahead, to);
+        d += columns * kTilePairs;
+      }
+    }
+  }
+
+ private:
+  // Sums of up to four columns of tiles; rows of queries or weights; keys or values.
+  static constexpr int kRows = 4, kBlocks = 5;
+  static constexpr int kTilePairs = kTileRowBytes / 4;
+  static_assert(kKeys == 4 * kTilePairs);
+
+  template <int N>
+  struct Column {
+    static constexpr int value = N;
+  };
+
+  // Calls body(Column<n>) for 0 <= n < N.
+  template <int N, class Body>
+  static void for_each_column(Body&& body) {
+    if constexpr (N > 1) for_each_column<N - 1>(body);
+    body(Column<N - 1>{});
+  }
+
+  template <int N>
+  static void add_columns(const float* weights, const uint32_t* values, int64_t row_size,
+                          RowsAhead& ahead, float* sums) {
+    for_each_column<N>([&](auto v) {
+      constexpr int kColumn = decltype(v)::value;
+      load_tile<kColumn>(sums + kColumn * kTilePairs, row_size * 4);
+    });
+    for (int step = 0; step < kKeys / 2; step += kTilePairs) {
+      load_tile<kRows>(weights + step, kKeys * 4);
+      for_each_column<N>([&](auto v) {
+        constexpr int kColumn = decltype(v)::value, kBlock = kBlocks + kColumn % 3;
+        load_tile<kBlock>(values + step * row_size + kColumn * kTilePairs, row_size * 4);
+        add_bfloat16_products<kColumn, kRows, kBlock>();
+        ahead.ask(6);
+      });
+    }
+    for_each_column<N>([&](auto v) {
+      constexpr int kColumn = decltype(v)::value;
+      store_tile<kColumn>(sums + kColumn * kTilePairs, row_size * 4);
+    });
+  }
+
+  void set_height(int64_t height) {
+    if (height == height_) return;
+    height_ = height;
+    TileShapes shapes;
+    for (int tile = 0; tile < kBlocks; ++tile) shapes.set(tile, height, kTileRowBytes);
+    for (int tile = kBlocks; tile < 8; ++tile) shapes.set(tile, kTilePairs, kTileRowBytes);
+    configure_tiles(shapes);
+  }
+
+  int64_t height_ = 0;
+};
+
+struct BFloat16TileDot : BFloat16PairDot {
+  static constexpr int kGroupRows = 2 * kTileHeight;
+  static constexpr bool kIsOnTiles = true;
+  using Unit = AttentionTiles;
+};
+
+}  // namespace
+}  // namespace vllm_lite::VLLM_LITE_ISA
+
+#endif
