@@ -187,22 +187,22 @@ inline bool find_visible(const Attention& p, const AttentionTile& tile, const Bl
 }
 
 // Up to Dot::kGroupRows rows, from `first` on, over a block. The last one sees the most keys.
+// Not inlined: its caller would grow beyond what compilers inline the packing of keys into.
 template <class Dot, class Value>
 [[gnu::noinline]] void attend_rows(const Attention& p, const AttentionTile& tile,
-                 const TileRows<Dot>& rows, int64_t first, int64_t count,
-                 const PackedBlock<typename Dot::Element, Value>& block, RowsAhead& ahead,
-                 float* scores) {
+                                   const TileRows<Dot>& rows, int64_t first, int64_t count,
+                                   const PackedBlock<typename Dot::Element, Value>& block,
+                                   RowsAhead& ahead, float* scores) {
   VisibleKeys visible[kMostGroupRows];
   const bool is_masked = find_visible(p, tile, block, first, count, visible);
-  const auto* query = rows.query + first * rows.row_size;
-  float* values = rows.values + first * rows.row_size;
   alignas(64) float rescales[kMostGroupRows];
   const SoftmaxRows softmax = {count, scores, rows.maxima + first, rows.sums + first, rescales};
-  const int64_t steps = Dot::steps(p.head_size);
   if constexpr (Dot::kIsOnTiles) {
-    rows.unit.score(query, count, rows.row_size, block.keys, steps, ahead, scores);
+    rows.unit.score(rows.query + first * rows.row_size, count, rows.row_size, block.keys,
+                    Dot::steps(p.head_size), ahead, scores);
     update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
-    rows.unit.add_values(scores, rescales, count, block.values[0], rows.row_size, ahead, values);
+    rows.unit.add_values(scores, rescales, count, block.values[0], rows.row_size, ahead,
+                         rows.values + first * rows.row_size);
     return;
   }
   const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
@@ -215,15 +215,16 @@ template <class Dot, class Value>
     }
   };
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    score_rows<Dot, decltype(constant)::value>(query + row * rows.row_size, rows.row_size,
-                                               block.keys, num_keys, steps, ahead,
+    score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.row_size,
+                                               rows.row_size, block.keys, num_keys,
+                                               Dot::steps(p.head_size), ahead,
                                                scores + row * kKeys);
   });
   update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    add_value_rows<Dot, decltype(constant)::value>(scores + row * kKeys, rescales + row,
-                                                   block.values, ahead, num_keys,
-                                                   values + row * rows.row_size, rows.row_size);
+    add_value_rows<Dot, decltype(constant)::value>(
+        scores + row * kKeys, rescales + row, block.values, ahead, num_keys,
+        rows.values + (first + row) * rows.row_size, rows.row_size);
   });
 }
 
