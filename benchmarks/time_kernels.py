@@ -28,7 +28,7 @@ from peers.machine import describe_machine
 from vllm_lite.kernels import dispatch
 from vllm_lite.platform import num_compute_threads
 
-FAMILIES = ("linear", "quantized", "attention", "rows", "sampling")
+FAMILIES = ("linear", "head", "quantized", "attention", "rows", "sampling")
 HEAD = (
     f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9} {'torch':>6}"
 )

@@ -22,7 +22,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.mark.parametrize("family", ["linear", "quantized", "attention", "rows", "sampling"])
+@pytest.mark.parametrize("family", ["linear", "head", "quantized", "attention", "rows", "sampling"])
 def test_the_first_case_of_a_family_is_timed(case: Any, family: str) -> None:
     dispatch.select_ops("cpu")
     small = case.Shape(64, 96, 4, 2, 16, 128)
