@@ -25,32 +25,19 @@ int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPer
   return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
 }
 
-// Which of `count` ranges is worked on as the i-th. Threads that take turns walk through a stretch
-// each, so that what a range's end prefetches is what its thread reads next.
-int64_t nth_range(int64_t i, int64_t count, int64_t num_stretches) {
-  const int64_t stretch = i % num_stretches;
-  return stretch * (count / num_stretches) + std::min(stretch, count % num_stretches) +
-         i / num_stretches;
-}
-
 // Calls body(row, end_row, begin_panel, end_panel) on blocks of rows by ranges of the panels that p
 // has outputs for; `outputs` are multiplied for each of those.
 template <class Body>
 void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, Body&& body) {
   const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
-  const int64_t num_stretches = num_threads();
   for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
     const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
     const int64_t products = (end_row - row) * outputs * std::max<int64_t>(p.num_inputs, 1);
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =
         std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
-    const int64_t num_ranges = ceil_divide(num_panels, grain);
-    parallel_for(num_ranges, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t panel = nth_range(i, num_ranges, num_stretches) * grain;
-        body(row, end_row, panel, std::min(panel + grain, num_panels));
-      }
+    parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
+      body(row, end_row, begin, end);
     });
   }
 }

@@ -31,4 +31,20 @@ void parallel_for(int64_t count, int64_t grain, Body&& body) {
       &body);
 }
 
+// As parallel_for, but threads that take turns walk through a stretch of [0, count) each, so that
+// what is prefetched beyond the end of a range is what the same thread reads next.
+template <class Body>
+void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
+  const int64_t num_ranges = (count + grain - 1) / grain, num_stretches = num_threads();
+  const int64_t size = num_ranges / num_stretches, longer = num_ranges % num_stretches;
+  parallel_for(num_ranges, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t stretch = i % num_stretches;
+      const int64_t before = stretch * size + (stretch < longer ? stretch : longer);
+      const int64_t start = (before + i / num_stretches) * grain;
+      body(start, start + grain < count ? start + grain : count);
+    }
+  });
+}
+
 }  // namespace vllm_lite
