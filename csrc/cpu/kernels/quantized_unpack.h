@@ -152,7 +152,7 @@ static void unpack_chunk(const uint8_t* from, int num_groups, int begin_vector, 
   const uint8_t* group = from + Layout::kHeaderBytes;
   for (int g = 0; g < num_groups; ++g, group += Layout::kGroupBytes) {
     // The hardware's own prefetcher stops where a page ends.
-    for (int i = 0; i < Layout::kGroupBytes; i += kLine) __builtin_prefetch(group + 4096 + i);
+    for (int i = 0; i < Layout::kGroupBytes; i += kLine) __builtin_prefetch(group + 8192 + i);
     for (int v = begin_vector; v < end_vector; ++v) {
       for (int part = 0; part < Layout::kParts; ++part) {
         unpack_scales<Block>(from, group, v, 2 * g + part, to);
