@@ -226,7 +226,7 @@ inline BitsVec load_quarters(const FoursOfRows& rows, int i, int64_t offset) {
   all = _mm512_mask_broadcast_i32x4(all, 0x0f00, quarter(2));
   return bit_cast<BitsVec>(_mm512_mask_broadcast_i32x4(all, 0xf000, quarter(3)));
 #else
-  BitsVec all;
+  BitsVec all{};
   for (int k = 0; k < kLanes / 4; ++k) {
     memcpy(reinterpret_cast<char*>(&all) + 16 * k, rows.fours[k] + offset, 16);
   }
