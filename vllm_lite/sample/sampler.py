@@ -138,8 +138,11 @@ def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
     random = batch.random
     is_drawn = random.inverse_temperature[rows] != 0
     inverse = random.inverse_temperature[rows].where(is_drawn, 1.0)
-    # A weight too small for float32 is unlikely, not filtered.
-    weights = token_weights(processed, inverse).clamp_(min=torch.finfo(torch.float32).tiny)
+    # A weight too small for float32 is unlikely, not filtered: in double top_k tells them apart.
+    exponents = (processed - processed.amax(-1, keepdim=True)).double() * inverse[:, None]
+    tails = exponents.exp().clamp_(min=torch.finfo(torch.float64).tiny)
+    weights = token_weights(processed, inverse).double()
+    weights = weights.where(weights > 0, tails)
     filter_weights(weights, random.min_p[rows], random.top_k[rows], random.top_p[rows])
     processed.mul_(inverse[:, None])
     return processed.masked_fill_((weights == 0) & is_drawn[:, None], float("-inf"))

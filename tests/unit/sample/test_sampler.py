@@ -76,6 +76,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 )
 @example(seed=0, size=7, scale=6.0, filters=[(0.3, 0, 1.0, 0.0)])
 @example(seed=0, size=5003, scale=6.0, filters=[(0.3, 0, 1.0, 0.0), (0.3, 0, 1.0, 0.01)])
+@example(seed=0, size=5003, scale=6.0, filters=[(0.3, 4000, 1.0, 0.0)] * 4)
 def test_the_tokens_kept_are_those_of_the_definition(
     seed: int, size: int, scale: float, filters: list[tuple[float, int, float, float]]
 ) -> None:
