@@ -33,6 +33,7 @@ class GatedMLP(nn.Module):
     def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(what the block makes of the normalised sum, sum), of what norm.add_and_norm takes."""
         kernel = self.gate_up_proj.kernel
+        # It ends in silu, which is the one activation that get_gated_product knows.
         fused = gated_kernel(kernel)
         if fused is not None:
             activated, total = norm.normed_product(x, residual, fused)
