@@ -11,7 +11,9 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tests.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
 
-LONG = "Count from one to one thousand, in words."
+# A request that the demo model, when it is greedy, answers at the greatest length.
+LONG = "Write a very long story about a king, a dragon and a sword."
+GREEDY = ("--override-generation-config", '{"temperature": 0}', "--max-model-len", "2048")
 
 
 def command(name: str, server: ServerProcess, *words: str) -> subprocess.Popen[str]:
@@ -24,15 +26,18 @@ def command(name: str, server: ServerProcess, *words: str) -> subprocess.Popen[s
     )
 
 
-def test_a_conversation_in_a_terminal(demo_server: ServerProcess) -> None:
-    with PseudoTerminal("chat", "--url", f"{demo_server.url}/v1") as terminal:
+def test_a_conversation_in_a_terminal() -> None:
+    with (
+        ServerProcess(*GREEDY, "--num-gpu-blocks-override", "200") as server,
+        PseudoTerminal("chat", "--url", f"{server.url}/v1") as terminal,
+    ):
         terminal.wait_for("Using model: demo\n")
         terminal.wait_for("> ")
         terminal.type(f"{LONG}\r")
-        wait_running(demo_server, 1)
+        wait_running(server, 1)
         terminal.type(CTRL_C)
         terminal.wait_for("(stopped; Ctrl-C again leaves)")
-        wait_running(demo_server, 0)
+        wait_running(server, 0)
         terminal.type("What is the capital of France?\r" + CTRL_D)
         assert terminal.wait_end(60) == 0
         reply = terminal.shown.partition("France?\n")[2]
@@ -50,7 +55,7 @@ def test_a_pipe_gets_plain_replies(demo_server: ServerProcess, name: str, text: 
 
 
 def test_a_server_that_dies_in_mid_answer() -> None:
-    with ServerProcess("--max-model-len", "2048", "--num-gpu-blocks-override", "200") as server:
+    with ServerProcess(*GREEDY, "--num-gpu-blocks-override", "200") as server:
         child = command("chat", server, "-q", LONG)
         assert child.stdout is not None
         assert child.stdout.readline() == "Using model: demo\n"
