@@ -32,17 +32,18 @@ void parallel_for(int64_t count, int64_t grain, Body&& body) {
 }
 
 // As parallel_for, but threads that take turns walk through a stretch of [0, count) each, so that
-// what is prefetched beyond the end of a range is what the same thread reads next.
+// what is prefetched beyond the end of a range is what the same thread reads next. Every stretch has
+// as many ranges, of nearly equal size, so that threads of equal speed end together.
 template <class Body>
 void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
-  const int64_t num_ranges = (count + grain - 1) / grain, num_stretches = num_threads();
-  const int64_t size = num_ranges / num_stretches, longer = num_ranges % num_stretches;
+  const int64_t num_stretches = num_threads();
+  const int64_t num_rounds = (count + grain * num_stretches - 1) / (grain * num_stretches);
+  const int64_t num_ranges = count < num_stretches ? count : num_rounds * num_stretches;
   parallel_for(num_ranges, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t stretch = i % num_stretches;
-      const int64_t before = stretch * size + (stretch < longer ? stretch : longer);
-      const int64_t start = (before + i / num_stretches) * grain;
-      body(start, start + grain < count ? start + grain : count);
+      const int64_t range = i % num_stretches * num_rounds + i / num_stretches;
+      const int64_t start = range * count / num_ranges;
+      body(start, (range + 1) * count / num_ranges);
     }
   });
 }
