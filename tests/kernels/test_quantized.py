@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as GGML
 
 from tests.kernels.test_dequantize import KINDS, random_storage
@@ -98,6 +99,23 @@ def test_a_row_alone_gives_the_same_bits_as_in_a_batch(kind: GGML) -> None:
     for row in (0, 1, 11, 12, 95, 96, 209):
         assert torch.equal(cpu.quantized_linear(x[row : row + 1], packed)[0], whole[row])
     assert torch.equal(cpu.quantized_linear(x[5:30], packed), whole[5:30])
+
+
+@pytest.mark.usefixtures("product_isa")
+@EVERY_KIND
+def test_few_rows_give_the_same_bits_as_many(kind: GGML) -> None:
+    for inputs in (256, 288, 768):
+        if inputs % GGML_QUANT_SIZES[kind][0]:
+            continue
+        packed, _, _ = weights((kind, 70), num_inputs=inputs)
+        x = awkward_rows(96, inputs, torch.float32)
+        x[70] = 127 * torch.where(torch.arange(inputs) % 2 == 0, 1, -1)
+        x[71] = 127
+        whole = cpu.quantized_linear(x, packed)
+        for count in range(1, 14):
+            for first in (0, 70, 96 - count):
+                few = cpu.quantized_linear(x[first : first + count], packed)
+                assert torch.equal(few, whole[first : first + count])
 
 
 @pytest.mark.usefixtures("product_isa")

@@ -1,13 +1,13 @@
 // Products of rounded activations and packed quantised weights, and rows of such weights.
 //
-// A chunk of a panel is unpacked once for all rows of x. Codes of a part, less their offset, are
-// multiplied and added up as integers, exactly; then
+// A chunk of a panel is unpacked once for all rows of x, but for a few rows (quantized_row.h). Codes
+// of a part, less their offset, are multiplied and added up as integers, exactly; then
 // sum += x's scale * (scale * products - minimum * sum of x's codes), part by part in order. So a
 // row's result depends neither on the other rows nor on how the work is divided, and one row is
 // multiplied as many are.
 #include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
-#include "cpu/kernels/quantized_unpack.h"
+#include "cpu/kernels/quantized_row.h"
 #include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -111,50 +111,6 @@ void quantize_range(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
 }
 
 // ---- products
-
-// Adds products of four neighbouring codes and bytes of x to each lane. kIsWide: codes need all
-// eight bits, so that pairs of products may exceed 16.
-template <bool kIsWide>
-inline IntVec add_dots(IntVec sums, CodeVec codes, const int8_t* x) {
-  int32_t four;
-  memcpy(&four, x, sizeof four);
-#if defined(__AVX512VNNI__)
-  return bit_cast<IntVec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sums), bit_cast<__m512i>(codes),
-                                              _mm512_set1_epi32(four)));
-#elif defined(__AVX2__)
-  typedef int16_t Pairs __attribute__((vector_size(kLanes * 4)));
-  typedef uint16_t UnsignedPairs __attribute__((vector_size(kLanes * 4)));
-  const Pairs bytes = bit_cast<Pairs>(IntVec{} + four);
-#if defined(__AVX512BW__)
-  const auto add_pairs = [](Pairs a, Pairs b) {
-    return bit_cast<IntVec>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
-  };
-  const auto multiply = [](CodeVec a, Pairs b) {
-    return bit_cast<Pairs>(_mm512_maddubs_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
-  };
-#else
-  const auto add_pairs = [](Pairs a, Pairs b) {
-    return bit_cast<IntVec>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
-  };
-  const auto multiply = [](CodeVec a, Pairs b) {
-    return bit_cast<Pairs>(_mm256_maddubs_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
-  };
-#endif
-  if constexpr (kIsWide) {
-    const Pairs even = bit_cast<Pairs>(codes) & 0xff;
-    const Pairs odd = bit_cast<Pairs>(bit_cast<UnsignedPairs>(codes) >> 8);
-    return sums + add_pairs(even, bytes << 8 >> 8) + add_pairs(odd, bytes >> 8);
-  } else {
-    return sums + add_pairs(multiply(codes, bytes), Pairs{} + 1);
-  }
-#else
-  const BitsVec bits = bit_cast<BitsVec>(codes);
-  for (int i = 0; i < 4; ++i) {
-    sums += bit_cast<IntVec>(bits >> 8 * i & 0xff) * static_cast<int32_t>(x[i]);
-  }
-  return sums;
-#endif
-}
 
 // How codes become values, as Packed<Block> and Block say.
 template <int kPartsOfGroup, int kCodeOffset, bool kSubtractsMinimum>
@@ -319,7 +275,6 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
                     [[maybe_unused]] const QuantizedTiles<Packed<Block>::kParts>& tiles) {
   using Layout = Packed<Block>;
   using Scaling = Scaling<Layout::kParts, Block::kOffset, Block::kHasMinimum>;
-  constexpr bool kIsWide = Block::kOffset == 128;
   const int64_t num_outputs = min_of<int64_t>(kPanel, part.num_outputs - panel * kPanel);
   const int num_vectors =
       static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
@@ -327,8 +282,13 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
   alignas(64) float sums[kQuantizedRows * kPanel];
   memset(sums, 0, p.num_rows * kPanel * sizeof(float));
   const int64_t output = part.first_output + panel * kPanel;
-  Chunk chunk;
   const uint8_t* from = part.packed + panel * Layout::panel_bytes(p.num_inputs);
+  if (p.num_rows <= kFewRows) {
+    multiply_few_rows<Block>(p.num_rows, from, num_groups, num_vectors, p.x, sums);
+    store_rows(p, 0, output, p.num_rows, num_outputs, sums);
+    return;
+  }
+  Chunk chunk;
   for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
     const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));
     unpack_chunk<Block>(from, count, 0, num_vectors, chunk);
@@ -340,7 +300,7 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
     }
 #endif
     multiply_chunk<Scaling>(chunk, count, num_vectors, x, p.num_rows, p.num_rows,
-                            DotProducts<Layout::kParts, kIsWide>{}, sums);
+                            DotProducts<Layout::kParts, kIsWide<Block>>{}, sums);
   }
   store_rows(p, 0, output, p.num_rows, num_outputs, sums);
 }

@@ -60,35 +60,38 @@ static inline Vec to_floats(IntVec integers) { return __builtin_convertvector(in
 static inline int line_offset(int v) { return v * kLanes % kHalfPanel * 4; }
 static inline int half_of(int v) { return v * kLanes / kHalfPanel; }
 
+// What a part's codes of a vector of outputs are multiplied by, and what is then subtracted.
+struct Scales {
+  Vec scale;
+  Vec minimum;
+};
+
 template <class Block>
-static inline void unpack_scales(const uint8_t* header, const uint8_t* group, int v, int part,
-                                 Chunk& to) {
+static inline Scales load_scales(const uint8_t* header, const uint8_t* group, int v, int part) {
   using Layout = Packed<Block>;
   const int first = v * kLanes;
-  Vec scale, minimum = {};
+  Scales to = {};
   if constexpr (!Block::kIsTwoLevel) {
-    scale = load_halves(group + first * 2);
-    if (Block::kHasMinimum) minimum = -load_halves(group + (kPanel + first) * 2);
+    to.scale = load_halves(group + first * 2);
+    if (Block::kHasMinimum) to.minimum = -load_halves(group + (kPanel + first) * 2);
   } else {
-    scale = load_halves(header + first * 2);
     IntVec factor, subtracted = {};
     if constexpr (Layout::kHasNibbles) {
-      const IntVec both = load_bytes<uint8_t>(group + part % 2 * kPanel + first);
+      const IntVec both = load_bytes<uint8_t>(group + part * kPanel + first);
       factor = both & 15;
       subtracted = both >> 4;
     } else if constexpr (Layout::kParts == 2) {
-      factor = load_bytes<int8_t>(group + part % 2 * kPanel + first);
+      factor = load_bytes<int8_t>(group + part * kPanel + first);
     } else {
       factor = load_bytes<uint8_t>(group + first);
       subtracted = load_bytes<uint8_t>(group + kPanel + first);
     }
-    scale *= to_floats(factor);
+    to.scale = load_halves(header + first * 2) * to_floats(factor);
     if (Block::kHasMinimum) {
-      minimum = load_halves(header + (kPanel + first) * 2) * to_floats(subtracted);
+      to.minimum = load_halves(header + (kPanel + first) * 2) * to_floats(subtracted);
     }
   }
-  to.scales[part][v] = scale;
-  if (Block::kHasMinimum) to.minima[part][v] = minimum;
+  return to;
 }
 
 // Bytes shifted right by `shift` bits (left where it is negative), within 32-bit lanes.
@@ -115,34 +118,37 @@ static inline CodeVec look_up(const uint8_t (&table)[16], CodeVec indices) {
 #endif
 }
 
+// A group's codes of vector `v`, a line at a time; where a group's low planes begin is `planes`.
 template <class Block>
-static inline void unpack_codes(const uint8_t* group, int v, CodeVec (*to)[kPanelVectors]) {
-  using Layout = Packed<Block>;
-  constexpr int kLow = Block::kLowBits, kHigh = Block::kHighBits;
-  const uint8_t* planes = group + Layout::kScaleBytes + line_offset(v);
-  BitsVec low[kLow], high[kHigh > 0 ? kHigh : 1];
+class Codes {
+ public:
+  Codes(const uint8_t* planes, int v) {
+    const uint8_t* low = planes + half_of(v) * Layout::kLowBytes + line_offset(v);
 #pragma GCC unroll 8
-  for (int i = 0; i < kLow; ++i) {
-    memcpy(&low[i], planes + half_of(v) * Layout::kLowBytes + i * kLine, sizeof low[i]);
-  }
+    for (int i = 0; i < kLow; ++i) memcpy(&low_[i], low + i * kLine, sizeof low_[i]);
+    const uint8_t* high =
+        planes + 2 * Layout::kLowBytes + half_of(v) * Layout::kHighBytes + line_offset(v);
 #pragma GCC unroll 2
-  for (int i = 0; i < kHigh; ++i) {
-    memcpy(&high[i], planes + 2 * Layout::kLowBytes + half_of(v) * Layout::kHighBytes + i * kLine,
-           sizeof high[i]);
+    for (int i = 0; i < kHigh; ++i) memcpy(&high_[i], high + i * kLine, sizeof high_[i]);
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < kGroupLines; ++i) {
-    BitsVec codes = low[i % kLow];
+
+  CodeVec line(int i) const {
+    BitsVec codes = low_[i % kLow];
     if (kLow < 8) codes = shifted(codes, i / kLow * kLow) & byte_mask((1 << kLow) - 1);
     if constexpr (kHigh > 0) {
-      codes |= shifted(high[i % kHigh], i / kHigh * kHigh - kLow) &
+      codes |= shifted(high_[i % kHigh], i / kHigh * kHigh - kLow) &
                byte_mask(((1 << kHigh) - 1) << kLow);
     }
-    CodeVec bytes = bit_cast<CodeVec>(codes);
-    if constexpr (__is_same(Block, BlockIQ4_NL)) bytes = look_up(kNonLinearCodes, bytes);
-    to[i][v] = bytes;
+    const CodeVec bytes = bit_cast<CodeVec>(codes);
+    if constexpr (__is_same(Block, BlockIQ4_NL)) return look_up(kNonLinearCodes, bytes);
+    return bytes;
   }
-}
+
+ private:
+  using Layout = Packed<Block>;
+  static constexpr int kLow = Block::kLowBits, kHigh = Block::kHighBits;
+  BitsVec low_[kLow], high_[kHigh > 0 ? kHigh : 1];
+};
 
 // Unpacks vectors [begin_vector, end_vector) of the first num_groups groups of a chunk.
 template <class Block>
@@ -155,9 +161,13 @@ static void unpack_chunk(const uint8_t* from, int num_groups, int begin_vector, 
     for (int i = 0; i < Layout::kGroupBytes; i += kLine) __builtin_prefetch(group + 8192 + i);
     for (int v = begin_vector; v < end_vector; ++v) {
       for (int part = 0; part < Layout::kParts; ++part) {
-        unpack_scales<Block>(from, group, v, 2 * g + part, to);
+        const Scales scales = load_scales<Block>(from, group, v, part);
+        to.scales[2 * g + part][v] = scales.scale;
+        if (Block::kHasMinimum) to.minima[2 * g + part][v] = scales.minimum;
       }
-      unpack_codes<Block>(group, v, to.codes + g * kGroupLines);
+      const Codes<Block> codes(group + Layout::kScaleBytes, v);
+#pragma GCC unroll 8
+      for (int i = 0; i < kGroupLines; ++i) to.codes[g * kGroupLines + i][v] = codes.line(i);
     }
   }
 }

@@ -1,0 +1,55 @@
+// Dot products of bytes: packed codes by rounded activations.
+#pragma once
+
+#include "cpu/kernels/quantized_unpack.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+// Whether codes need all eight bits, so that pairs of products may exceed 16.
+template <class Block>
+constexpr bool kIsWide = Block::kOffset == 128;
+
+// Adds products of four neighbouring codes and bytes of x to each lane.
+template <bool kIsWide>
+static inline IntVec add_dots(IntVec sums, CodeVec codes, const int8_t* x) {
+  int32_t four;
+  memcpy(&four, x, sizeof four);
+#if defined(__AVX512VNNI__)
+  return bit_cast<IntVec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sums), bit_cast<__m512i>(codes),
+                                              _mm512_set1_epi32(four)));
+#elif defined(__AVX2__)
+  typedef int16_t Pairs __attribute__((vector_size(kLanes * 4)));
+  typedef uint16_t UnsignedPairs __attribute__((vector_size(kLanes * 4)));
+  const Pairs bytes = bit_cast<Pairs>(IntVec{} + four);
+#if defined(__AVX512BW__)
+  const auto add_pairs = [](Pairs a, Pairs b) {
+    return bit_cast<IntVec>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+  };
+  const auto multiply = [](CodeVec a, Pairs b) {
+    return bit_cast<Pairs>(_mm512_maddubs_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+  };
+#else
+  const auto add_pairs = [](Pairs a, Pairs b) {
+    return bit_cast<IntVec>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+  };
+  const auto multiply = [](CodeVec a, Pairs b) {
+    return bit_cast<Pairs>(_mm256_maddubs_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+  };
+#endif
+  if constexpr (kIsWide) {
+    const Pairs even = bit_cast<Pairs>(codes) & 0xff;
+    const Pairs odd = bit_cast<Pairs>(bit_cast<UnsignedPairs>(codes) >> 8);
+    return sums + add_pairs(even, bytes << 8 >> 8) + add_pairs(odd, bytes >> 8);
+  } else {
+    return sums + add_pairs(multiply(codes, bytes), Pairs{} + 1);
+  }
+#else
+  const BitsVec bits = bit_cast<BitsVec>(codes);
+  for (int i = 0; i < 4; ++i) {
+    sums += bit_cast<IntVec>(bits >> 8 * i & 0xff) * static_cast<int32_t>(x[i]);
+  }
+  return sums;
+#endif
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

@@ -1,0 +1,115 @@
+// Products of few rounded rows and packed quantised weights, out of registers: planes of codes are
+// loaded, taken apart and multiplied at once. Sums are those of many rows, bit by bit: integers are
+// exact, and floats are added in the order that quantized_linear.cpp gives.
+#pragma once
+
+#include "cpu/kernels/quantized_dots.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+// More are as fast by unpacking a chunk once, or faster: few registers are left for their sums.
+#if defined(__AVX512VNNI__)
+constexpr int64_t kFewRows = 8;
+#elif defined(__AVX2__)
+constexpr int64_t kFewRows = 4;
+#else
+constexpr int64_t kFewRows = 1;
+#endif
+constexpr int kRowVectors = 2;
+// Bytes ahead of what is multiplied that are asked for.
+constexpr int kAhead = 4096;
+
+// Adds a group's products to the totals of kRows rows by kRowVectors vectors from `v` on.
+template <class Block, int kRows>
+static inline void add_group(const uint8_t* header, const uint8_t* group, int v,
+                             const QuantizedGroup* x, Vec (&totals)[kRows][kRowVectors]) {
+  constexpr int kParts = Packed<Block>::kParts;
+  constexpr int kLines = kGroupLines / kParts;
+  const uint8_t* planes = group + Packed<Block>::kScaleBytes;
+  const Codes<Block> codes[kRowVectors] = {{planes, v}, {planes, v + 1}};
+  Vec group_sums[kRows][kRowVectors];
+#pragma GCC unroll 2
+  for (int part = 0; part < kParts; ++part) {
+    IntVec dots[kRows][kRowVectors], negated[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      negated[r] = IntVec{} + (kParts == 1 ? x[r].negated_sum : x[r].negated_half_sums[part]);
+      dots[r][0] = dots[r][1] = negated[r] * Block::kOffset;
+    }
+#pragma GCC unroll 8
+    for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
+      const CodeVec lines[kRowVectors] = {codes[0].line(i), codes[1].line(i)};
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int k = 0; k < kRowVectors; ++k) {
+          dots[r][k] = add_dots<kIsWide<Block>>(dots[r][k], lines[k], x[r].codes + 4 * i);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int k = 0; k < kRowVectors; ++k) {
+      const Scales scales = load_scales<Block>(header, group, v + k, part);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        Vec& to = group_sums[r][k];
+        if constexpr (Block::kHasMinimum) {
+          const Vec sum = to_floats(negated[r]);
+          to = part == 0 ? scales.minimum * sum : multiply_add(scales.minimum, sum, to);
+        }
+        const Vec dot = to_floats(dots[r][k]);
+        const bool is_first = part == 0 && !Block::kHasMinimum;
+        to = is_first ? scales.scale * dot : multiply_add(scales.scale, dot, to);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kRowVectors; ++k) {
+      totals[r][k] = multiply_add(group_sums[r][k], broadcast(x[r].scale), totals[r][k]);
+    }
+  }
+}
+
+// kRows rows by a panel; `sums` has a row of kPanel for each.
+template <class Block, int kRows>
+static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vectors,
+                         const QuantizedGroup* x, float* sums) {
+  using Layout = Packed<Block>;
+  for (int v = 0; v < num_vectors; v += kRowVectors) {
+    Vec totals[kRows][kRowVectors] = {};
+    const QuantizedGroup* groups = x;
+    const uint8_t* chunk = panel;
+    for (int64_t left = num_groups; left > 0; left -= kChunkGroups, chunk += Layout::kChunkBytes) {
+      const uint8_t* group = chunk + Layout::kHeaderBytes;
+      for (int64_t g = min_of<int64_t>(left, kChunkGroups); g > 0; --g) {
+        if (v == 0) {
+          for (int i = 0; i < Layout::kGroupBytes; i += kLine) __builtin_prefetch(group + kAhead + i);
+        }
+        add_group<Block, kRows>(chunk, group, v, groups, totals);
+        group += Layout::kGroupBytes;
+        groups += kRows;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      memcpy(sums + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+    }
+  }
+}
+
+// `num_rows` rows, at most kFewRows, by a panel.
+template <class Block, int kRows = kFewRows>
+static void multiply_few_rows(int64_t num_rows, const uint8_t* panel, int64_t num_groups,
+                              int num_vectors, const QuantizedGroup* x, float* sums) {
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows) {
+      multiply_few_rows<Block, kRows - 1>(num_rows, panel, num_groups, num_vectors, x, sums);
+      return;
+    }
+  }
+  multiply_few<Block, kRows>(panel, num_groups, num_vectors, x, sums);
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA
