@@ -85,7 +85,10 @@ static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vecto
       const uint8_t* group = chunk + Layout::kHeaderBytes;
       for (int64_t g = min_of<int64_t>(left, kChunkGroups); g > 0; --g) {
         if (v == 0) {
-          for (int i = 0; i < Layout::kGroupBytes; i += kLine) __builtin_prefetch(group + kAhead + i);
+          // Weights that a step reads once must not drive from the caches what it needs again.
+          for (int i = 0; i < Layout::kGroupBytes; i += kLine) {
+            __builtin_prefetch(group + kAhead + i, 0, 0);
+          }
         }
         add_group<Block, kRows>(chunk, group, v, groups, totals);
         group += Layout::kGroupBytes;
