@@ -33,42 +33,41 @@ EmbeddingCall embedding_call(Address ids, Address rows, Address out, int64_t num
           num_tokens};
 }
 
-RmsNormCall rms_norm_call(Address x, Address residual, Address weight, Address out, int dtype,
+RowCall rms_norm_call(Address x, Address residual, Address weight, Address out, int dtype,
                           int64_t num_tokens, int64_t num_heads, int64_t size, int64_t x_stride,
                           int64_t x_head_stride, int64_t residual_stride, int64_t out_stride,
                           int64_t out_head_stride, float eps) {
-  return {{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
-           pointer<void>(weight), pointer<void>(out), num_heads, size, x_stride, x_head_stride,
-           residual_stride, out_stride, out_head_stride, eps},
+  return {RmsNorm{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
+                  pointer<void>(weight), pointer<void>(out), num_heads, size, x_stride,
+                  x_head_stride, residual_stride, out_stride, out_head_stride, eps},
           num_tokens};
 }
 
-RotaryCall rotary_call(Address positions, Address query, Address key, Address cos_sin_cache,
-                       int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
+RowCall rotary_call(Address positions, Address query, Address key, Address cos_sin_cache,
+                    int dtype, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
                        int64_t query_token_stride, int64_t query_head_stride,
                        int64_t key_token_stride, int64_t key_head_stride, int64_t num_positions,
                        int64_t rot_dim, bool is_neox) {
-  return {{static_cast<DType>(dtype),
-           pointer<int64_t>(positions),
-           {pointer<void>(query), pointer<void>(key)},
-           {num_heads, num_kv_heads},
-           {query_token_stride, key_token_stride},
-           {query_head_stride, key_head_stride},
-           pointer<float>(cos_sin_cache),
-           rot_dim,
-           is_neox},
-          num_tokens,
-          num_positions};
+  const Rotary p = {static_cast<DType>(dtype),
+                    pointer<int64_t>(positions),
+                    {pointer<void>(query), pointer<void>(key)},
+                    {num_heads, num_kv_heads},
+                    {query_token_stride, key_token_stride},
+                    {query_head_stride, key_head_stride},
+                    pointer<float>(cos_sin_cache),
+                    rot_dim,
+                    is_neox};
+  return {RotaryRows{p, num_positions}, num_tokens};
 }
 
-SiluAndMulCall silu_and_mul_call(Address x, Address out, int dtype, int64_t num_tokens,
-                                 int64_t size, int64_t x_stride, int64_t out_stride) {
-  return {
-      {static_cast<DType>(dtype), pointer<void>(x), pointer<void>(out), size, x_stride, out_stride},
-      num_tokens};
+RowCall silu_and_mul_call(Address x, Address out, int dtype, int64_t num_tokens, int64_t size,
+                          int64_t x_stride, int64_t out_stride) {
+  return {SiluAndMul{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(out), size,
+                     x_stride, out_stride},
+          num_tokens};
 }
 
-CacheWriteCall cache_write_call(Address key, Address value, Address key_cache, Address value_cache,
+RowCall cache_write_call(Address key, Address value, Address key_cache, Address value_cache,
                                 Address slots, int dtype, int cache_dtype, int64_t num_tokens,
                                 int64_t key_token_stride, int64_t key_head_stride,
                                 int64_t value_token_stride, int64_t value_head_stride,
@@ -90,9 +89,12 @@ CacheWriteCall cache_write_call(Address key, Address value, Address key_cache, A
                       head_size,
                       has_row_scales};
   };
-  return {write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
-          write(value, value_token_stride, value_head_stride, value_cache, value_block_stride),
-          num_tokens, num_blocks};
+  return {
+      CacheRows{write(key, key_token_stride, key_head_stride, key_cache, key_block_stride),
+                write(value, value_token_stride, value_head_stride, value_cache,
+                      value_block_stride),
+                num_blocks},
+      num_tokens};
 }
 
 AttentionCall attention_call(Address query, Address output, Address key_cache, Address value_cache,

@@ -28,7 +28,9 @@ int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPer
 // Calls body(row, end_row, begin_panel, end_panel) on blocks of rows by ranges of the panels that p
 // has outputs for; `outputs` are multiplied for each of those.
 template <class Body>
-void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, Body&& body) {
+void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const BesideProduct& beside,
+                Body&& body) {
+  check(beside, num_tokens);
   const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
   for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
     const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
@@ -36,9 +38,11 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, Body&& bod
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =
         std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
+    run_before(beside, row, end_row - row);
     parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
       body(row, end_row, begin, end);
     });
+    run_after(beside, row, end_row - row);
   }
 }
 
@@ -58,47 +62,6 @@ void embedding(const Embedding& p, int64_t num_tokens) {
                   static_cast<const char*>(p.rows) + p.ids[i] * p.row_bytes, p.row_bytes);
     }
   });
-}
-
-void rms_norm(const RmsNorm& p, int64_t num_tokens) {
-  const KernelTable& table = kernels();
-  parallel_for(num_tokens, rows_per_range(p.num_heads * p.size),
-               [&](int64_t begin, int64_t end) { table.rms_norm(p, begin, end); });
-}
-
-void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions) {
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    if (p.positions[i] < 0 || p.positions[i] >= num_positions) {
-      throw std::out_of_range("position " + std::to_string(p.positions[i]) +
-                              " is outside the rotary cache of " + std::to_string(num_positions));
-    }
-  }
-  const KernelTable& table = kernels();
-  parallel_for(num_tokens, rows_per_range((p.num_heads[0] + p.num_heads[1]) * p.rot_dim),
-               [&](int64_t begin, int64_t end) { table.rotary(p, begin, end); });
-}
-
-void silu_and_mul(const SiluAndMul& p, int64_t num_tokens) {
-  const KernelTable& table = kernels();
-  parallel_for(num_tokens, rows_per_range(2 * p.size),
-               [&](int64_t begin, int64_t end) { table.silu_and_mul(p, begin, end); });
-}
-
-void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t num_tokens,
-                       int64_t num_blocks) {
-  const int64_t num_slots = num_blocks * key.block_size;
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    if (key.slots[i] >= num_slots) {
-      throw std::out_of_range("slot " + std::to_string(key.slots[i]) + " is beyond the cache of " +
-                              std::to_string(num_slots) + " slots");
-    }
-  }
-  const KernelTable& table = kernels();
-  parallel_for(num_tokens, rows_per_range(2 * key.num_kv_heads * key.head_size),
-               [&](int64_t begin, int64_t end) {
-                 table.write_cache(key, begin, end);
-                 table.write_cache(value, begin, end);
-               });
 }
 
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks) {
@@ -124,15 +87,15 @@ void pack_linear(const PackLinear& p) {
                [&](int64_t begin, int64_t end) { table.pack_linear(p, begin, end); });
 }
 
-void linear(const Linear& p, int64_t num_tokens) {
+void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside) {
   const KernelTable& table = kernels();
-  each_range(p, num_tokens, kPanel,
+  each_range(p, num_tokens, kPanel, beside,
              [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {
                table.linear(p, row, end_row, begin, end);
              });
 }
 
-void gated_linear(const Linear& p, int64_t num_tokens) {
+void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside) {
   const KernelTable& table = kernels();
   Linear up = p;
   up.packed_weight = static_cast<const char*>(p.packed_weight) +
@@ -140,7 +103,7 @@ void gated_linear(const Linear& p, int64_t num_tokens) {
   if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
   up.is_gated = true;
   // What a range writes of the gates is still in the cache of its core when it is needed.
-  each_range(p, num_tokens, 2 * kPanel,
+  each_range(p, num_tokens, 2 * kPanel, beside,
              [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {
                table.linear(p, row, end_row, begin, end);
                table.linear(up, row, end_row, begin, end);

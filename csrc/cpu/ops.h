@@ -4,6 +4,7 @@
 
 #include "cpu/ggml_types.h"
 #include "cpu/kernel_table.h"
+#include "cpu/row_operations.h"
 
 namespace vllm_lite {
 
@@ -16,16 +17,6 @@ struct Embedding {
 };
 
 void embedding(const Embedding& p, int64_t num_tokens);
-
-void rms_norm(const RmsNorm& p, int64_t num_tokens);
-
-// num_positions: rows of the cosine and sine cache.
-void rotary_embedding(const Rotary& p, int64_t num_tokens, int64_t num_positions);
-
-void silu_and_mul(const SiluAndMul& p, int64_t num_tokens);
-
-void reshape_and_cache(const CacheWrite& key, const CacheWrite& value, int64_t num_tokens,
-                       int64_t num_blocks);
 
 struct AttentionBatch {
   const int32_t* block_table;  // [R, M]
@@ -54,11 +45,11 @@ int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
 
 void pack_linear(const PackLinear& p);
 
-void linear(const Linear& p, int64_t num_tokens);
+void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
 // silu(gate) * up [T, M] of a weight [2 M, N] whose halves, whole panels each, are gate and up: bit
 // for bit what linear() and silu_and_mul() make of it.
-void gated_linear(const Linear& p, int64_t num_tokens);
+void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
 // Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is a quantised
 // one and rows are whole blocks.
@@ -80,11 +71,13 @@ struct QuantizedLinear {
   int64_t num_inputs;  // N, a multiple of kQuantizedGroup
 };
 
-void quantized_linear(const QuantizedLinear& p, int64_t num_rows);
+void quantized_linear(const QuantizedLinear& p, int64_t num_rows,
+                      const BesideProduct& beside = {});
 
 // Rows [row, row + count) of x as bytes, [N / 32, count], until this thread's next quantised product.
-// At most kQuantizedRows of them.
-const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count);
+// At most kQuantizedRows of them, made before by what stands beside the product.
+const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count,
+                                   const BesideProduct& beside = {});
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 

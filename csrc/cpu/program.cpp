@@ -4,6 +4,9 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "cpu/fusion.h"
 
 namespace vllm_lite {
 namespace {
@@ -25,46 +28,59 @@ void each_input(EmbeddingCall& call, const StepInputs& step, Visit&& visit) {
 }
 
 template <class Visit>
-void each_temporary(RmsNormCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  if (call.p.residual != nullptr) visit(call.p.residual, Use::kRead);
-  visit(call.p.out, Use::kWrite);
+void each_temporary(RmsNorm& p, Visit&& visit) {
+  visit(p.x, Use::kRead);
+  if (p.residual != nullptr) visit(p.residual, Use::kRead);
+  visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(RmsNormCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
+void each_input(RmsNorm&, const StepInputs&, Visit&&) {}
+
+template <class Visit>
+void each_temporary(SiluAndMul& p, Visit&& visit) {
+  visit(p.x, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(SiluAndMul&, const StepInputs&, Visit&&) {}
+
+template <class Visit>
+void each_temporary(RotaryRows& rotary, Visit&& visit) {
+  for (void*& heads : rotary.p.heads) visit(heads, Use::kRead);
+}
+template <class Visit>
+void each_input(RotaryRows& rotary, const StepInputs& step, Visit&& visit) {
+  visit(rotary.p.positions, step.positions);
 }
 
 template <class Visit>
-void each_temporary(RotaryCall& call, Visit&& visit) {
-  for (void*& heads : call.p.heads) visit(heads, Use::kRead);
+void each_temporary(CacheRows& cache, Visit&& visit) {
+  visit(cache.key.source, Use::kRead);
+  visit(cache.value.source, Use::kRead);
 }
 template <class Visit>
-void each_input(RotaryCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-  visit(call.p.positions, step.positions);
-}
-
-template <class Visit>
-void each_temporary(SiluAndMulCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(SiluAndMulCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
+void each_input(CacheRows& cache, const StepInputs& step, Visit&& visit) {
+  visit(cache.key.slots, step.slots);
+  visit(cache.value.slots, step.slots);
 }
 
 template <class Visit>
-void each_temporary(CacheWriteCall& call, Visit&& visit) {
-  visit(call.key.source, Use::kRead);
-  visit(call.value.source, Use::kRead);
+void each_temporary(RowOperation& operation, Visit&& visit) {
+  std::visit([&](auto& p) { each_temporary(p, visit); }, operation);
 }
 template <class Visit>
-void each_input(CacheWriteCall& call, const StepInputs& step, Visit&& visit) {
+void each_input(RowOperation& operation, const StepInputs& step, Visit&& visit) {
+  std::visit([&](auto& p) { each_input(p, step, visit); }, operation);
+}
+
+template <class Visit>
+void each_temporary(RowCall& call, Visit&& visit) {
+  each_temporary(call.p, visit);
+}
+template <class Visit>
+void each_input(RowCall& call, const StepInputs& step, Visit&& visit) {
   visit(call.num_tokens, step.num_tokens);
-  visit(call.key.slots, step.slots);
-  visit(call.value.slots, step.slots);
+  each_input(call.p, step, visit);
 }
 
 template <class Visit>
@@ -83,34 +99,21 @@ void each_input(AttentionCall& call, const StepInputs& step, Visit&& visit) {
   visit(call.batch.num_requests, step.batch.num_requests);
 }
 
-template <class Visit>
-void each_temporary(LinearCall& call, Visit&& visit) {
+// A product.
+template <class Product, class Visit>
+  requires requires(Product& call) { call.beside; }
+void each_temporary(Product& call, Visit&& visit) {
+  if (call.beside.before) each_temporary(*call.beside.before, visit);
   visit(call.p.x, Use::kRead);
   visit(call.p.out, Use::kWrite);
+  for (RowOperation& operation : call.beside.after) each_temporary(operation, visit);
 }
-template <class Visit>
-void each_input(LinearCall& call, const StepInputs& step, Visit&& visit) {
+template <class Product, class Visit>
+  requires requires(Product& call) { call.beside; }
+void each_input(Product& call, const StepInputs& step, Visit&& visit) {
   visit(call.num_tokens, step.num_tokens);
-}
-
-template <class Visit>
-void each_temporary(GatedLinearCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(GatedLinearCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-}
-
-template <class Visit>
-void each_temporary(QuantizedLinearCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(QuantizedLinearCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
+  if (call.beside.before) each_input(*call.beside.before, step, visit);
+  for (RowOperation& operation : call.beside.after) each_input(operation, step, visit);
 }
 
 template <class Visit>
@@ -121,6 +124,29 @@ template <class Visit>
 void each_input(QuantizedLookupCall& call, const StepInputs& step, Visit&& visit) {
   visit(call.num_tokens, step.num_tokens);
   visit(call.p.ids, step.ids);
+}
+
+// ---- names
+
+const char* name_of(const RowOperation& operation) {
+  static constexpr const char* kNames[] = {"rms_norm", "silu_and_mul", "rotary_embedding",
+                                           "reshape_and_cache"};
+  static_assert(std::size(kNames) == std::variant_size_v<RowOperation>);
+  return kNames[operation.index()];
+}
+
+std::string name_of(const RowCall& call) { return name_of(call.p); }
+
+// Of a product: with what stands beside it, in order.
+template <class Operation>
+std::string name_of(const Operation& operation) {
+  std::string name = Operation::kName;
+  if constexpr (requires { operation.beside; }) {
+    const BesideProduct& beside = operation.beside;
+    if (beside.before) name = name_of(*beside.before) + (" + " + name);
+    for (const RowOperation& after : beside.after) (name += " + ") += name_of(after);
+  }
+  return name;
 }
 
 // ---- places
@@ -148,7 +174,7 @@ void Program::record(Call call) {
         });
       },
       call);
-  calls_.push_back(call);
+  calls_.push_back(std::move(call));
 }
 
 int64_t Program::finish(std::span<const Temporary> temporaries, uintptr_t result,
@@ -165,6 +191,10 @@ int64_t Program::finish(std::span<const Temporary> temporaries, uintptr_t result
   result_ = result;
   max_tokens_ = max_tokens;
   note_uses();
+  calls_ = fuse(calls_, [&](const void* a, const void* b) {
+    return &buffer_of(address_of(a)) != &buffer_of(address_of(b));
+  });
+  note_uses();
   return assign_offsets(max_tokens);
 }
 
@@ -178,6 +208,7 @@ Program::Buffer& Program::buffer_of(uintptr_t address) {
 }
 
 void Program::note_uses() {
+  for (Buffer& buffer : buffers_) buffer.first_call = buffer.last_call = -1;
   for (size_t i = 0; i < calls_.size(); ++i) {
     const auto note = [&](const auto* pointer, Use use) {
       Buffer& buffer = buffer_of(address_of(pointer));
@@ -254,7 +285,7 @@ std::vector<std::pair<std::string, double>> Program::profile(const StepInputs& i
   run_timed(inputs, seconds.data());
   std::vector<std::pair<std::string, double>> named;
   for (size_t i = 0; i < calls_.size(); ++i) {
-    named.emplace_back(std::visit([](auto& operation) { return operation.kName; }, calls_[i]),
+    named.emplace_back(std::visit([](auto& operation) { return name_of(operation); }, calls_[i]),
                        seconds[i]);
   }
   return named;

@@ -18,39 +18,18 @@
 
 namespace vllm_lite {
 
-// An operation with all that it is called with.
+// An operation with all that it is called with. What stands beside a product is found when the
+// recording ends.
 struct EmbeddingCall {
   static constexpr const char* kName = "embedding";
   Embedding p;
   int64_t num_tokens;
   void run() const { embedding(p, num_tokens); }
 };
-struct RmsNormCall {
-  static constexpr const char* kName = "rms_norm";
-  RmsNorm p;
+struct RowCall {
+  RowOperation p;
   int64_t num_tokens;
-  void run() const { rms_norm(p, num_tokens); }
-};
-struct RotaryCall {
-  static constexpr const char* kName = "rotary_embedding";
-  Rotary p;
-  int64_t num_tokens;
-  int64_t num_positions;
-  void run() const { rotary_embedding(p, num_tokens, num_positions); }
-};
-struct SiluAndMulCall {
-  static constexpr const char* kName = "silu_and_mul";
-  SiluAndMul p;
-  int64_t num_tokens;
-  void run() const { silu_and_mul(p, num_tokens); }
-};
-struct CacheWriteCall {
-  static constexpr const char* kName = "reshape_and_cache";
-  CacheWrite key;
-  CacheWrite value;
-  int64_t num_tokens;
-  int64_t num_blocks;
-  void run() const { reshape_and_cache(key, value, num_tokens, num_blocks); }
+  void run() const { vllm_lite::run(p, num_tokens); }
 };
 struct AttentionCall {
   static constexpr const char* kName = "paged_attention";
@@ -62,19 +41,22 @@ struct LinearCall {
   static constexpr const char* kName = "linear";
   Linear p;
   int64_t num_tokens;
-  void run() const { linear(p, num_tokens); }
+  BesideProduct beside = {};
+  void run() const { linear(p, num_tokens, beside); }
 };
 struct GatedLinearCall {
   static constexpr const char* kName = "gated_linear";
   Linear p;
   int64_t num_tokens;
-  void run() const { gated_linear(p, num_tokens); }
+  BesideProduct beside = {};
+  void run() const { gated_linear(p, num_tokens, beside); }
 };
 struct QuantizedLinearCall {
   static constexpr const char* kName = "quantized_linear";
   QuantizedLinear p;
   int64_t num_tokens;
-  void run() const { quantized_linear(p, num_tokens); }
+  BesideProduct beside = {};
+  void run() const { quantized_linear(p, num_tokens, beside); }
 };
 struct QuantizedLookupCall {
   static constexpr const char* kName = "quantized_lookup";
@@ -83,9 +65,8 @@ struct QuantizedLookupCall {
   void run() const { quantized_lookup(p, num_tokens); }
 };
 
-using Call = std::variant<EmbeddingCall, RmsNormCall, RotaryCall, SiluAndMulCall, CacheWriteCall,
-                          AttentionCall, LinearCall, GatedLinearCall, QuantizedLinearCall,
-                          QuantizedLookupCall>;
+using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
+                          QuantizedLinearCall, QuantizedLookupCall>;
 
 // What differs from step to step. The batch's num_blocks is the cache's and stays as recorded.
 struct StepInputs {
@@ -104,7 +85,7 @@ class Program {
   // Throws std::invalid_argument where the call is not one of all the step's tokens.
   void record(Call call);
 
-  // Ends the recording. `temporaries` are the tensors that were made meanwhile; `result` lies in
+  // Ends the recording and joins what can be (fusion.h). `temporaries` are the tensors that were made meanwhile; `result` lies in
   // one of them. Returns the bytes of memory that steps of up to max_tokens tokens need; throws
   // std::invalid_argument where an operation uses what the program cannot follow.
   struct Temporary {

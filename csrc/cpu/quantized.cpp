@@ -52,18 +52,25 @@ void pack_quantized(const PackQuantized& p) {
                [&](int64_t begin, int64_t end) { table.pack_quantized(p, begin, end); });
 }
 
-const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count) {
+const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count,
+                                   const BesideProduct& beside) {
   const KernelTable& table = kernels();
   QuantizedGroup* groups = group_buffer(count * (p.num_inputs / kQuantizedGroup));
   const int64_t x_size = p.dtype == DType::kBFloat16 ? 2 : 4;
   const char* x = static_cast<const char*>(p.x) + row * p.x_stride * x_size;
   const QuantizeRows rounding = {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
-  parallel_for(count, std::max<int64_t>(1, kElementsPerRange / p.num_inputs),
-               [&](int64_t begin, int64_t end) { table.quantize_rows(rounding, begin, end); });
+  const auto& before = beside.before;
+  // Rows are rounded while they are in the cache of the core that made them.
+  const int64_t work = p.num_inputs + (before ? work_of_row(*before) : 0);
+  parallel_rows(count, work, [&](int64_t begin, int64_t end) {
+    if (before) run_rows(*before, row + begin, row + end);
+    table.quantize_rows(rounding, begin, end);
+  });
   return groups;
 }
 
-void quantized_linear(const QuantizedLinear& p, int64_t num_rows) {
+void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesideProduct& beside) {
+  check(beside, num_rows);
   const KernelTable& table = kernels();
   int64_t num_panels = 0;
   for (int64_t i = 0; i < p.num_parts; ++i) {
@@ -72,7 +79,7 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows) {
   const int64_t out_size = p.out_dtype == DType::kBFloat16 ? 2 : 4;
   for (int64_t row = 0; row < num_rows; row += kQuantizedRows) {
     const int64_t count = std::min(kQuantizedRows, num_rows - row);
-    const QuantizedGroup* groups = rounded_rows(p, row, count);
+    const QuantizedGroup* groups = rounded_rows(p, row, count, beside);
     char* out = static_cast<char*>(p.out) + row * p.out_stride * out_size;
     const QuantizedProduct product = {groups, count,       p.num_inputs, p.parts,     p.num_parts,
                                       p.bias, p.out_dtype, out,          p.out_stride};
@@ -83,6 +90,7 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows) {
     parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
       table.quantized_product(product, begin, end);
     });
+    run_after(beside, row, count);
   }
 }
 

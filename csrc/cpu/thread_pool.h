@@ -48,4 +48,14 @@ void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
   });
 }
 
+// Shares out rows of `work` numbers each. Waking a helper costs a few microseconds: few rows stay on
+// the calling thread.
+template <class Body>
+void parallel_rows(int64_t num_rows, int64_t work, Body&& body) {
+  constexpr int64_t kWorkOfRange = 16 * 1024;
+  const int64_t grain = work < kWorkOfRange ? kWorkOfRange / (work < 1 ? 1 : work) : 1;
+  if (num_rows <= grain) return body(0, num_rows);
+  parallel_stretches(num_rows, grain, body);
+}
+
 }  // namespace vllm_lite

@@ -26,7 +26,14 @@ from vllm_lite.kernels.calls import calls
 
 CSRC = Path(__file__).parents[2] / "csrc"
 FILES = (
-    *("emulation/calls.cpp", "attention.cpp", "ops.cpp", "quantized.cpp", "thread_pool.cpp"),
+    *(
+        "emulation/calls.cpp",
+        "attention.cpp",
+        "ops.cpp",
+        "quantized.cpp",
+        "row_operations.cpp",
+        "thread_pool.cpp",
+    ),
     *("kernels/attention.cpp", "kernels/linear.cpp", "kernels/quantized_linear.cpp"),
     *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
 )

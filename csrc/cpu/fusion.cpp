@@ -1,0 +1,106 @@
+#include "cpu/fusion.h"
+
+#include <utility>
+
+namespace vllm_lite {
+namespace {
+
+// Where a product's rows lie.
+struct Rows {
+  DType dtype;
+  const void* start;
+  int64_t stride;
+
+  // Whether rows of something else lie in these, each in the one of its own number.
+  bool hold(DType other_dtype, const void* other, int64_t other_stride) const {
+    const int64_t offset = static_cast<const char*>(other) - static_cast<const char*>(start);
+    const int64_t row_bytes = stride * (dtype == DType::kBFloat16 ? 2 : 4);
+    return other_dtype == dtype && other_stride == stride && 0 <= offset && offset < row_bytes;
+  }
+};
+
+struct Ends {
+  Rows x;
+  Rows out;
+  AreApart are_apart;
+};
+
+// ---- whether an operation makes a product's rows, and whether it may do so block by block
+
+bool comes_before(const RmsNorm& p, const Ends& product) {
+  return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
+         (p.residual == nullptr || product.are_apart(p.residual, product.out.start));
+}
+bool comes_before(const SiluAndMul& p, const Ends& product) {
+  return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start);
+}
+bool comes_before(const RotaryRows&, const Ends&) { return false; }
+bool comes_before(const CacheRows&, const Ends&) { return false; }
+
+// ---- whether an operation only changes, or copies, what a product has written
+
+bool comes_after(const RmsNorm& p, const Ends& product) {
+  return p.residual == nullptr && p.x == p.out && product.out.hold(p.dtype, p.x, p.x_stride) &&
+         p.out_stride == p.x_stride;
+}
+bool comes_after(const SiluAndMul&, const Ends&) { return false; }
+bool comes_after(const RotaryRows& rotary, const Ends& product) {
+  const Rotary& p = rotary.p;
+  return product.out.hold(p.dtype, p.heads[0], p.token_strides[0]) &&
+         product.out.hold(p.dtype, p.heads[1], p.token_strides[1]);
+}
+bool comes_after(const CacheRows& cache, const Ends& product) {
+  const CacheWrite &key = cache.key, &value = cache.value;
+  return product.out.hold(key.dtype, key.source, key.token_stride) &&
+         product.out.hold(value.dtype, value.source, value.token_stride);
+}
+
+const RowOperation* row_operation(const Call& call) {
+  const auto* rows = std::get_if<RowCall>(&call);
+  return rows == nullptr ? nullptr : &rows->p;
+}
+
+bool comes_before(const Call& call, const Ends& product) {
+  const RowOperation* operation = row_operation(call);
+  return operation && std::visit([&](auto& p) { return comes_before(p, product); }, *operation);
+}
+
+bool comes_after(const Call& call, const Ends& product) {
+  const RowOperation* operation = row_operation(call);
+  return operation && std::visit([&](auto& p) { return comes_after(p, product); }, *operation);
+}
+
+// Takes what can be joined to `product` off the end of `before` and off calls from `next` on.
+template <class Product>
+void join(Product& product, std::vector<Call>& before, const std::vector<Call>& calls,
+          size_t& next, const AreApart& are_apart) {
+  const auto& p = product.p;
+  const Ends ends = {{p.dtype, p.x, p.x_stride}, {p.out_dtype, p.out, p.out_stride}, are_apart};
+  if (!are_apart(p.x, p.out)) return;
+  if (!before.empty() && comes_before(before.back(), ends)) {
+    product.beside.before = *row_operation(before.back());
+    before.pop_back();
+  }
+  for (; next < calls.size() && comes_after(calls[next], ends); ++next) {
+    product.beside.after.push_back(*row_operation(calls[next]));
+  }
+}
+
+}  // namespace
+
+std::vector<Call> fuse(const std::vector<Call>& calls, const AreApart& are_apart) {
+  std::vector<Call> fused;
+  for (size_t next = 0; next < calls.size();) {
+    Call call = calls[next++];
+    const auto join_to = [&](auto& operation) {
+      if constexpr (requires { operation.beside; }) {
+        join(operation, fused, calls, next, are_apart);
+      }
+    };
+    std::visit(join_to, call);
+    fused.push_back(std::move(call));
+  }
+  return fused;
+}
+
+}  // namespace vllm_lite

@@ -1,0 +1,96 @@
+#include "cpu/row_operations.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+void check_rows(const RmsNorm&, int64_t) {}
+void check_rows(const SiluAndMul&, int64_t) {}
+void check_rows(const RotaryRows& rotary, int64_t num_rows) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const int64_t position = rotary.p.positions[i];
+    if (position < 0 || position >= rotary.num_positions) {
+      throw std::out_of_range("position " + std::to_string(position) +
+                              " is outside the rotary cache of " +
+                              std::to_string(rotary.num_positions));
+    }
+  }
+}
+void check_rows(const CacheRows& cache, int64_t num_rows) {
+  const int64_t num_slots = cache.num_blocks * cache.key.block_size;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (cache.key.slots[i] >= num_slots) {
+      throw std::out_of_range("slot " + std::to_string(cache.key.slots[i]) +
+                              " is beyond the cache of " + std::to_string(num_slots) + " slots");
+    }
+  }
+}
+
+void run_kernel(const RmsNorm& p, int64_t begin, int64_t end) { kernels().rms_norm(p, begin, end); }
+void run_kernel(const SiluAndMul& p, int64_t begin, int64_t end) {
+  kernels().silu_and_mul(p, begin, end);
+}
+void run_kernel(const RotaryRows& rotary, int64_t begin, int64_t end) {
+  kernels().rotary(rotary.p, begin, end);
+}
+void run_kernel(const CacheRows& cache, int64_t begin, int64_t end) {
+  kernels().write_cache(cache.key, begin, end);
+  kernels().write_cache(cache.value, begin, end);
+}
+
+int64_t work(const RmsNorm& p) { return p.num_heads * p.size; }
+int64_t work(const SiluAndMul& p) { return 2 * p.size; }
+int64_t work(const RotaryRows& rotary) {
+  return (rotary.p.num_heads[0] + rotary.p.num_heads[1]) * rotary.p.rot_dim;
+}
+int64_t work(const CacheRows& cache) { return 2 * cache.key.num_kv_heads * cache.key.head_size; }
+
+}  // namespace
+
+void check(const RowOperation& operation, int64_t num_rows) {
+  std::visit([&](const auto& p) { check_rows(p, num_rows); }, operation);
+}
+
+void run_rows(const RowOperation& operation, int64_t begin, int64_t end) {
+  std::visit([&](const auto& p) { run_kernel(p, begin, end); }, operation);
+}
+
+int64_t work_of_row(const RowOperation& operation) {
+  return std::visit([](const auto& p) { return work(p); }, operation);
+}
+
+void run(const RowOperation& operation, int64_t num_rows) {
+  check(operation, num_rows);
+  parallel_rows(num_rows, work_of_row(operation),
+                [&](int64_t begin, int64_t end) { run_rows(operation, begin, end); });
+}
+
+void check(const BesideProduct& beside, int64_t num_rows) {
+  if (beside.before) check(*beside.before, num_rows);
+  for (const RowOperation& operation : beside.after) check(operation, num_rows);
+}
+
+void run_before(const BesideProduct& beside, int64_t row, int64_t count) {
+  if (!beside.before) return;
+  parallel_rows(count, work_of_row(*beside.before), [&](int64_t begin, int64_t end) {
+    run_rows(*beside.before, row + begin, row + end);
+  });
+}
+
+void run_after(const BesideProduct& beside, int64_t row, int64_t count) {
+  if (beside.after.empty()) return;
+  int64_t work = 0;
+  for (const RowOperation& operation : beside.after) work += work_of_row(operation);
+  parallel_rows(count, work, [&](int64_t begin, int64_t end) {
+    for (const RowOperation& operation : beside.after) {
+      run_rows(operation, row + begin, row + end);
+    }
+  });
+}
+
+}  // namespace vllm_lite

@@ -1,0 +1,51 @@
+// Operations that treat each row of a step, a token's, by itself: alone, or beside a product, which
+// then has its rows made, and its outputs finished, a block at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "cpu/kernel_table.h"
+
+namespace vllm_lite {
+
+struct RotaryRows {
+  Rotary p;
+  int64_t num_positions;  // rows of the cosine and sine cache
+};
+
+struct CacheRows {
+  CacheWrite key;
+  CacheWrite value;
+  int64_t num_blocks;  // of the caches
+};
+
+using RowOperation = std::variant<RmsNorm, SiluAndMul, RotaryRows, CacheRows>;
+
+// Throws std::out_of_range for positions and slots of num_rows rows that are outside.
+void check(const RowOperation& operation, int64_t num_rows);
+
+// Rows [begin, end), by the calling thread; they are not checked.
+void run_rows(const RowOperation& operation, int64_t begin, int64_t end);
+
+// Numbers that a row takes, by which rows are shared out.
+int64_t work_of_row(const RowOperation& operation);
+
+// All of it: checked, then spread over the threads.
+void run(const RowOperation& operation, int64_t num_rows);
+
+// What a product does beside multiplying. Bits are those of the operations in turn.
+struct BesideProduct {
+  std::optional<RowOperation> before;  // writes x
+  std::vector<RowOperation> after;     // work on what the product writes
+};
+
+void check(const BesideProduct& beside, int64_t num_rows);
+
+// Rows [row, row + count) of what comes before, or after.
+void run_before(const BesideProduct& beside, int64_t row, int64_t count);
+void run_after(const BesideProduct& beside, int64_t row, int64_t count);
+
+}  // namespace vllm_lite
