@@ -7,6 +7,7 @@
 // multiplied as many are.
 #include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/quantized_rounding.h"
 #include "cpu/kernels/quantized_row.h"
 #include "cpu/kernels/store_rows.h"
 
@@ -22,93 +23,6 @@ constexpr int kTileRows = 4;  // four products are several instructions, with su
 constexpr int kTileRows = 3;
 #endif
 constexpr int kTileVectors = 2;
-
-// ---- activations
-
-constexpr int kGroupVectors = static_cast<int>(kQuantizedGroup) / kLanes;
-
-// Groups of a row that are rounded side by side: lanes of four vectors are added up at once.
-constexpr int kGroupsAtOnce = 4;
-typedef float FloatsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
-typedef int32_t IntsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
-
-// Magnitudes are compared as the integers that their bits are, which puts NaN above infinity.
-template <class T>
-IntVec largest_magnitudes(const T* x) {
-  IntVec largest = {};
-#pragma GCC unroll 8
-  for (int i = 0; i < kGroupVectors; ++i) {
-    const IntVec magnitude = bit_cast<IntVec>(load(x + i * kLanes)) & 0x7fffffff;
-    largest = largest > magnitude ? largest : magnitude;
-  }
-  return largest;
-}
-
-// Codes of the values' bits that `mask` keeps, and for each half what they add up to, negated.
-template <class T>
-void round_group(const T* x, int32_t mask, float factor, int8_t* codes, IntVec& first,
-                 IntVec& second) {
-  constexpr float kRounder = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  first = second = IntVec{};
-#pragma GCC unroll 8
-  for (int i = 0; i < kGroupVectors; ++i) {
-    const Vec value = bit_cast<Vec>(bit_cast<IntVec>(load(x + i * kLanes)) & mask);
-    const IntVec code = bit_cast<IntVec>(value * factor + kRounder) - bit_cast<int32_t>(kRounder);
-    const Bytes bytes = __builtin_convertvector(code, Bytes);
-    memcpy(codes + i * kLanes, &bytes, sizeof bytes);
-    (2 * i < kGroupVectors ? first : second) -= code;
-  }
-}
-
-// The group from x[i] on to to[i], for each i.
-template <class T>
-void quantize_groups(const T* const (&x)[kGroupsAtOnce],
-                     QuantizedGroup* const (&to)[kGroupsAtOnce]) {
-  // A group below this would need a reciprocal that overflows.
-  constexpr float kTiny = 0x1p-100f;
-  constexpr int32_t kInfinity = 0x7f800000;
-  IntVec largest[kGroupsAtOnce], first[kGroupsAtOnce], second[kGroupsAtOnce];
-#pragma GCC unroll 4
-  for (int i = 0; i < kGroupsAtOnce; ++i) largest[i] = largest_magnitudes(x[i]);
-  const IntsOfGroups bits = fold_four(largest, [](auto a, auto b) { return a > b ? a : b; });
-  const FloatsOfGroups magnitude = bit_cast<FloatsOfGroups>(bits), zero = {};
-  const IntsOfGroups is_valid = bits < kInfinity, is_used = is_valid & (magnitude >= kTiny);
-  const FloatsOfGroups factor = is_used ? 127.0f / (is_used ? magnitude : zero + 1.0f) : zero;
-  const FloatsOfGroups otherwise = is_valid ? zero : zero + bit_cast<float>(0x7fc00000);
-  const FloatsOfGroups scale = is_used ? magnitude / 127.0f : otherwise;
-#pragma GCC unroll 4
-  for (int i = 0; i < kGroupsAtOnce; ++i) {
-    round_group(x[i], is_used[i], factor[i], to[i]->codes, first[i], second[i]);
-  }
-  const auto add = [](auto a, auto b) { return a + b; };
-  const IntsOfGroups first_sums = fold_four(first, add), second_sums = fold_four(second, add);
-#pragma GCC unroll 4
-  for (int i = 0; i < kGroupsAtOnce; ++i) {
-    to[i]->scale = scale[i];
-    to[i]->negated_half_sums[0] = first_sums[i];
-    to[i]->negated_half_sums[1] = second_sums[i];
-    to[i]->negated_sum = first_sums[i] + second_sums[i];
-  }
-}
-
-template <class T>
-void quantize_range(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
-  const int64_t num_groups = p.num_inputs / kQuantizedGroup;
-  // Row by row, what is written would be scattered over the memory of all groups.
-  for (int64_t g = 0; g < num_groups; g += kGroupsAtOnce) {
-    for (int64_t row = begin_row; row < end_row; ++row) {
-      const T* x[kGroupsAtOnce];
-      QuantizedGroup* to[kGroupsAtOnce];
-      for (int i = 0; i < kGroupsAtOnce; ++i) {
-        const int64_t group = min_of(g + i, num_groups - 1);  // the last one several times
-        x[i] = static_cast<const T*>(p.x) + row * p.x_stride + group * kQuantizedGroup;
-        to[i] = p.groups + group * p.num_rows + row;
-      }
-      quantize_groups(x, to);
-    }
-  }
-}
 
 // ---- products
 
