@@ -76,8 +76,10 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   Vec sums[kRows][kTileVectors] = {};
 
   const auto step = [&](auto load, int64_t input) {
+    // One by one: as an array, they would take a way through memory.
     typename Steps::Weights w[kTileVectors];
-    memcpy(w, panel, sizeof w);
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) memcpy(&w[v], panel + v * sizeof w[v], sizeof w[v]);
     // Well ahead, and every line: the hardware's own prefetcher stops where a page ends.
 #pragma GCC unroll 2
     for (size_t line = 0; line < sizeof w; line += 64) __builtin_prefetch(panel + 8192 + line);
