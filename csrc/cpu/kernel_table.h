@@ -145,6 +145,28 @@ static inline int64_t packed_panel_bytes(DType dtype, int64_t num_inputs) {
   return (dtype == DType::kBFloat16 ? (num_inputs + 1) / 2 : num_inputs) * kPanel * 4;
 }
 
+// A slim panel: bfloat16 weights in 12 bits each, without loss; see kernels/slim_panel.h.
+constexpr int64_t kSlimGroupInputs = 4;
+constexpr int64_t kSlimGroupBytes = kSlimGroupInputs * kPanel * 3 / 2;
+constexpr int64_t kSlimHeaderBytes = 64;
+
+static inline int64_t slim_panel_bytes(int64_t num_inputs) {
+  return kSlimHeaderBytes + (num_inputs + kSlimGroupInputs - 1) / kSlimGroupInputs * kSlimGroupBytes;
+}
+
+// A weight of a slim panel that has no code: where it lies in the unpacked panel, and what it is.
+struct SlimException {
+  uint32_t place;
+  uint32_t bits;
+};
+
+// How a panel is to be packed. Three 64-bit numbers, so that Python can make room for them.
+struct SlimPlan {
+  int64_t largest_exponent;  // that has a code
+  int64_t num_exceptions;
+  int64_t exceptions;  // their place in the packed weight, in bytes
+};
+
 struct PackLinear {
   DType dtype;
   const void* weight;  // [M, N]
@@ -168,7 +190,12 @@ struct Linear {
   // Whether `out` holds gates, and the product is to be multiplied by silu of them. Then out_dtype
   // is dtype, and the product is rounded to it first.
   bool is_gated;
+  bool is_slim = false;  // whether the panels are
 };
+
+static inline int64_t weight_panel_bytes(const Linear& p) {
+  return p.is_slim ? slim_panel_bytes(p.num_inputs) : packed_panel_bytes(p.dtype, p.num_inputs);
+}
 
 // Inputs that share a scale where activations are rounded to bytes.
 constexpr int64_t kQuantizedGroup = 32;
@@ -319,6 +346,11 @@ struct KernelTable {
   void (*token_logprobs)(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
   void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
   void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
+  // Slim panels: finds all but the places of exceptions, then packs.
+  void (*plan_slim)(const PackLinear&, SlimPlan*, int64_t begin_panel, int64_t end_panel);
+  void (*pack_slim)(const PackLinear&, const SlimPlan*, int64_t begin_panel, int64_t end_panel);
+  // Whether unpacking slim panels takes less time than they save.
+  bool is_fast_on_slim_panels;
   void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
                  int64_t end_panel);
   // Bytes of a packed panel; -1 unless the type is a quantised one of whole blocks.

@@ -31,6 +31,7 @@ from vllm_lite.kernels.cpu_quantized import quantized_lookup as quantized_lookup
 from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
+from vllm_lite.kernels.cpu_slim import pack_slim
 from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.reference import PackedLinear
 
@@ -290,6 +291,10 @@ def dequantize_gguf(
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
+    if _cpu.is_fast_on_slim_panels():
+        slim = pack_slim(weight)
+        if slim is not None:
+            return slim
     num_outputs, num_inputs = weight.shape
     stride = _rows("pack_linear", weight)
     dtype = _dtype("pack_linear", weight)
@@ -321,6 +326,7 @@ def linear(
         num_inputs,
         _rows("linear", x),
         _rows("linear", out),
+        weight.is_slim,
     )
     return out
 
@@ -344,6 +350,7 @@ def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) ->
         num_inputs,
         _rows("gated_linear", x),
         size,
+        weight.is_slim,
     )
     return out
 

@@ -15,8 +15,13 @@ void find_largest(const LargestOutputs&, int64_t begin, int64_t end);
 void token_logprobs(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
 void dequantize(const Dequantize&, int64_t begin_block, int64_t end_block);
 void pack_linear(const PackLinear&, int64_t begin_panel, int64_t end_panel);
+void plan_slim(const PackLinear&, SlimPlan*, int64_t begin_panel, int64_t end_panel);
+void pack_slim(const PackLinear&, const SlimPlan*, int64_t begin_panel, int64_t end_panel);
 void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
             int64_t end_panel);
+// linear() of slim panels, where there are no tiles.
+void slim_linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
+                 int64_t end_panel);
 int64_t quantized_panel_bytes(int ggml_type, int64_t num_inputs);
 void pack_quantized(const PackQuantized&, int64_t begin_panel, int64_t end_panel);
 void quantize_rows(const QuantizeRows&, int64_t begin_row, int64_t end_row);

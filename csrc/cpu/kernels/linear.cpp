@@ -6,42 +6,14 @@
 //
 // One accumulator adds up one output over all inputs in order: a row's result depends neither on
 // the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
+// Slim panels, slim_linear.cpp, hold the same weights in less memory, and give the same sums.
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/register_tile.h"
 #include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
-
-// Vectors of outputs in a register tile, and rows of x: what the register file holds.
-#if defined(__AVX512F__)
-constexpr int kTileVectors = 2;
-constexpr int kTileRows = 12;
-#else
-constexpr int kTileVectors = 2;
-constexpr int kTileRows = 5;
-#endif
-constexpr int kTileOutputs = kTileVectors * kLanes;
-static_assert(kPanel % kTileOutputs == 0);
-
-// Two bfloat16 of one row of x, as they lie in memory.
-static inline uint32_t load_pair(const BFloat16* x) {
-  uint32_t pair;
-  memcpy(&pair, x, sizeof pair);
-  return pair;
-}
-
-// sum += low * low + high * high, for the bfloat16 pairs of `weights` and one pair of x.
-static inline Vec add_pair_product(Vec sum, BitsVec weights, uint32_t x) {
-#if defined(__AVX512BF16__)
-  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(weights),
-                          bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
-#else
-  const Vec low = bit_cast<Vec>(weights << 16), high = bit_cast<Vec>(weights & 0xffff0000u);
-  sum = multiply_add(low, broadcast(bit_cast<float>(x << 16)), sum);
-  return multiply_add(high, broadcast(bit_cast<float>(x & 0xffff0000u)), sum);
-#endif
-}
 
 // What one step along the inputs takes from x and from a panel: one float32, or a bfloat16 pair.
 static inline void add_product(Vec& sum, Vec weights, float x) {
@@ -63,8 +35,7 @@ struct BFloat16Steps {
   using Weights = BitsVec;
   static constexpr int64_t kInputs = 2;
   static uint32_t load_x(const BFloat16* x) { return load_pair(x); }
-  // An odd last input: its partner is zero.
-  static uint32_t load_last(const BFloat16* x) { return x->bits; }
+  static uint32_t load_last(const BFloat16* x) { return VLLM_LITE_ISA::load_last(x); }
 };
 
 // kRows rows by kTileOutputs outputs, over all inputs.
@@ -176,7 +147,8 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
 #if VLLM_LITE_HAS_TILES
     linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
 #else
-    multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
+    const auto multiply = p.is_slim ? slim_linear : multiply_panels<BFloat16Steps>;
+    multiply(p, first_row, end_row, begin_panel, end_panel);
 #endif
   } else {
     multiply_panels<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);
