@@ -125,7 +125,7 @@ def test_products_on_tiles_are_those_of_plain_weights(
     kind: Callable[[int, int], Tensor], unit: str
 ) -> None:
     with emulated_tiles.build(unit).chosen():
-        for rows, inputs, outputs in SHAPES[::4] + [(33, 2100, 33), (100, 31, 40), (200, 75, 64)]:
+        for rows, inputs, outputs in [*SHAPES[::4], (33, 2100, 33), (100, 31, 40), (200, 75, 64)]:
             x = torch.randn(rows, inputs).bfloat16()
             plain, slim = both(kind(outputs, inputs))
             assert same_bits(cpu.linear(x, slim), cpu.linear(x, plain))
@@ -156,7 +156,6 @@ def test_weights_that_do_not_suit_it_are_packed_plainly() -> None:
     rows = [patterns(64, 64), torch.randn(64, 64), torch.randn(64, 0).bfloat16()]
     for weight in rows:
         assert pack_slim(weight) is None
-        assert not cpu.pack_linear(weight).is_slim
     # One exception in 128 weights is still welcome, two are not.
     weight = torch.ones(32, 128).bfloat16()
     weight[:, :1] = 2.0**-40
@@ -165,10 +164,14 @@ def test_weights_that_do_not_suit_it_are_packed_plainly() -> None:
     assert pack_slim(weight) is None
 
 
-@pytest.mark.usefixtures("isa")
-def test_it_is_chosen_where_it_is_fast() -> None:
-    chosen = cpu.pack_linear(normal(64, 64)).is_slim
-    assert chosen == (_cpu.selected_isa() not in ("avx2", "portable"))
+def test_it_is_chosen_where_it_is_wanted_and_fast(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not cpu.pack_linear(normal(64, 64)).is_slim
+    monkeypatch.setenv("VLLM_LITE_SLIM_WEIGHTS", "1")
+    assert cpu.pack_linear(normal(64, 64)).is_slim == (isa not in ("avx2", "portable"))
+    assert not cpu.pack_linear(patterns(64, 64)).is_slim
+    assert not cpu.pack_linear(torch.randn(64, 64)).is_slim
 
 
 def test_rows_of_a_weight_may_lie_apart() -> None:

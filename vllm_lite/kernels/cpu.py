@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+from vllm_lite import _cpu, envs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.arguments import DTYPES as _DTYPES
 from vllm_lite.kernels.arguments import check_product, result_of
@@ -291,7 +291,7 @@ def dequantize_gguf(
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    if _cpu.is_fast_on_slim_panels():
+    if envs.VLLM_LITE_SLIM_WEIGHTS and _cpu.is_fast_on_slim_panels():
         slim = pack_slim(weight)
         if slim is not None:
             return slim
