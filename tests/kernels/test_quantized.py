@@ -119,6 +119,19 @@ def test_few_rows_give_the_same_bits_as_many(kind: GGML) -> None:
 
 
 @pytest.mark.usefixtures("product_isa")
+@pytest.mark.parametrize(("kind", "inputs"), [(GGML.Q4_1, 352), (GGML.Q6_K, 512)])
+def test_rows_are_rounded_alike_however_they_are_stored(kind: GGML, inputs: int) -> None:
+    packed, _, _ = weights((kind, 40), num_inputs=inputs)
+    x = awkward_rows(75, inputs, torch.bfloat16)
+    x[70, 40], x[71, 0], x[72, -1] = torch.nan, torch.inf, -torch.inf
+    for count in (1, 3, 20, 75):
+        rows = x[75 - count :]
+        wide = cpu.quantized_linear(rows.float(), packed).bfloat16()
+        narrow = cpu.quantized_linear(rows, packed)
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_spoils_its_own_row_alone(bad: float) -> None:
     packed, plain, _ = weights((GGML.Q4_1, 40), num_inputs=96)
