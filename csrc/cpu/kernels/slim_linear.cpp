@@ -16,7 +16,7 @@ constexpr int64_t kBlockRows = 192;
 // sums to memory and back would take longer than it saves. The first chunk of all, which nothing is
 // multiplied beside, is always a short one.
 constexpr int64_t kChunk = 96;
-constexpr int64_t kManyRows = 25;
+constexpr int64_t kManyRows = 49;
 constexpr int64_t kChunkOfManyRows = 192;
 // Unpacking on the way pays where a tile is a whole panel wide.
 constexpr bool kUnpacksOnTheWay = kTileOutputs == kPanel;
@@ -120,7 +120,7 @@ int64_t multiply_chunk(const Linear& p, int64_t first_row, int64_t num_rows, con
     const int64_t num_tiles = ceil_divide(num_rows, kTileRows);
     for (int64_t tiles = num_tiles; tiles > 0; --tiles) {
       const int64_t count = ceil_divide(num_rows - row, tiles);
-      if (num_tiles > 1) ask_for_share(next, num_tiles - tiles, num_tiles);
+      if (num_rows >= kManyRows) ask_for_share(next, num_tiles - tiles, num_tiles);
       const BFloat16* x =
           static_cast<const BFloat16*>(p.x) + (first_row + row) * p.x_stride + chunk.first_input;
       float* tile = sums + row * kPanel + part;
