@@ -1,5 +1,5 @@
-// Joins operations of a recorded step that hand rows on to one another, so that a block of rows stays
-// in a cache from one to the next and threads meet less often. Results are the same, bit for bit.
+// Joins operations of a recorded step that hand rows on to one another, so that threads meet less
+// often and rows stay in a cache from one to the next. Results are the same, bit for bit.
 //
 //   a norm or a gated activation that writes what a product reads
 //   norms of heads, rotation and the cache's write that work on what a product has written

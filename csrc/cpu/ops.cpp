@@ -31,6 +31,7 @@ template <class Body>
 void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const BesideProduct& beside,
                 Body&& body) {
   check(beside, num_tokens);
+  if (beside.before) run(*beside.before, num_tokens);
   const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
   for (int64_t row = 0; row < num_tokens; row += kRowsPerBlock) {
     const int64_t end_row = std::min(row + kRowsPerBlock, num_tokens);
@@ -38,12 +39,11 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const Besi
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =
         std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
-    run_before(beside, row, end_row - row);
     parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
       body(row, end_row, begin, end);
     });
-    run_after(beside, row, end_row - row);
   }
+  run_after(beside, num_tokens);
 }
 
 }  // namespace

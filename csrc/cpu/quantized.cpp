@@ -90,8 +90,8 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
     parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
       table.quantized_product(product, begin, end);
     });
-    run_after(beside, row, count);
   }
+  run_after(beside, num_rows);
 }
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids) {

@@ -75,21 +75,12 @@ void check(const BesideProduct& beside, int64_t num_rows) {
   for (const RowOperation& operation : beside.after) check(operation, num_rows);
 }
 
-void run_before(const BesideProduct& beside, int64_t row, int64_t count) {
-  if (!beside.before) return;
-  parallel_rows(count, work_of_row(*beside.before), [&](int64_t begin, int64_t end) {
-    run_rows(*beside.before, row + begin, row + end);
-  });
-}
-
-void run_after(const BesideProduct& beside, int64_t row, int64_t count) {
+void run_after(const BesideProduct& beside, int64_t num_rows) {
   if (beside.after.empty()) return;
   int64_t work = 0;
   for (const RowOperation& operation : beside.after) work += work_of_row(operation);
-  parallel_rows(count, work, [&](int64_t begin, int64_t end) {
-    for (const RowOperation& operation : beside.after) {
-      run_rows(operation, row + begin, row + end);
-    }
+  parallel_rows(num_rows, work, [&](int64_t begin, int64_t end) {
+    for (const RowOperation& operation : beside.after) run_rows(operation, begin, end);
   });
 }
 

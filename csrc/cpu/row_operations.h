@@ -1,5 +1,5 @@
-// Operations that treat each row of a step, a token's, by itself: alone, or beside a product, which
-// then has its rows made, and its outputs finished, a block at a time.
+// Operations that treat each row of a step, a token's, by itself: alone, or beside a product, as what
+// makes its rows and what finishes its outputs.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,7 @@ struct BesideProduct {
 
 void check(const BesideProduct& beside, int64_t num_rows);
 
-// Rows [row, row + count) of what comes before, or after.
-void run_before(const BesideProduct& beside, int64_t row, int64_t count);
-void run_after(const BesideProduct& beside, int64_t row, int64_t count);
+// What comes after, row by row: each row is in a cache from one operation to the next.
+void run_after(const BesideProduct& beside, int64_t num_rows);
 
 }  // namespace vllm_lite
