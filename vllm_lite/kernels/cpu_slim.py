@@ -1,7 +1,8 @@
 """Bfloat16 weights in 12 bits each, without loss; part of `cpu`.
 
-The weights of a matrix have few different exponents: sixteen of them have codes, and the weights
-that have others are kept apart (csrc/cpu/kernels/slim_panel.h). Products are the same bit for bit.
+The weights of a matrix have few different exponents: fifteen of them and that of zeros have codes,
+and the weights that have others are kept apart (csrc/cpu/kernels/slim_panel.h). Products are the
+same bit for bit.
 """
 
 from __future__ import annotations
