@@ -56,7 +56,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
             raise _refused("json_object", "must be true or false")
         for name in ("json", "regex", "grammar", "structural_tag"):
             value = getattr(self, name)
-            if not isinstance(value, dict):
+            if name != "json" or not isinstance(value, dict):
                 _check_text(name, value, MAX_CONSTRAINT_CHARACTERS)
         _check_text("whitespace_pattern", self.whitespace_pattern, MAX_WHITESPACE_PATTERN)
         for name in _FLAGS:

@@ -18,7 +18,10 @@ from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
+from vllm_lite.engine.codec import core_codec, front_end_codec
+from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor
+from vllm_lite.engine.messages import AddRequests, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm_lite.sampling_params import (
@@ -69,6 +72,11 @@ class ByteTokenizer:
 
     def decode_token(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
+
+
+def assert_travels(message: ToCore) -> None:
+    """What a route lets through reaches the engine core as it is."""
+    assert core_codec().decode(front_end_codec().encode(message)) == message
 
 
 def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
@@ -135,6 +143,9 @@ class FakeEngineClient:
         """Refuses what `constraint_refusal` says; counts the constraints it saw."""
         if params.structured_outputs is not None:
             self.prepared.append(params.structured_outputs)
+            checked = self._inputs.process_constraint(params).structured_outputs
+            assert checked is not None
+            assert_travels(Prepare(7, checked))
             if self.constraint_refusal is not None:
                 raise self.constraint_refusal
 
@@ -159,6 +170,8 @@ class FakeEngineClient:
         self.seen.append((prompt, params, request_id))
         self.options.append({"priority": priority, "cache_salt": cache_salt})
         self.origins.append(origin)
+        processed.origin = origin
+        assert_travels(AddRequests(fan_out(f"{request_id}-0.0", processed, 0.5, priority)))
         return self._run(processed.prompt, processed.prompt_token_ids, processed.params, request_id)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

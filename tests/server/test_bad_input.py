@@ -70,6 +70,10 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": {"type": "object"}}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"grammar": {"type": "object"}}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"json": '{"const": "\\ud800"}'}}, "structured_outputs"),
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "response_format",

@@ -61,10 +61,18 @@ class Channel(Generic[Sent, Received]):
         """Readable when messages may have come; edge-triggered: then receive until None."""
         return int(self._incoming.getsockopt(zmq.FD))
 
+    def encode(self, message: Sent) -> bytes:
+        """The message as send_encoded() takes it."""
+        return self._codec.encode(message)
+
     def send(self, message: Sent) -> None:
         """Queue a message for the other end; dropped where that is gone, which shows elsewhere."""
+        self.send_encoded(self._codec.encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """send() for a message that is encoded."""
         with contextlib.suppress(zmq.Again):
-            self._outgoing.send(self._codec.encode(message), zmq.NOBLOCK)
+            self._outgoing.send(data, zmq.NOBLOCK)
 
     def receive(self, *, block: bool = False) -> Received | None:
         """The next message; without `block` None where there is none yet."""

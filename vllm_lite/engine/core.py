@@ -105,6 +105,10 @@ class EngineCore:
             except Exception:
                 self._refuse(request.request_id)
 
+    def refuse(self, request_ids: Iterable[str], reason: str) -> None:
+        """End sequences that never came to be, with an error."""
+        self._ended += [_error_output(request_id, reason) for request_id in request_ids]
+
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences and free their blocks now; unknown ids are ignored."""
         ids = list(request_ids)
@@ -198,8 +202,7 @@ class EngineCore:
     def _refuse(self, request_id: str) -> None:
         """For the exception in hand."""
         logger.exception("Request %s could not be queued", request_id)
-        reason = "the request could not be queued; see the engine's log"
-        self._ended.append(_error_output(request_id, reason))
+        self.refuse([request_id], "the request could not be queued; see the engine's log")
 
     def _can_plan(self) -> bool:
         """Whether a step can be planned with what is known now."""

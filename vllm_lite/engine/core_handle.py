@@ -57,8 +57,10 @@ class CoreHandle(ABC):
 
     def send(self, message: ToCore) -> None:
         """Queue a message for the core, which is expected to wake for it."""
+        # One that cannot be encoded raises here: no step may be expected for it.
+        data = self.channel.encode(message)
         self.heartbeat.expect_step()
-        self.channel.send(message)
+        self.channel.send_encoded(data)
 
     def wait_ready(self) -> CoreReady:
         """Wait until the core takes requests.

@@ -27,6 +27,7 @@ from vllm_lite.engine.messages import (
     Resume,
     Shutdown,
     ToCore,
+    Undecodable,
 )
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
@@ -109,6 +110,8 @@ class CoreLoop:
             self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
         elif isinstance(message, GetStats):
             self._channel.send(CallResult(message.call_id, core.make_stats()))
+        elif isinstance(message, Undecodable):
+            self._refuse(core, message)
         elif isinstance(message, Prepare):
             found = core.constraints.prepare(message.params)
             self._prepares.append((message.call_id, found))
@@ -120,6 +123,13 @@ class CoreLoop:
             core.resume()
         elif isinstance(message, IsPaused):
             self._channel.send(CallResult(message.call_id, core.is_paused))
+
+    def _refuse(self, core: EngineCore, message: Undecodable) -> None:
+        logger.error("A message to the engine core cannot be read: %s", message.reason)
+        core.refuse(message.request_ids, "the engine core cannot read the request")
+        if message.call_id is not None:
+            refusal = Refusal("the engine cannot read the constraint", "structured_outputs")
+            self._channel.send(Prepared(message.call_id, refusal))
 
     def _answer_pauses(self, core: EngineCore) -> None:
         if not self._pauses or not (core.is_quiet or not core.is_paused):

@@ -7,13 +7,17 @@ index an embedding with and leaves room for at least one token.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
+from vllm_lite.engine.codec import message_encoder
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.parsers.registry import reasoning_markers
@@ -29,6 +33,8 @@ logger = init_logger(__name__)
 MAX_CHARACTERS_PER_TOKEN = 256
 MAX_CACHE_SALT = 128
 MAX_PRIORITY = 2**31
+_encoder = message_encoder()
+_decoder = msgspec.msgpack.Decoder(SamplingParams)
 
 
 @dataclass(slots=True)
@@ -49,6 +55,30 @@ def check_priority(priority: object) -> None:
     """Raise RequestError for a priority that no 32-bit number holds."""
     if type(priority) is not int or not -MAX_PRIORITY <= priority < MAX_PRIORITY:
         raise RequestError(f"priority must be a whole number within +-{MAX_PRIORITY}", "priority")
+
+
+def _check_sendable(params: SamplingParams) -> None:
+    """Raise RequestError for what the engine core could not read, or would read as another thing.
+
+    A caller in Python can bring any type, and any text.
+    """
+    try:
+        if _decoder.decode(_encoder.encode(params)) == params:
+            return
+        reason = "they would arrive as others"
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
+        reason = f"{error}"[:200]
+    raise RequestError(f"the parameters cannot be sent to the engine: {reason}", "sampling_params")
+
+
+def _check_salt(salt: object) -> None:
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
+        with contextlib.suppress(UnicodeEncodeError):
+            str(salt).encode()
+            return
+    raise RequestError(
+        f"cache_salt must be a text of 1 to {MAX_CACHE_SALT} characters", "cache_salt"
+    )
 
 
 def _check_defaults(config: VllmConfig) -> None:
@@ -91,10 +121,7 @@ class InputProcessor:
         self._check_vocabulary(params)
         text, token_ids, own_salt = self._read_prompt(prompt, params)
         salt = own_salt if cache_salt is None else cache_salt
-        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
-            raise RequestError(
-                f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters", "cache_salt"
-            )
+        _check_salt(salt)
         token_ids = self._truncate(token_ids, params)
         self._check_length(token_ids)
         if max(token_ids) >= self._vocab_size:
@@ -116,6 +143,7 @@ class InputProcessor:
             self._check_thinking_budget()
         given = params.structured_outputs
         if given is None:
+            _check_sendable(params)
             return params
         if self._tokenizer is None:
             raise RequestError(
@@ -131,6 +159,7 @@ class InputProcessor:
         changed.structured_outputs = canonical(given, self.config.structured_outputs)
         # Where the constraint is fulfilled nothing may follow but the end.
         changed.ignore_eos = False
+        _check_sendable(changed)
         return changed
 
     def _check_thinking_budget(self) -> None:

@@ -73,6 +73,14 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Stop after the step in hand."""
 
 
+class Undecodable(msgspec.Struct, tag="undecodable"):
+    """Made by the core's codec of a message that it cannot read: who waits for an answer."""
+
+    reason: str
+    request_ids: list[str] = []
+    call_id: int | None = None
+
+
 ToCore = (
     AddRequests
     | AbortRequests
@@ -83,6 +91,7 @@ ToCore = (
     | IsPaused
     | Prepare
     | Shutdown
+    | Undecodable
 )
 
 

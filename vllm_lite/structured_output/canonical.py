@@ -66,6 +66,7 @@ def _json_text(field: str, value: str | dict[str, Any]) -> str:
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()
     except RecursionError:
         raise _refused(field, f"is nested deeper than {MAX_DEPTH} levels") from None
     except (ValueError, TypeError) as error:
