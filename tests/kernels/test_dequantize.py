@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from vllm_lite.config.checkpoint import LOADABLE_GGML_TYPES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels import cpu, reference
 
@@ -44,6 +45,10 @@ def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch
     if kind.name == "BF16":
         storage[..., 1::2] &= 0xBF  # no infinities
     return torch.from_numpy(storage.reshape(rows, -1))
+
+
+def test_whatever_is_said_to_load_is_tested_here() -> None:
+    assert set(LOADABLE_GGML_TYPES) == set(SCALE_OFFSETS)
 
 
 @pytest.mark.usefixtures("isa")

@@ -30,8 +30,9 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 SIMPLE = [GGML.F32, GGML.F16, GGML.BF16, GGML.Q4_0, GGML.Q4_1, GGML.Q5_0, GGML.Q5_1, GGML.Q8_0]
-# Bytes of a super-block that are float16 scales; any other byte is free.
-K_SCALES = {
+# Bytes of a block that are float16 scales; any other byte is free. gguf cannot write these types.
+RANDOM_SCALES = {
+    GGML.IQ4_NL: (0,),
     GGML.Q2_K: (80, 82),
     GGML.Q3_K: (108,),
     GGML.Q4_K: (0, 2),
@@ -48,13 +49,13 @@ def permute(rows: Array, num_heads: int) -> Array:
 
 
 def packed(values: Array, kind: GGML, rng: np.random.Generator) -> Array:
-    """`values` in storage type `kind`; K-types are random bytes with modest scales instead."""
-    if kind not in K_SCALES:
+    """`values` in storage type `kind`; others are random bytes with modest scales instead."""
+    if kind not in RANDOM_SCALES:
         return quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     shape = (*values.shape[:-1], values.shape[-1] // block, size)
     data = rng.integers(0, 256, shape, dtype=np.uint8)
-    for offset in K_SCALES[kind]:
+    for offset in RANDOM_SCALES[kind]:
         scale = rng.uniform(1e-4, 1e-3, (*shape[:-1], 1)).astype("<f2")
         data[..., offset : offset + 2] = scale.view(np.uint8)
     return data.reshape(*values.shape[:-1], -1)
@@ -119,7 +120,7 @@ def assert_equal_to_transformers(path: Path, reference: Any, permuted: bool) -> 
     torch.testing.assert_close(got, want, atol=1e-4 * max(1.0, float(want.abs().max())), rtol=0)
 
 
-@pytest.mark.parametrize("kind", [*SIMPLE, *K_SCALES], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*SIMPLE, *RANDOM_SCALES], ids=lambda kind: kind.name)
 def test_every_storage_type(kind: GGML, tmp_path: Path) -> None:
     reference = make_model("llama", **SIZES)
     path = write_gguf(tmp_path / "m.gguf", "llama", reference, kind)

@@ -5,7 +5,6 @@ Reads descriptions only, never weights. Every refusal is one line that names the
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,22 @@ from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES, SUPPORTED_RO
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
+from vllm_lite.config.json_file import check_sendable, read_json
 from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.errors import CheckpointError
 
-__all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "read_json"]
+__all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_config"]
 
 # Tensor types that the loader can turn into numbers.
 LOADABLE_GGML_TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"),
 )
 
+# Sizes are multiplied with each other in 64 bits.
+_LARGEST_SIZE = 2**31 - 1
+_INF = float("inf")
+_GENERATION_CONFIG = "generation_config.json"
 # The first of these that a configuration holds is the longest context it was made for.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # In a config.json only null switches off the window that Mistral's class has by default.
@@ -53,6 +57,7 @@ def read_facts(
         raw = _hf_config(gguf)
     overrides = hf_overrides or {}
     hf = {**raw, **overrides}
+    check_sendable(path, hf)
     architecture = _architecture(path, hf)
     stored_form(path, hf)
     hf["rope_parameters"] = _rope_parameters(path, hf, overrides)
@@ -68,7 +73,10 @@ def read_facts(
         hf["sliding_window"] = None
         hf.pop("layer_types", None)
     facts = _facts(path, architecture, hf)
-    facts = _with_gguf(facts, gguf) if gguf else _with_generation_config(facts)
+    if gguf is not None:
+        facts = _with_gguf(facts, gguf)
+    elif (Path(path) / _GENERATION_CONFIG).is_file():
+        facts = with_generation_config(facts, Path(path))
     return replace(facts, max_position=min(window or facts.max_position, facts.max_position))
 
 
@@ -81,10 +89,12 @@ def _hf_config(gguf: GGUFFile) -> dict[str, Any]:
         ) from None
 
 
-def _with_generation_config(facts: ModelFacts) -> ModelFacts:
-    file = Path(facts.path) / "generation_config.json"
-    defaults = read_json(file) if file.is_file() else {}
-    eos = dict.fromkeys((*facts.eos_token_ids, *_ids(defaults.get("eos_token_id"))))
+def with_generation_config(facts: ModelFacts, directory: Path) -> ModelFacts:
+    """`facts` with the sampling defaults and the further end tokens of a directory's file."""
+    defaults = read_json(directory / _GENERATION_CONFIG)
+    check_sendable(directory, defaults)
+    stated = (facts.hf_config.get("eos_token_id"), defaults.get("eos_token_id"))
+    eos = dict.fromkeys(token_id for value in stated for token_id in _ids(value))
     return replace(facts, generation_config=defaults, eos_token_ids=tuple(eos))
 
 
@@ -98,21 +108,6 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
             )
     has_rope_freqs = "rope_freqs.weight" in gguf.tensors
     return replace(facts, format="gguf", has_rope_freqs=has_rope_freqs)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`; raises CheckpointError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot read {path}: {error.strerror}; is the checkpoint complete?"
-        ) from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}; fetch it again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return value
 
 
 def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
@@ -159,6 +154,10 @@ class _NumberReader:
             raise CheckpointError(
                 f"{self._path}: {key} is {value!r} in its configuration, not a positive number"
             )
+        if value > _LARGEST_SIZE:
+            raise CheckpointError(
+                f"{self._path}: {key} is {value} in its configuration, more than {_LARGEST_SIZE}"
+            )
         return value
 
 
@@ -196,7 +195,7 @@ def _rope_parameters(path: str, hf: dict[str, Any], overrides: dict[str, Any]) -
     numbers = {"rope_theta"} if rope["rope_type"] == "default" else {"rope_theta", "factor"}
     for key in numbers:
         value = rope.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _INF:
             raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a positive number")
     return rope
 

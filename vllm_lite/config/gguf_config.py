@@ -49,7 +49,7 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [
             metadata[key]
-            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            for key in (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
             if key in metadata
         ],
     }

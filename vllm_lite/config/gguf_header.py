@@ -18,6 +18,7 @@ from vllm_lite.errors import CheckpointError
 
 _MAX_DIMS = 4
 _MAX_KEY_BYTES = 65535
+_MIN_ALIGNMENT = 8
 _STRING, _ARRAY = 8, 9
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -263,19 +264,28 @@ class _Reader:
         raise self._damaged(f"the array {key!r} runs past the end of the file")
 
     def read_tensors(self, num_tensors: int, metadata: dict[str, Any]) -> dict[str, GGUFTensor]:
-        """The tensor table; every tensor lies inside the file."""
+        """The tensor table; tensors follow each other inside the file, each of them aligned."""
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self._damaged(f"general.alignment is {alignment!r}, not a power of two")
+        if not isinstance(alignment, int) or alignment < 1 or alignment % _MIN_ALIGNMENT:
+            raise self._damaged(
+                f"general.alignment is {alignment!r}, not a multiple of {_MIN_ALIGNMENT}"
+            )
         entries = [self._entry() for _ in range(num_tensors)]
         base = -(-self._pos // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
+        expected = 0
         for name, shape, ggml_type, offset in entries:
             if name in tensors:
                 raise self._damaged(f"the tensor {name!r} stands in it twice")
             nbytes = self._nbytes(name, shape, ggml_type)
-            if offset % alignment or base + offset + nbytes > self._end:
+            if offset != expected:
+                raise self._damaged(
+                    f"the data of tensor {name!r} begins at {offset}, not after the tensor before, "
+                    f"at {expected}"
+                )
+            if base + offset + nbytes > self._end:
                 raise self._damaged(f"the data of tensor {name!r} does not lie inside the file")
+            expected = -(-(offset + nbytes) // alignment) * alignment
             tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, nbytes)
         return tensors
 

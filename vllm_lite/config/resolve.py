@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vllm_lite import envs
-from vllm_lite.config.checkpoint import read_facts, read_json
+from vllm_lite.config.checkpoint import read_facts, with_generation_config
 from vllm_lite.config.deprecation import tell_of_gpu_only, tell_of_idle, without_deprecated
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make_section, option_table, options, sections
+from vllm_lite.config.size_check import check_sizes
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
@@ -109,6 +110,7 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
     )
     if values.get("load_format") != "dummy":
         resolve_model_source(name, **source)
+        check_sizes(facts)
     values.pop("hf_token", None)  # of no use from here on, so it goes no further
     values["hf_overrides"] = overrides
     if not all(values.setdefault("served_model_name", [name])):
@@ -132,7 +134,7 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
         return facts
     if choice == "vllm":
         return replace(facts, generation_config={})
-    return replace(facts, generation_config=read_json(Path(choice) / "generation_config.json"))
+    return with_generation_config(facts, Path(choice))
 
 
 def _device(values: dict[str, Any]) -> str:

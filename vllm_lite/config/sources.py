@@ -65,6 +65,8 @@ def resolve_model_source(
                 f"{model} is a file but not a .gguf file; give a model directory or a .gguf file"
             )
         return str(path)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{model} is not a regular file; give a directory or a .gguf file")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"No model at {model!r}: there is no such file or directory, and it is not a hub id "
@@ -90,6 +92,10 @@ def resolve_model_source(
 
 def _model_in_directory(path: Path) -> str:
     """The directory itself, or its only .gguf file where it describes nothing else."""
+    for entry in (*path.iterdir(), *path.glob("additional_chat_templates/*")):
+        # Reading a pipe would wait for ever, and some devices never end.
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise CheckpointError(f"{entry} is not a regular file; put the checkpoint's own there")
     if any((path / name).is_file() for name in ("config.json", *_TOKENIZER_FILES)):
         return str(path)
     files = sorted(path.glob("*.gguf"))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vllm_lite.kernels.grouped_weight import SUPER_GROUP, GroupedWeight, make_grouped
 
-# Types from this number on have blocks of 256 values.
-_FIRST_K = 10
+# The values of IQ4_NL's sixteen codes, before their scale.
+_NONLINEAR = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Parts:
 
 def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
     """The weight whose `num_outputs` rows of blocks are the bytes `raw`; KeyError: another type."""
-    block_bytes, read = _FORMATS[ggml_type]
+    _, block_bytes, read = _FORMATS[ggml_type]
     parts = read(raw.view(torch.uint8).view(num_outputs, -1, block_bytes))
     return make_grouped(
         parts.codes.flatten(1),
@@ -52,7 +52,8 @@ def is_supported(ggml_type: int) -> bool:
 
 def block_of(ggml_type: int) -> tuple[int, int]:
     """The values of a block of a type that `from_gguf` reads, and its bytes."""
-    return SUPER_GROUP if ggml_type >= _FIRST_K else 32, _FORMATS[ggml_type][0]
+    values, size, _ = _FORMATS[ggml_type]
+    return values, size
 
 
 def _flat(part: Tensor | None) -> Tensor | None:
@@ -95,6 +96,12 @@ def _simple(has_minimum: bool, has_fifth_bit: bool) -> Callable[[Tensor], _Parts
 
 def _q8_0(blocks: Tensor) -> _Parts:
     return _Parts(blocks[..., 2:] ^ 128, _halves(blocks, 0), 8, offset=128)
+
+
+def _iq4_nl(blocks: Tensor) -> _Parts:
+    values = torch.tensor(_NONLINEAR, device=blocks.device, dtype=torch.int16) + 128
+    codes = values.to(torch.uint8)[_nibbles(blocks[..., 2:]).int()]
+    return _Parts(codes, _halves(blocks, 0), 8, offset=128)
 
 
 def _q2_k(blocks: Tensor) -> _Parts:
@@ -158,16 +165,17 @@ def _q6_k(blocks: Tensor) -> _Parts:
     )
 
 
-# By the type's number in GGUF files: the bytes of a block, and how it is read.
-_FORMATS: dict[int, tuple[int, Callable[[Tensor], _Parts]]] = {
-    2: (18, _simple(False, False)),  # Q4_0
-    3: (20, _simple(True, False)),  # Q4_1
-    6: (22, _simple(False, True)),  # Q5_0
-    7: (24, _simple(True, True)),  # Q5_1
-    8: (34, _q8_0),
-    10: (84, _q2_k),
-    11: (110, _q3_k),
-    12: (144, _q4_or_5_k(4)),
-    13: (176, _q4_or_5_k(5)),
-    14: (210, _q6_k),
+# By the type's number in GGUF files: the values of a block, its bytes, and how it is read.
+_FORMATS: dict[int, tuple[int, int, Callable[[Tensor], _Parts]]] = {
+    2: (32, 18, _simple(False, False)),  # Q4_0
+    3: (32, 20, _simple(True, False)),  # Q4_1
+    6: (32, 22, _simple(False, True)),  # Q5_0
+    7: (32, 24, _simple(True, True)),  # Q5_1
+    8: (32, 34, _q8_0),
+    10: (SUPER_GROUP, 84, _q2_k),
+    11: (SUPER_GROUP, 110, _q3_k),
+    12: (SUPER_GROUP, 144, _q4_or_5_k(4)),
+    13: (SUPER_GROUP, 176, _q4_or_5_k(5)),
+    14: (SUPER_GROUP, 210, _q6_k),
+    20: (32, 18, _iq4_nl),
 }

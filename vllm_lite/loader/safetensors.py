@@ -6,7 +6,6 @@ ones. Nothing is read before a slot asks for it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
@@ -103,9 +103,9 @@ def _indexed_files(directory: Path, needed: set[str]) -> dict[Path, set[str] | N
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         places = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, AttributeError):
         raise CheckpointError(
             f"{index} is not a valid index of safetensors files; fetch it again"
         ) from None

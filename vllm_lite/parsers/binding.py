@@ -6,11 +6,11 @@ its tokenizer's configuration, and those only for the parsers that need them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_lite.errors import UsageError
+from vllm_lite.config.json_file import read_json
+from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.parsers import registry
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def _tokenizer_facts(path: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except CheckpointError:
         return {}  # whether they can be read at all is for the tokenizer to say
-    return found if isinstance(found, dict) else {}

@@ -6,13 +6,13 @@ A directory without tokenizer.json is left to transformers, imported only then.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.tokenizer.parts import TokenizerParts
 
@@ -52,15 +52,7 @@ def tokenizer_from_directory(path: Path, *, trust_remote_code: bool = False) -> 
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}; fetch it again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"Cannot read {path}: it is not a JSON object; fetch it again")
-    return content
+    return read_json(path) if path.exists() else {}
 
 
 def _text(token: Any) -> str | None:

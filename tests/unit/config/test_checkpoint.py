@@ -137,6 +137,11 @@ def test_a_null_window_is_no_window(tmp_path: Path) -> None:
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"vocab_size": None}, "vocab_size is None"),
+        ({"hidden_size": 2**63}, "more than 2147483647"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan"),
+        ({"unheard_of": 10**30}, "at most 64 bits"),
+        ({"unheard_of": "\ud800"}, "valid Unicode"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(
@@ -148,7 +153,7 @@ def test_what_cannot_run_is_refused_by_name(
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 10**5, '{"a":' * 10**5])
 def test_a_damaged_config_is_a_checkpoint_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -167,6 +172,12 @@ def test_gguf_maps_to_the_same_facts(tmp_path: Path) -> None:
     assert facts.hf_config["rope_parameters"] == same.hf_config["rope_parameters"]
     assert facts.hf_config["tie_word_embeddings"] is True
     assert facts.has_rope_freqs is False
+
+
+def test_every_end_of_a_gguf_ends_the_text(tmp_path: Path) -> None:
+    ends = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("eos", "eot", "eom"))}
+    facts = read_facts(str(write_gguf(tmp_path / "m.gguf", {**LLAMA_GGUF, **ends})))
+    assert facts.eos_token_ids == (0, 1, 2)
 
 
 def test_gguf_tensors_say_what_the_metadata_does_not(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_damage_is_read_or_refused_but_never_crashes(
         (gguf_bytes(version=0x03000000), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60), "claims"),
         (gguf_bytes({"general.alignment": 3}), "alignment"),
+        (gguf_bytes({"general.alignment": 4}), "alignment"),
+        (gguf_bytes({"general.alignment": True}), "alignment"),
         (gguf_bytes({}, {"w": (2, 33)}, ggml_type=8), "whole Q8_0 blocks"),
         (gguf_bytes({}, {"w": (2, 32)}, ggml_type=77), "unknown type 77"),
     ],
@@ -99,6 +101,17 @@ def test_a_tensor_that_claims_more_than_the_file_is_refused(tmp_path: Path) -> N
     data = GOOD.replace(dims, struct.pack("<QQ", 2**62, 2**62))
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"token_embd\.weight"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("offset", [0, 8, 32, 25600 - 32, 25600 + 1, 25600 + 32, 2**63])
+def test_tensors_that_overlap_or_leave_gaps_are_refused(tmp_path: Path, offset: int) -> None:
+    name = b"output_norm.weight"
+    place = GOOD.index(name) + len(name) + 4 + 8 + 4
+    assert struct.unpack_from("<Q", GOOD, place) == (25600,)
+    data = GOOD[:place] + struct.pack("<Q", offset) + GOOD[place + 8 :]
+    (tmp_path / "m.gguf").write_bytes(data + bytes(64))
+    with pytest.raises(CheckpointError, match=r"'output_norm\.weight' begins at"):
         read_gguf(tmp_path / "m.gguf")
 
 

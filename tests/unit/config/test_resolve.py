@@ -165,6 +165,15 @@ def test_sampling_defaults_follow_the_generation_config(tmp_path: Path) -> None:
     assert (merged["top_k"], merged["temperature"]) == (5, 0.6)
 
 
+def test_end_tokens_follow_the_generation_config(tmp_path: Path) -> None:
+    model = str(write_hf(tmp_path / "m", generation={"eos_token_id": [2, 7]}))
+    other = str(write_hf(tmp_path / "other", generation={"eos_token_id": [5, 2]}))
+    assert resolved(model).facts.eos_token_ids == (2, 7)
+    assert resolved(model, generation_config=other).facts.eos_token_ids == (2, 5)
+    gguf = str(write_gguf(tmp_path / "m.gguf"))
+    assert resolved(gguf, generation_config=other).facts.eos_token_ids == (1, 5, 2)
+
+
 def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
     (tmp_path / "tok" / "tokenizer.json").write_text("{}")

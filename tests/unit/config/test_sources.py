@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.checkpoints import write_gguf, write_hf
 from vllm_lite.config import sources
+from vllm_lite.config.json_file import read_json
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import CheckpointError
 
@@ -134,3 +136,22 @@ def test_an_uncached_hub_model_offline_names_the_remedy(hub_cache: Path, tmp_pat
         resolve_model_source("org/other", download_dir=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"org/name \(revision v9\)"):
         resolve_model_source("org/name", revision="v9", download_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_pipe_is_refused_before_anyone_waits_for_it(tmp_path: Path, name: str) -> None:
+    folder = write_hf(tmp_path / "m")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        resolve_model_source(str(folder))
+
+
+def test_a_pipe_in_place_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        resolve_model_source(str(tmp_path / "m.gguf"))
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        resolve_model_source(str(tmp_path))
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_json(tmp_path / "m.gguf")
