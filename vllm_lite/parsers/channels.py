@@ -33,6 +33,8 @@ class Framing:
     reasoning_recipient: str = ""
     tool_prefix: str = ""  # recipients without it are no tools of the request
 
+    strays: tuple[str, ...] = ()  # marks within headers
+
     @property
     def openers(self) -> tuple[str, ...]:
         """What may begin a header."""
@@ -50,8 +52,12 @@ class Framing:
             if (yield from source.peek()) != "<":
                 yield from source.more()
                 raise Malformed
-        if (yield from source.until((HEADER_END,), parts.append, MAX_NAME)) is None:
+        stops = (HEADER_END, "{", *self.ends)
+        end = yield from source.until(stops, parts.append, MAX_NAME)
+        if end is None:
             raise EndOfText
+        if end != HEADER_END:
+            raise Malformed
         return "".join(parts)
 
     def kind_of(self, header: str) -> tuple[str, str]:
@@ -74,6 +80,7 @@ HARMONY = Framing(
     ends=("<|end|>", "<|return|>", "<|call|>"),
     reasoning_channel="analysis",
     tool_prefix="functions.",
+    strays=("<|constrain|>",),
 )
 MUSE = Framing(starts=("<|start|>",), ends=("<|eom|>", "<|eot|>"), reasoning_recipient="self")
 
@@ -144,6 +151,12 @@ class ChannelTools:
     def wrappers(self) -> tuple[str, ...]:
         """See ToolFormat."""
         return self.framing.ends
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        tags = (*self.xml.openers, *self.xml.strays) if self.xml else ()
+        return (*tags, *self.framing.strays)
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat. A message that is no call is prose from its body on."""

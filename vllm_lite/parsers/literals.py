@@ -19,6 +19,7 @@ NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][+-]?[0-9]*)?")
 _NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
 _ENDS_WORD = re.compile(r"[,:{}\[\]]")
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
 _CLOSER = {"{": "}", "[": "]", "(": ")"}
@@ -67,18 +68,23 @@ def quoted(text: str) -> str:
 def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> Reading[None]:
     """Read one value and hand it on as JSON. Raises Malformed or EndOfText.
 
+    A key that its object has already is Malformed: no reader agrees with another what it means.
+
     `opener` is its first bracket where that has been read already.
     """
     open_brackets: list[str] = []  # the closers, outermost first
+    keys: list[set[str]] = []  # of the objects among them
     if opener:
         put(_JSON_BRACKET[opener])
         open_brackets.append(_CLOSER[opener])
+        keys.append(set())
     comma = ""
     is_after_item = False
     while True:
         yield from source.skip_space()
         if open_brackets and (yield from source.try_literal(open_brackets[-1])):
             put(_JSON_BRACKET[open_brackets.pop()])
+            keys.pop()
             is_after_item = True
         elif open_brackets and is_after_item:
             yield from source.expect(",")
@@ -86,12 +92,18 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
             continue
         else:
             if open_brackets and open_brackets[-1] == "}":
-                yield from _read_key(source, dialect, put, comma)
+                key = yield from _read_key(source, dialect, put, comma)
+                name = str(json.loads(key))
+                if name in keys[-1]:
+                    raise Malformed
+                keys[-1].add(name)
+                put(f"{comma}{key}: ")
                 comma = ""
             bracket = yield from source.try_any(dialect.openers)
             if bracket is not None:
                 put(comma + _JSON_BRACKET[bracket])
                 open_brackets.append(_CLOSER[bracket])
+                keys.append(set())
                 comma, is_after_item = "", False
                 continue
             yield from _read_scalar(source, dialect, put, comma)
@@ -100,21 +112,29 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
             return
 
 
-def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[None]:
+def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[str]:
+    """The key of an object's next member as a JSON string, and the colon after it.
+
+    It is not handed on, but where the text ends within it.
+    """
     quote = yield from source.try_any(dialect.quotes)
     if quote is not None:
-        put(comma + '"')
-        yield from read_string(source, quote, dialect, put)
-        yield from source.skip_space()
-        yield from source.expect(":")
+        parts = ['"']
+        try:
+            yield from read_string(source, quote, dialect, parts.append)
+            yield from source.skip_space()
+            yield from source.expect(":")
+        except EndOfText:
+            put(comma + "".join(parts))
+            raise
+        key = "".join(parts)
     elif dialect.bare_words:
-        name = yield from source.name((":",))
-        put(f'{comma}"{quoted(name)}"')
+        key = f'"{quoted((yield from source.name((":",))))}"'
     else:
         yield from source.more()
         raise Malformed
-    put(": ")
     yield from source.skip_space()
+    return key
 
 
 def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[None]:
@@ -226,6 +246,28 @@ def is_json(text: str) -> bool | None:
     except Malformed:
         return False
     return True
+
+
+def ending(begun: str) -> str:
+    """What makes a JSON object of `begun`, its beginning, which no value's text was cut from."""
+    closers: list[str] = []
+    last = tail = ""  # a mark of structure, "key" or "value"
+    for found in _PARTS.finditer(begun):
+        part = found.group()
+        if part in _CLOSER:
+            closers.append(_CLOSER[part])
+            last = part
+        elif part in "}]":
+            closers.pop()
+            last = "value"
+        elif part in ",:":
+            last = part
+        else:
+            is_key = last != ":" and closers[-1] == "}"
+            last = "key" if is_key else "value"
+            tail = '"' if part[0] == '"' and not found.group(1) else ""
+    tail += {"key": ": null", ":": "null"}.get(last, "")
+    return tail + "".join(reversed(closers)) if begun else "{}"
 
 
 def _read_whole(source: Source, dialect: Dialect, put: Put) -> Reading[None]:

@@ -101,7 +101,7 @@ class _Interludes:
 
     def __init__(self, reasoning: TaggedReasoning, splitter: ReasoningSplitter) -> None:
         self.starts = reasoning.interlude_starts
-        self.wrappers = reasoning.wrappers
+        self.wrappers = reasoning.dropped
         self._reasoning = reasoning
         self._splitter = splitter
 

@@ -88,9 +88,9 @@ class TaggedReasoning:
         if out.has_tools:
             yield from source.until((), put_answer)
             return
-        stops = (*self.interlude_starts, *self.wrappers)
+        stops = (*self.interlude_starts, *self.dropped)
         while (marker := (yield from source.until(stops, put_answer))) is not None:
-            if marker in self.starts:
+            if marker in self.interlude_starts:
                 yield from self._read_inside(source, out, put_answer, "")
 
     @property
@@ -98,11 +98,21 @@ class TaggedReasoning:
         """What opens reasoning again within the answer."""
         return self.starts if self.is_anywhere else ()
 
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What is never part of the answer: its wrappers, and marks that open or close nothing."""
+        marks = (*self.starts, *self.ends) if self.needs_special_tokens else ()
+        return (*self.wrappers, *(mark for mark in marks if mark not in self.interlude_starts))
+
     def read_interlude(self, source: Source, out: ReasoningSplitter) -> Reading[str | None]:
         """Reasoning within the answer, its start read; returns what ended it and belongs on."""
         out.has_ended = False
         put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
-        end = yield from source.until((*self.ends, *self.implied_ends), put)
+        again = self.starts if self.needs_special_tokens else ()
+        while True:
+            end = yield from source.until((*self.ends, *self.implied_ends, *again), put)
+            if end not in again:  # a second start is dropped
+                break
         out.has_ended = end is not None
         return end if end in self.implied_ends and end not in self.wrappers else None
 

@@ -28,8 +28,8 @@ class Switch:
 
 
 THINK = TaggedReasoning(implied_ends=("<｜tool▁calls▁begin｜>",))
-# These drop a second end, and a call ends the reasoning that was left open.
-QWEN3 = TaggedReasoning(implied_ends=("<tool_call>",), wrappers=("</think>",))
+# A call ends the reasoning that was left open.
+QWEN3 = TaggedReasoning(implied_ends=("<tool_call>",))
 GLM = replace(QWEN3, trims_end=True)
 GRANITE_THINKING = replace(GLM, trim_answer=SPACE)
 DEEPSEEK_V4 = replace(GLM, implied_ends=("<｜DSML｜tool_calls>",))
@@ -56,8 +56,9 @@ ERNIE45 = TaggedReasoning(
 HUNYUAN_A13B = TaggedReasoning(
     starts=("<think>\n", "<think>"),
     ends=("\n</think>\n<answer>\n", "</think>\n<answer>\n", "\n</think>", "</think>"),
+    implied_ends=("<answer>\n", "<answer>"),
     is_bare=False,
-    wrappers=("\n</answer>", "<answer>\n", "</answer>"),
+    wrappers=("\n</answer>", "<answer>\n", "<answer>", "</answer>"),
     trim_answer="\n",
 )
 GRANITE = TaggedReasoning(
@@ -115,7 +116,6 @@ SEED_OSS = TaggedReasoning(
     starts=("<seed:think>",),
     ends=("</seed:think>",),
     implied_ends=("<seed:tool_call>",),
-    wrappers=("</seed:think>",),
 )
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {

@@ -86,6 +86,14 @@ class Source:
         kept, self._record = self._record, None
         return "".join(kept or ())
 
+    def unread(self, text: str) -> None:
+        """Give back `text`, the last that was read; not while a copy is kept."""
+        begin = self._at - len(text)
+        if begin < 0 or not self._text.startswith(text, begin):
+            self._text = text + self._text[self._at :]
+            begin = 0
+        self._at = begin
+
     def _take(self, end: int) -> str:
         taken = self._text[self._at : end]
         self._at = end

@@ -39,7 +39,7 @@ INKLING = JsonTools(
     closers=("<|end_message|>",),
     argument_keys=("args", "arguments"),
     wrappers=(
-        "<|message_model|><|content_text|>",
+        "<|message_model|>",
         "<|content_text|>",
         "<|end_message|>",
         "<|content_model_end_sampling|>",
@@ -111,6 +111,7 @@ FUNCTIONGEMMA = NamedTools(
     lead="call:",
     call_ends=("<end_function_call>",),
     dialect=FUNCTION_GEMMA,
+    wrappers=("<escape>",),
 )
 
 # Tags.
@@ -201,6 +202,9 @@ KIMI_K3 = XmlTools(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
         "<|close|>message<|sep|>",
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
     ),
 )
 MINICPM5 = XmlTools(
@@ -255,6 +259,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "internlm": JsonTools(
         openers=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
         closers=("<|action_end|>",),
+        wrappers=("<|action_start|>", "<|plugin|>"),
     ),
     "jamba": _TOOL_CALLS,
     "k2_horizon": K2_HORIZON,

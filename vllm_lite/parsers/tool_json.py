@@ -33,6 +33,11 @@ class JsonTools:
     id_style: str = ""
     needs_special_tokens: bool = True
 
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        return (*self.closers, *self.leads)
+
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
         source = calls.source
@@ -83,7 +88,7 @@ class JsonTools:
         source = calls.source
         name: str | None = None
         held: str | None = None  # arguments that came before the name
-        done = False
+        done = has_more = False
         yield from source.skip_space()
         is_empty = yield from source.try_literal("}")
         while not is_empty:
@@ -104,9 +109,10 @@ class JsonTools:
                     done = True
                 else:
                     held = yield from _hold_arguments(source)
-            elif is_checked and not done and key not in _OTHER_KEYS:
+            elif (is_checked and not done and key not in _OTHER_KEYS) or key in self.argument_keys:
                 raise Malformed
             else:
+                has_more = has_more or key not in _OTHER_KEYS
                 yield from read_value(source, JSON, lambda _: None)
             yield from source.skip_space()
             if done:
@@ -119,7 +125,8 @@ class JsonTools:
                 yield from source.expect("}")
                 break
             yield from source.skip_space()
-        if name is None:
+        # What should have been the arguments may have another key.
+        if name is None or (has_more and not done and held is None):
             raise Malformed
         if not done:
             calls.begin(name)
@@ -131,7 +138,12 @@ def _short_string(source: Source) -> Reading[str]:
     """A JSON string that is a name or a key."""
     yield from source.expect('"')
     parts: list[str] = []
-    yield from read_string(source, '"', JSON, parts.append, MAX_NAME)
+    try:
+        yield from read_string(source, '"', JSON, parts.append, MAX_NAME)
+    except EndOfText:
+        if "\\n" in "".join(parts):  # no name was cut: its end is missing
+            raise Malformed from None
+        raise
     return decode('"' + "".join(parts))
 
 

@@ -5,12 +5,15 @@ The name may carry a prefix (`functions.`) and the call's own id (`functions.f:0
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading
 from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tool_reader import CallWriter, is_control
+
+_MARK = re.compile(r"<[^<>]+>")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class NamedTools:
     id_style: str = ""
     needs_special_tokens: bool = True
     json: JsonTools | None = None  # how an array is read that stands where a name should
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        marks = (self.call, self.lead, *self.name_ends, *self.argument_leads, *self.call_ends)
+        # A few hold a word beside a mark.
+        parts = [mark for part in marks for mark in (part, *_MARK.findall(part))]
+        return tuple(filter(is_control, (*parts, *self.closers, *self.dialect.quotes)))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""

@@ -48,6 +48,11 @@ class NestedTools:
     id_style: str = ""
     needs_special_tokens: bool = True
 
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        return (self.mark, *self.closers)
+
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
         source = calls.source

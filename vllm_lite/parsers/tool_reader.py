@@ -1,19 +1,30 @@
 """The frame that every tool format shares: prose, then calls, then prose again.
 
 Knows no format. A format reads the text after one of its openers and announces each call as soon
-as its name, and that arguments follow, is sure. Text that fits no format is content, unchanged.
-Where the arguments of a call that was announced break off or stop making sense, the call ends as
-incomplete and the text from there on is content. White space alone between calls is dropped.
+as its name, and that arguments follow, is sure. Text that fits no format is content, less the
+format's marks. Where the arguments of a call that was announced stop making sense, the call ends as
+incomplete, its JSON closed, and the text from there on is content; where the text ends within
+them, they stay the beginning of a JSON object. White space alone between calls is dropped.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from vllm_lite.parsers.literals import ending
 from vllm_lite.parsers.sink import EventSink
-from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Reading, Source
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_spec import ToolSpec
+
+_CONTROL = re.compile(r"[|\uff5c\]]|<.*[_:]")
+_MAX_REREAD = 4 * MAX_NAME  # characters of a failed call in which another one is looked for
+
+
+def is_control(mark: str) -> bool:
+    """Whether `mark` is so unlike prose that it is never shown, wherever it stands."""
+    return bool(_CONTROL.search(mark))
 
 
 class CallWriter:
@@ -27,6 +38,7 @@ class CallWriter:
         self._sink = sink
         self._id_style = id_style
         self._is_open = False
+        self._arguments: list[str] = []  # of the call that is open
         self.num_calls = 0  # of this answer
 
     def begin(self, name: str, call_id: str | None = None) -> None:
@@ -34,11 +46,13 @@ class CallWriter:
         self.source.record()
         self._sink.start_call(name, self._id_style, call_id)
         self._is_open = True
+        self._arguments = []
         self.num_calls += 1
 
     def put(self, json_text: str) -> None:
         """More of the arguments' JSON; it stands for all that was read so far."""
         self._sink.arguments(json_text)
+        self._arguments.append(json_text)
         self.source.record()
 
     def end(self) -> None:
@@ -52,9 +66,15 @@ class CallWriter:
         yield from self.source.skip_space()
         yield from self.source.expect(*closers)
 
-    def abandon(self) -> str:
-        """Give up in the midst of calls; returns what was read that belongs to none."""
+    def abandon(self, *, is_cut: bool) -> str:
+        """Give up in the midst of calls; returns what was read that belongs to none.
+
+        The arguments become whole JSON, but not where the text's end has cut them: nobody shall
+        take those for all that the model wanted to say.
+        """
         if self._is_open:
+            if not is_cut:
+                self._sink.arguments(ending("".join(self._arguments)))
             self._sink.end_call(complete=False)
         self._is_open = False
         return self.source.recorded()
@@ -133,12 +153,17 @@ def read_tools(
     """Read a whole answer: its content and its calls go to `sink`."""
     starts = interludes.starts if interludes else ()
     wrappers = interludes.wrappers if interludes else ()
+    strays = tuple(getattr(tool_format, "strays", ()))
+    closers = tuple(getattr(tool_format, "closers", ()))
     marks = (*tool_format.openers, *tool_format.wrappers, *wrappers, *starts)
+    marks += tuple(filter(is_control, strays))
     calls = CallWriter(source, sink, tools, tool_format.id_style)
     prose = _Prose(sink)
     opener: str | None = None
+    is_damaged = False  # within what should have been calls
     while True:
-        opener = opener or (yield from source.until(marks, prose.put))
+        stops = (*marks, *strays) if is_damaged else marks
+        opener = opener or (yield from source.until(stops, prose.put))
         if opener is None:
             prose.finish()
             return
@@ -146,26 +171,41 @@ def read_tools(
             opener = yield from interludes.read(source)
             continue
         if opener in tool_format.openers:
-            yield from _read_calls(tool_format, opener, calls, prose)
+            is_damaged = not (yield from _read_calls(tool_format, opener, calls, prose))
+        elif opener in closers:
+            is_damaged = False
         opener = None
 
 
 def _read_calls(
     tool_format: ToolFormat, opener: str, calls: CallWriter, prose: _Prose
-) -> Reading[None]:
-    calls.source.record(opener)
+) -> Reading[bool]:
+    """Read the calls after `opener`; whether they were whole. What is none is left to be read."""
+    source = calls.source
+    source.record(opener)
     num_calls = calls.num_calls
-    lost = ""
+    is_cut = False
     try:
         yield from tool_format.read_calls(opener, calls)
-        calls.source.recorded()
+        source.recorded()
+        lost = None
     except Malformed:
-        lost = calls.abandon()
+        lost = calls.abandon(is_cut=False)
     except EndOfText:
-        # After a call began, marks that the text's end cut are no content.
-        cut = calls.abandon()
-        lost = cut if calls.num_calls == num_calls else ""
+        lost, is_cut = calls.abandon(is_cut=True), True
     if calls.num_calls > num_calls:
         prose.break_off()
-    if lost:
-        prose.put(lost)
+    if lost is None:
+        return True
+    if calls.num_calls == num_calls:
+        lost = lost.removeprefix(opener)
+        if not is_control(opener):
+            prose.put(opener)
+    # What the text's end has cut of a call, or of the next after one, is no content.
+    if is_cut and (calls.num_calls > num_calls or (calls.num_calls and is_control(opener))):
+        return False
+    if len(lost) > _MAX_REREAD:
+        prose.put(lost[:-_MAX_REREAD])
+        lost = lost[-_MAX_REREAD:]
+    source.unread(lost)
+    return False

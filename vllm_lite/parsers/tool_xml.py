@@ -19,6 +19,7 @@ from vllm_lite.parsers.tool_spec import ToolSpec
 from vllm_lite.parsers.tool_values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
+_IS_TAG = re.compile("[<>]")  # where the mark that ends a name is missing
 _MAX_ATTRIBUTES = 8
 _UNKNOWN = ToolSpec("", {})
 
@@ -55,6 +56,14 @@ class XmlTools:
 
     # Opened by the call's own tag, without the wrapper: only a known name is a call.
     bare: tuple[str, ...] = field(default=())
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """See ToolFormat."""
+        tags = [tag for tag in (self.call, self.parameter, self.type_tag) if tag]
+        marks = [mark for tag in tags for mark in (tag.start, tag.end) if len(mark) > 1]
+        marks += [self.value_start, self.value_end, self.call_end, *self.name_ends]
+        return tuple(filter(None, (*marks, *self.closers, *self.leads)))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
@@ -160,10 +169,12 @@ def _said_types(said: str) -> frozenset[str]:
 def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
     """A name and the marker after it."""
     parts: list[str] = []
-    end = yield from source.until(ends, parts.append, MAX_NAME)
-    if end is None:
-        raise EndOfText
+    end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
     name = "".join(parts).strip(SPACE)
+    if end is None:
+        raise Malformed if _IS_TAG.search(name) else EndOfText
+    if "<" in name:
+        raise Malformed
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
         name = name[1:-1]
     if not name or "\n" in name:
@@ -176,7 +187,8 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
     found: dict[str, str] = {}
     for _ in range(_MAX_ATTRIBUTES):
         yield from source.skip_space()
-        if (yield from source.try_literal(end)):
+        if (yield from source.peek()) == end[0]:
+            yield from source.expect(end)
             return found
         key = yield from _word(source)
         yield from source.skip_space()
@@ -187,9 +199,10 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
             value = yield from _word(source)
         else:
             parts: list[str] = []
-            if (yield from source.until((quote,), parts.append, MAX_NAME)) is None:
-                raise EndOfText
+            closed = yield from source.until((quote,), parts.append, MAX_NAME)
             value = "".join(parts)
+            if closed is None:
+                raise Malformed if _IS_TAG.search(value) else EndOfText
         found[key] = value.replace("&quot;", '"').replace("&amp;", "&")
     raise Malformed
 

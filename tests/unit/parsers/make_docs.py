@@ -29,13 +29,17 @@ events, and where the stream was cut never matters.
 
 - Reasoning comes first, then calls are told from prose. What was opened as reasoning stays
   reasoning until it is closed, also where the answer ends first.
-- Text becomes a call once its name has been read and its arguments begin. Up to there, what does
-  not fit the format is content, unchanged.
+- Text becomes a call once its name has been read and its arguments begin. What does not fit the
+  format is content, less the format's marks, which are never shown.
 - Arguments are handed on while they arrive, in the spacing of `json.dumps`. Values that are bare
   text get the type that the tool's schema allows; what fits none is a string.
-- Where arguments break off (`max_tokens`) or stop making sense, the call ends with what there was:
-  the beginning of a JSON object, which no client can mistake for a whole one. The rest of a broken
-  call is content. This is the same streamed and whole.
+- Where the text ends within arguments (`max_tokens`), they stay what there was: the beginning of a
+  JSON object, which no client can mistake for a whole one. If it ends before the arguments of a
+  call after the first, that call is dropped.
+- Where arguments stop making sense, or an object gets a key twice, their JSON is closed where it
+  stands and the rest of the broken call is content. All other arguments are whole JSON objects.
+  All of this is the same streamed and whole, and a broken or cut call alone does not make the
+  finish reason `tool_calls`.
 - Prose before, between and after calls is kept; white space alone around calls is not.
 - A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
   only if it has the name of a tool of the request.

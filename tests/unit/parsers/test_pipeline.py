@@ -112,24 +112,36 @@ def test_templates_switch_reasoning_off() -> None:
 def test_arguments_that_are_no_json_end_the_call_and_the_rest_is_content() -> None:
     text = '<tool_call>{"name": "ping", "arguments": {"a": oops}}</tool_call> bye'
     message = read(text, tool_parser="hermes")
-    assert [(call.arguments, call.complete) for call in message.tool_calls] == [('{"a": ', False)]
-    assert message.content == " oops}}</tool_call> bye"
+    assert [(call.arguments, call.complete) for call in message.tool_calls] == [
+        ('{"a": null}', False)
+    ]
+    assert message.content == "oops}} bye"
 
 
 @pytest.mark.parametrize(
-    "text",
+    "body",
     [
-        "<tool_call>",
-        '<tool_call>{"name": "ping", "arg',
-        '<tool_call>{"name": "ping", "arguments": "none"}</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        "<tool_call>nothing</tool_call>",
-        '<tool_call>{"name": "' + "x" * 300 + '", "arguments": {}}</tool_call>',
+        "",
+        '{"name": "ping", "arg',
+        '{"name": "ping", "arguments": "none"}',
+        '{"arguments": {}}',
+        '{"name": "ping", "argents": {}}',
+        "nothing",
+        '{"name": "' + "x" * 300 + '", "arguments": {}}',
     ],
 )
-def test_what_never_became_a_call_is_content_unchanged(text: str) -> None:
+def test_what_never_became_a_call_is_content_less_the_marks(body: str) -> None:
+    text = f"So <tool_call>{body}</tool_call>"
     for cut in range(1, len(text)):
-        assert read(text, [cut], tool_parser="hermes").content == text
+        assert read(text, [cut], tool_parser="hermes").content == f"So {body}"
+
+
+def test_what_the_end_cuts_of_a_call_after_others_is_dropped() -> None:
+    text = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+    for end in range(len(text)):
+        message = read(text + "\n" + text[:end], tool_parser="hermes")
+        assert not message.content or message.content.strip() in "<tool_call"[: end or 1]
+        assert message.tool_calls[0].arguments == "{}"
 
 
 HOSTILE = {
