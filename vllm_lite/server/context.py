@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -26,6 +26,7 @@ from vllm_lite.server.errors import stacks
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
+from vllm_lite.server.template_pool import TemplatePool
 from vllm_lite.tokenizer.chat_template import load_chat_template
 
 if TYPE_CHECKING:
@@ -67,10 +68,13 @@ class ServingContext:
         self.fingerprint = _fingerprint(client, server_config)
         self.started = int(time.time())
         self._tokenizer = _tokenizer_of(client)
+        self._templates = TemplatePool()
 
     def start(self) -> None:
         """Answer other processes from now on; the event loop runs."""
         self.peers.start(self.snapshot)
+        if self._tokenizer is not None and (self.chat_template or self._tokenizer.chat_templates):
+            self._templates.start()
 
     def snapshot(self) -> Snapshot:
         """What this process tells of itself."""
@@ -124,6 +128,15 @@ class ServingContext:
             return int(given)
         except ValueError:
             raise RequestError("X-Vllm-Priority must be a whole number", "priority") from None
+
+    async def render(self, **job: Any) -> str:
+        """`render_chat` of the model's tokenizer, off the event loop and within limits."""
+        tokenizer = self.tokenizer
+        model = {
+            "chat_templates": tokenizer.chat_templates,
+            "special_tokens": tokenizer.special_tokens,
+        }
+        return await self._templates.render({"model": model, **job})
 
     async def encode(self, text: str, param: str, *, special: bool, cut: bool) -> list[int]:
         """Token ids of `text`; `cut` tells that the prompt is to be truncated afterwards.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -20,10 +20,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.log import init_logger
-from vllm_lite.tokenizer.tokenizer import Tokenizer
-
-logger = init_logger(__name__)
 
 # Set by the request's own fields, never by chat_template_kwargs.
 _RESERVED = frozenset(
@@ -48,6 +44,15 @@ _TEXT_PARTS = {
 }
 # The space tells whether the template trims what it is given.
 _END_MARK, _AFTER_MARK = "\ue000CONTINUE_HERE\ue001", " "
+
+
+class TemplateOwner(Protocol):
+    """What of a tokenizer templates have to do with."""
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
 
 
 class _RefusedByTemplate(jinja2.TemplateError):
@@ -152,7 +157,7 @@ def load_chat_template(value: str | None) -> str | None:
 
 
 def render_chat(
-    tokenizer: Tokenizer,
+    tokenizer: TemplateOwner,
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -201,19 +206,22 @@ def render_chat(
         rendered = _compile(source).render(context)
     except RequestError:
         raise
+    except MemoryError:
+        raise
     except Exception as error:  # a template may fail in any way that Python can
-        raise RequestError(_explain(error), "messages") from None
+        known = isinstance(error, jinja2.TemplateError)
+        raise RequestError(_explain(error), "messages") from (None if known else error)
     return _cut_at_mark(rendered) if continue_final_message else rendered
 
 
-def _choose_template(tokenizer: Tokenizer, chosen: str | None, has_tools: bool) -> str:
+def _choose_template(tokenizer: TemplateOwner, chosen: str | None, has_tools: bool) -> str:
     templates = tokenizer.chat_templates
     if chosen is not None:
         return templates.get(chosen, chosen)
     if has_tools and "tool_use" in templates:
         return templates["tool_use"]
-    if tokenizer.chat_template is not None:
-        return tokenizer.chat_template
+    if "default" in templates:
+        return templates["default"]
     if templates:
         names = ", ".join(sorted(templates))
         raise RequestError(
@@ -226,14 +234,13 @@ def _choose_template(tokenizer: Tokenizer, chosen: str | None, has_tools: bool) 
 
 
 def _explain(error: Exception) -> str:
-    """What a client may know. Python's own errors can quote anything, so they stay in the log."""
+    """What a client may know. Python's own errors can quote anything, so they are for the log."""
     if isinstance(error, _RefusedByTemplate):
         return f"The chat template refuses these messages: {error.message}"
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"The chat template does not parse: {error.message} (line {error.lineno})"
     if isinstance(error, jinja2.TemplateError):
         return f"The chat template cannot render these messages: {error.message}"
-    logger.warning("The chat template failed: %s: %s", type(error).__name__, error)
     return "The chat template cannot render these messages: a value is not of the type it expects"
 
 

@@ -7,7 +7,6 @@ are made of the same events.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -37,7 +36,6 @@ from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.origin import note_user
 from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
-from vllm_lite.tokenizer.chat_template import render_chat
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,6 +57,8 @@ class MessagesService:
     def __init__(self, context: ServingContext) -> None:
         self._context = context
         name = context.parsers.reasoning
+        # Found out when a client first sends one between the turns.
+        self._takes_system: bool | None = None
         self._can_limit_thinking = name is not None and reasoning_markers(name) is not None
 
     async def create(self, request: Request) -> Response:
@@ -105,20 +105,22 @@ class MessagesService:
             {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         )
 
-    @cached_property
-    def _takes_system_anywhere(self) -> bool:
+    async def _takes_system_anywhere(self) -> bool:
         """Whether the chat template takes system messages between the turns, as clients send."""
-        turns = [{"role": role, "content": "x"} for role in ("system", "user") * 2]
-        try:
-            render_chat(self._context.tokenizer, turns, chat_template=self._context.chat_template)
-        except RequestError:
-            return False
-        return True
+        if self._takes_system is None:
+            turns = [{"role": role, "content": "x"} for role in ("system", "user") * 2]
+            try:
+                template = self._context.chat_template
+                await self._context.render(messages=turns, chat_template=template)
+                self._takes_system = True
+            except RequestError:
+                self._takes_system = False
+        return self._takes_system
 
     async def _prepare(self, body: CountTokensRequest) -> PreparedChat:
         fields = body.chat_body()
         roles = [message["role"] for message in fields["messages"]]
-        if "system" in roles[1:] and not self._takes_system_anywhere:
+        if "system" in roles[1:] and not await self._takes_system_anywhere():
             fields["messages"] = with_system_first(fields["messages"])
         effort = self._context.server_config.anthropic_disabled_thinking_effort
         if body.thinking is not None and body.thinking.type == "disabled" and effort != "auto":

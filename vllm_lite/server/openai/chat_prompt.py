@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from vllm_lite.engine.client import PromptDict
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.chat_protocol import TemplateFields
-from vllm_lite.tokenizer.chat_template import render_chat
-
-# Shorter conversations are rendered faster than a thread is woken.
-_THREADED_RENDER = 256
 
 
 async def render_prompt(
     context: ServingContext, body: TemplateFields, template_kwargs: dict[str, object] | None
 ) -> PromptDict:
     """The prompt of `body`'s messages, as text and as token ids; raises RequestError."""
-
-    def render() -> str:
-        return render_chat(
-            context.tokenizer,
-            body.messages,
-            tools=body.tools,
-            documents=body.documents,
-            chat_template=body.chat_template or context.chat_template,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template_kwargs=template_kwargs,
-            content_format=context.server_config.chat_template_content_format,
-        )
-
-    is_long = len(body.messages) > _THREADED_RENDER
-    text = await asyncio.to_thread(render) if is_long else render()
+    text = await context.render(
+        messages=body.messages,
+        tools=body.tools,
+        documents=body.documents,
+        chat_template=body.chat_template or context.chat_template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=template_kwargs,
+        content_format=context.server_config.chat_template_content_format,
+    )
     token_ids = await context.encode(
         text,
         "messages",
