@@ -6,16 +6,18 @@ an embedding) decode to nothing, so no id that a model samples can fail here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import resolve_model_source
-from vllm_lite.errors import CheckpointError, RequestError
+from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
+from vllm_lite.tokenizer.panics import PanicGuard, TokenizerPanic, quiet_panics
 from vllm_lite.tokenizer.parts import TokenizerParts
 from vllm_lite.tokenizer.spelling import spelling_of
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 # What the tokenizers package's own files stand for in transformers.
 _CLASS = "PreTrainedTokenizerFast"
+# Letters, digits, accents, ligatures, other scripts and a character beyond 16 bits.
+_TRIAL = (
+    "A text, with 123 words:\n  \u00e9e\u0301 \ufb01 \u4e2d\u6587 \u0915\u094d\u0937 \U0001f600"
+)
+_GUARD = PanicGuard()
 _PATHS = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path", "auto_map")
 
 
@@ -89,19 +96,26 @@ class Tokenizer:
         """The ids of `text`; with `add_special_tokens`, as the model wants a text to begin.
 
         Special tokens written in the text become their ids. Raises RequestError for text
-        that is not valid Unicode.
+        that is not valid Unicode, or that the vocabulary has no tokens for.
         """
         try:
-            # Only the batch call lets other threads run meanwhile.
-            (encoding,) = self.backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
+            with _GUARD:
+                # Only the batch call lets other threads run meanwhile.
+                (encoding,) = self.backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
             return encoding.ids
+        except VLLMLiteError:
+            raise
         except (TypeError, UnicodeEncodeError):
             if not isinstance(text, str):
                 raise
             raise RequestError(
                 "The text holds half of a surrogate pair, which is not valid Unicode", "prompt"
+            ) from None
+        except Exception as error:  # the library raises no narrower type
+            raise RequestError(
+                f"The model's tokenizer cannot encode this text: {error}", "prompt"
             ) from None
 
     def decode(
@@ -115,20 +129,25 @@ class Tokenizer:
         Without `spaces_between_special_tokens`, added tokens that follow one another are
         joined without the space that some decoders put between tokens.
         """
-        spaced = spaces_between_special_tokens or skip_special_tokens or self.spelling is not None
-        if spaced:
-            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        parts: list[str] = []
+        with _GUARD:
+            if spaces_between_special_tokens or skip_special_tokens or self.spelling is not None:
+                return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            return "".join(
+                self.backend.decode(run, skip_special_tokens=False) for run in self._joined(ids)
+            )
+
+    def _joined(self, ids: Sequence[int]) -> Iterator[list[int]]:
+        """`ids` in runs, cut between added tokens that follow one another."""
         run: list[int] = []
         previous_added = False
         for token_id in ids:
             added = token_id in self.added_token_ids
             if added and previous_added:
-                parts.append(self.backend.decode(run, skip_special_tokens=False))
+                yield run
                 run = []
             run.append(token_id)
             previous_added = added
-        return "".join([*parts, self.backend.decode(run, skip_special_tokens=False)])
+        yield run
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Each id's piece as the vocabulary spells it; "" where there is none."""
@@ -148,7 +167,7 @@ class Tokenizer:
             elif self.spelling is not None:
                 known = self.spelling.to_bytes(piece)
             else:
-                known = self.backend.decode([token_id], skip_special_tokens=False).encode()
+                known = self.decode([token_id]).encode()
             self._bytes[token_id] = known
         return known
 
@@ -176,17 +195,29 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
     """The tokenizer of the model, or the one that --tokenizer names; raises CheckpointError."""
     path = tokenizer_path(config)
     try:
-        return Tokenizer(_read_parts(path, config.model.trust_remote_code))
+        with quiet_panics():
+            tokenizer = Tokenizer(_read_parts(path, config.model.trust_remote_code))
+            _try_out(tokenizer)
+        return tokenizer
     except CheckpointError as error:
         if str(path) in str(error):
             raise
         raise CheckpointError(f"{path}: {error}") from None
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, TokenizerPanic) as error:
         # Whatever stands in these files instead of what should.
         raise CheckpointError(
             f"{path}: its tokenizer's files are damaged ({type(error).__name__}: {error}); "
             "fetch them again, or pass --tokenizer"
         ) from None
+
+
+def _try_out(tokenizer: Tokenizer) -> None:
+    """Raise what the first request would meet."""
+    if not tokenizer.vocab_size:
+        raise CheckpointError("its tokenizer holds no tokens; fetch it again, or pass --tokenizer")
+    with suppress(RequestError):  # of a vocabulary that lacks some of these characters
+        tokenizer.decode(tokenizer.encode(_TRIAL))
+    tokenizer.decode([0])
 
 
 def _read_parts(path: Path, trust_remote_code: bool) -> TokenizerParts:
