@@ -34,13 +34,14 @@ EmbeddingCall embedding_call(Address ids, Address rows, Address out, int64_t num
           num_tokens};
 }
 
-RowCall rms_norm_call(Address x, Address residual, Address weight, Address out, int dtype,
-                          int64_t num_tokens, int64_t num_heads, int64_t size, int64_t x_stride,
-                          int64_t x_head_stride, int64_t residual_stride, int64_t out_stride,
-                          int64_t out_head_stride, float eps) {
-  return {RmsNorm{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(residual),
-                  pointer<void>(weight), pointer<void>(out), num_heads, size, x_stride,
-                  x_head_stride, residual_stride, out_stride, out_head_stride, eps},
+RowCall norm_call(Address x, Address residual, Address weight, Address bias, Address out, int dtype,
+                  int weight_dtype, int64_t num_tokens, int64_t num_heads, int64_t size,
+                  int64_t x_stride, int64_t x_head_stride, int64_t residual_stride,
+                  int64_t out_stride, int64_t out_head_stride, float eps, bool is_centered) {
+  return {Norm{static_cast<DType>(dtype), static_cast<DType>(weight_dtype), pointer<void>(x),
+               pointer<void>(residual), pointer<void>(weight), pointer<void>(bias),
+               pointer<void>(out), num_heads, size, x_stride, x_head_stride, residual_stride,
+               out_stride, out_head_stride, eps, is_centered},
           num_tokens};
 }
 
@@ -61,10 +62,18 @@ RowCall rotary_call(Address positions, Address query, Address key, Address cos_s
   return {RotaryRows{p, num_positions}, num_tokens};
 }
 
-RowCall silu_and_mul_call(Address x, Address out, int dtype, int64_t num_tokens, int64_t size,
-                          int64_t x_stride, int64_t out_stride) {
-  return {SiluAndMul{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(out), size,
-                     x_stride, out_stride},
+RowCall activation_call(Address x, Address out, int dtype, int kind, bool is_gated,
+                        int64_t num_tokens, int64_t size, int64_t x_stride, int64_t out_stride) {
+  return {Activation{static_cast<DType>(dtype), static_cast<ActivationKind>(kind), is_gated,
+                     pointer<void>(x), pointer<void>(out), size, x_stride, out_stride},
+          num_tokens};
+}
+
+RowCall scaled_add_call(Address x, Address y, Address out, int dtype, int64_t num_tokens,
+                        int64_t size, int64_t x_stride, int64_t y_stride, int64_t out_stride,
+                        float x_scale, float y_scale) {
+  return {ScaledAdd{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(y),
+                    pointer<void>(out), size, x_stride, y_stride, out_stride, x_scale, y_scale},
           num_tokens};
 }
 
@@ -290,9 +299,10 @@ NB_MODULE(_cpu, m) {
   nb::class_<Program> program(m, "Program");
   define_program(program, step_inputs);
   define(m, program, "embedding", embedding_call);
-  define(m, program, "rms_norm", rms_norm_call);
+  define(m, program, "norm", norm_call);
   define(m, program, "rotary_embedding", rotary_call);
-  define(m, program, "silu_and_mul", silu_and_mul_call);
+  define(m, program, "activation", activation_call);
+  define(m, program, "scaled_add", scaled_add_call);
   define(m, program, "reshape_and_cache", cache_write_call);
   define(m, program, "paged_attention", attention_call);
   define(m, program, "linear", linear_call);

@@ -53,12 +53,14 @@ class Program:
 def embedding(
     ids: int, rows: int, out: int, num_tokens: int, num_rows: int, row_bytes: int, /
 ) -> None: ...
-def rms_norm(
+def norm(
     x: int,
     residual: int,
     weight: int,
+    bias: int,
     out: int,
     dtype: int,
+    weight_dtype: int,
     num_tokens: int,
     num_heads: int,
     size: int,
@@ -68,6 +70,7 @@ def rms_norm(
     out_stride: int,
     out_head_stride: int,
     eps: float,
+    is_centered: bool,
     /,
 ) -> None: ...
 def rotary_embedding(
@@ -88,8 +91,31 @@ def rotary_embedding(
     is_neox: bool,
     /,
 ) -> None: ...
-def silu_and_mul(
-    x: int, out: int, dtype: int, num_rows: int, size: int, x_stride: int, out_stride: int, /
+def activation(
+    x: int,
+    out: int,
+    dtype: int,
+    kind: int,
+    is_gated: bool,
+    num_tokens: int,
+    size: int,
+    x_stride: int,
+    out_stride: int,
+    /,
+) -> None: ...
+def scaled_add(
+    x: int,
+    y: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    size: int,
+    x_stride: int,
+    y_stride: int,
+    out_stride: int,
+    x_scale: float,
+    y_scale: float,
+    /,
 ) -> None: ...
 def reshape_and_cache(
     key: int,

@@ -16,7 +16,6 @@ from vllm_lite.kernels import (
     reference,
     reference_experts,
     reference_fixed,
-    reference_gated,
     reference_grouped,
     reference_logits,
     reference_narrow_experts,
@@ -26,6 +25,7 @@ from vllm_lite.kernels import (
     reference_rotary_cache,
     reference_sampling,
 )
+from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
@@ -65,14 +65,21 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
         "fused_add_rms_norm", lambda o, t, _: o.fused_add_rms_norm(t[0], t[1], t[2], 1e-5), norm
     )
     gated = [torch.randn(rows, 2 * size).to(dtype)]
-    yield case("silu_and_mul", lambda o, t, _: o.silu_and_mul(t[0]), gated)
-    for how in ("none", "tanh"):
-        yield case(
-            f"gelu_and_mul {how}",
-            lambda o, t, _, how=how: o.gelu_and_mul(t[0], how),
-            gated,
-            reference_gated,
-        )
+    for name in ACTIVATIONS:
+        for kind in ("act_and_mul", "activation"):
+            yield case(
+                f"{kind} {name}",
+                lambda o, t, _, kind=kind, name=name: getattr(o, kind)(t[0], name),
+                gated,
+            )
+    yield case("scaled_add", lambda o, t, _: o.scaled_add(t[0], t[1], 0.5, 3.0), [x, residual])
+    centered = [x, residual, weight[0].float(), torch.randn(size)]
+    yield case("layer_norm", lambda o, t, _: o.layer_norm(t[0], t[2], t[3], 1e-5), centered)
+    yield case(
+        "fused_add_layer_norm",
+        lambda o, t, _: o.fused_add_layer_norm(t[0], t[1], t[2], t[3], 1e-5),
+        centered,
+    )
     heads = [torch.randn(rows, count, 128).to(dtype) for count in (9, 3)]
     positions, table = torch.randint(500, (rows,)), torch.randn(500, 96)
 
@@ -278,11 +285,13 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
                 arguments,
                 tolerance=step,
             )
-        for name in ("silu_and_mul_quantized", "gelu_and_mul_quantized"):
+        for name in ("silu", "gelu"):
             yield Case(
-                f"{name} {dtype} to {narrow}",
+                f"act_and_mul_quantized {name} {dtype} to {narrow}",
                 reference_quantized_gated,
-                lambda o, t, _, name=name, narrow=narrow: read(getattr(o, name)(t[0], narrow)),
+                lambda o, t, _, name=name, narrow=narrow: read(
+                    o.act_and_mul_quantized(t[0], name, narrow)
+                ),
                 [torch.randn(rows, 2 * size).to(dtype)],
                 tolerance=step,
             )

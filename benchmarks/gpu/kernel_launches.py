@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
@@ -87,11 +88,19 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
         ops.rms_norm_quantized(x, weight, 1e-5, dtype)
         ops.fused_add_rms_norm_quantized(x, tensor(rows, hidden), weight, 1e-5, dtype)
         ops.quantize_rows(tensor(rows, intermediate), dtype)
-    ops.silu_and_mul(tensor(rows, 2 * intermediate))
     for dtype in NARROW:
-        ops.silu_and_mul_quantized(tensor(rows, 2 * intermediate), dtype)
-    for approximate in ("none", "tanh"):
-        ops.gelu_and_mul(tensor(rows, 2 * intermediate), approximate)
+        ops.act_and_mul_quantized(tensor(rows, 2 * intermediate), "silu", dtype)
+    for name in ACTIVATIONS:
+        ops.act_and_mul(tensor(rows, 2 * intermediate), name)
+        ops.activation(tensor(rows, intermediate), name)
+    wide = tensor(hidden, dtype=torch.float32)
+    for bias in (None, weight):
+        ops.layer_norm(x, weight, bias, 1e-5)
+        ops.fused_add_layer_norm(x, tensor(rows, hidden), weight, bias, 1e-5)
+    ops.rms_norm(x, wide, 1e-5)
+    ops.fused_add_rms_norm(x, tensor(rows, hidden), wide, 1e-5)
+    ops.scaled_add(x, None, 24.0)
+    ops.scaled_add(x, tensor(rows, hidden), 0.5, 3.0)
     index = tensor(rows, dtype=torch.int64)
     query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
     turns = tensor(4096, size, dtype=torch.float32)
@@ -184,7 +193,7 @@ def launch_experts(rows: int) -> None:
         scales = [tensor(*weight.shape[:2], dtype=torch.float32) for weight in codes]
         pairs = [codes[0], scales[0], codes[1], scales[1]]
         ops.scaled_experts_mlp(x, *choices, *pairs)
-        ops.gelu_and_mul_quantized(tensor(rows, 2048), dtype)
+        ops.act_and_mul_quantized(tensor(rows, 2048), "gelu", dtype)
     grouped = [
         from_gguf(
             tensor(128 * weight.shape[1] * weight.shape[2] // 32 * 18, dtype=torch.uint8),

@@ -56,8 +56,8 @@ def _rotary(shape: Shape, rows: int, dtype: torch.dtype) -> tuple[Make, int]:
 def _silu(shape: Shape, rows: int, dtype: torch.dtype) -> tuple[Make, int]:
     def make() -> Sequence[Callable[[], object]]:
         x = torch.randn(rows, 2 * shape.intermediate_size).to(dtype)
-        silu = ops().silu_and_mul
-        return [lambda: silu(x)]
+        act_and_mul = ops().act_and_mul
+        return [lambda: act_and_mul(x, "silu")]
 
     return make, 3 * rows * shape.intermediate_size
 

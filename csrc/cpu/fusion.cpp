@@ -27,23 +27,36 @@ struct Ends {
 
 // ---- whether an operation makes a product's rows, and whether it may do so block by block
 
-bool comes_before(const RmsNorm& p, const Ends& product) {
+bool comes_before(const Norm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
          (p.residual == nullptr || product.are_apart(p.residual, product.out.start));
 }
-bool comes_before(const SiluAndMul& p, const Ends& product) {
+bool comes_before(const Activation& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start);
+}
+bool comes_before(const ScaledAdd& p, const Ends& product) {
+  return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
+         (p.y == nullptr || product.are_apart(p.y, product.out.start));
 }
 bool comes_before(const RotaryRows&, const Ends&) { return false; }
 bool comes_before(const CacheRows&, const Ends&) { return false; }
 
 // ---- whether an operation only changes, or copies, what a product has written
 
-bool comes_after(const RmsNorm& p, const Ends& product) {
-  return p.residual == nullptr && p.x == p.out && product.out.hold(p.dtype, p.x, p.x_stride) &&
-         p.out_stride == p.x_stride;
+// Whether it works on them in place.
+template <class Operation>
+bool changes_rows(const Operation& p, const Ends& product) {
+  return p.x == p.out && p.out_stride == p.x_stride &&
+         product.out.hold(p.dtype, p.x, p.x_stride);
 }
-bool comes_after(const SiluAndMul&, const Ends&) { return false; }
+
+bool comes_after(const Norm& p, const Ends& product) {
+  return p.residual == nullptr && changes_rows(p, product);
+}
+bool comes_after(const Activation& p, const Ends& product) { return changes_rows(p, product); }
+bool comes_after(const ScaledAdd& p, const Ends& product) {
+  return (p.y == nullptr || product.are_apart(p.y, p.out)) && changes_rows(p, product);
+}
 bool comes_after(const RotaryRows& rotary, const Ends& product) {
   const Rotary& p = rotary.p;
   return product.out.hold(p.dtype, p.heads[0], p.token_strides[0]) &&

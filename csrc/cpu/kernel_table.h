@@ -23,11 +23,14 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-struct RmsNorm {
+// By the root of the mean square, or, centred, by the standard deviation about the mean.
+struct Norm {
   DType dtype;
-  const void* x;   // [T, N], or [T, H, N], each head normalised by itself
-  void* residual;  // null, or [T, N], where x + residual is left
+  DType weight_dtype;  // of the weight and the bias: dtype or float32
+  const void* x;       // [T, N], or [T, H, N], each head normalised by itself
+  void* residual;      // null, or [T, N], where x + residual is left
   const void* weight;
+  const void* bias;  // null, or [N], of centred norms only
   void* out;
   int64_t num_heads;  // H
   int64_t size;       // N
@@ -37,6 +40,7 @@ struct RmsNorm {
   int64_t out_stride;
   int64_t out_head_stride;
   float eps;
+  bool is_centered;
 };
 
 struct Rotary {
@@ -51,13 +55,30 @@ struct Rotary {
   bool is_neox;
 };
 
-struct SiluAndMul {
+enum class ActivationKind : int { kSilu, kGelu, kGeluTanh, kGeluQuick, kRelu, kRelu2 };
+
+struct Activation {
   DType dtype;
+  ActivationKind kind;
+  bool is_gated;  // whether rows of x are gates, then as many factors of what becomes of them
   const void* x;
   void* out;
-  int64_t size;  // I
+  int64_t size;  // I, of a row of out
   int64_t x_stride;
   int64_t out_stride;
+};
+
+struct ScaledAdd {
+  DType dtype;
+  const void* x;
+  const void* y;  // or null
+  void* out;
+  int64_t size;
+  int64_t x_stride;
+  int64_t y_stride;
+  int64_t out_stride;
+  float x_scale;
+  float y_scale;
 };
 
 // Writes one of keys and values; called twice. A cached row is D numbers and, where
@@ -334,9 +355,10 @@ struct Dequantize {
 };
 
 struct KernelTable {
-  void (*rms_norm)(const RmsNorm&, int64_t begin, int64_t end);
+  void (*norm)(const Norm&, int64_t begin, int64_t end);
   void (*rotary)(const Rotary&, int64_t begin, int64_t end);
-  void (*silu_and_mul)(const SiluAndMul&, int64_t begin, int64_t end);
+  void (*activate)(const Activation&, int64_t begin, int64_t end);
+  void (*scaled_add)(const ScaledAdd&, int64_t begin, int64_t end);
   void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
   const AttentionKernels* attention;
   // Part p of mask m is number m * parts + p.

@@ -48,7 +48,7 @@ void pack_linear(const PackLinear& p);
 void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
 // silu(gate) * up [T, M] of a weight [2 M, N] whose halves, whole panels each, are gate and up: bit
-// for bit what linear() and silu_and_mul() make of it.
+// for bit what linear() and a gated silu make of it.
 void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
 // Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is a quantised

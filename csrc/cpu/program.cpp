@@ -28,21 +28,30 @@ void each_input(EmbeddingCall& call, const StepInputs& step, Visit&& visit) {
 }
 
 template <class Visit>
-void each_temporary(RmsNorm& p, Visit&& visit) {
+void each_temporary(Norm& p, Visit&& visit) {
   visit(p.x, Use::kRead);
   if (p.residual != nullptr) visit(p.residual, Use::kRead);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(RmsNorm&, const StepInputs&, Visit&&) {}
+void each_input(Norm&, const StepInputs&, Visit&&) {}
 
 template <class Visit>
-void each_temporary(SiluAndMul& p, Visit&& visit) {
+void each_temporary(Activation& p, Visit&& visit) {
   visit(p.x, Use::kRead);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(SiluAndMul&, const StepInputs&, Visit&&) {}
+void each_input(Activation&, const StepInputs&, Visit&&) {}
+
+template <class Visit>
+void each_temporary(ScaledAdd& p, Visit&& visit) {
+  visit(p.x, Use::kRead);
+  if (p.y != nullptr) visit(p.y, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(ScaledAdd&, const StepInputs&, Visit&&) {}
 
 template <class Visit>
 void each_temporary(RotaryRows& rotary, Visit&& visit) {
@@ -128,11 +137,14 @@ void each_input(QuantizedLookupCall& call, const StepInputs& step, Visit&& visit
 
 // ---- names
 
-const char* name_of(const RowOperation& operation) {
-  static constexpr const char* kNames[] = {"rms_norm", "silu_and_mul", "rotary_embedding",
-                                           "reshape_and_cache"};
-  static_assert(std::size(kNames) == std::variant_size_v<RowOperation>);
-  return kNames[operation.index()];
+const char* name_of(const Norm& p) { return p.is_centered ? "layer_norm" : "rms_norm"; }
+const char* name_of(const Activation& p) { return p.is_gated ? "act_and_mul" : "activation"; }
+const char* name_of(const ScaledAdd&) { return "scaled_add"; }
+const char* name_of(const RotaryRows&) { return "rotary_embedding"; }
+const char* name_of(const CacheRows&) { return "reshape_and_cache"; }
+
+std::string name_of(const RowOperation& operation) {
+  return std::visit([](const auto& p) { return std::string(name_of(p)); }, operation);
 }
 
 std::string name_of(const RowCall& call) { return name_of(call.p); }

@@ -9,8 +9,9 @@
 namespace vllm_lite {
 namespace {
 
-void check_rows(const RmsNorm&, int64_t) {}
-void check_rows(const SiluAndMul&, int64_t) {}
+// What names no place outside the step.
+template <class Operation>
+void check_rows(const Operation&, int64_t) {}
 void check_rows(const RotaryRows& rotary, int64_t num_rows) {
   for (int64_t i = 0; i < num_rows; ++i) {
     const int64_t position = rotary.p.positions[i];
@@ -31,9 +32,12 @@ void check_rows(const CacheRows& cache, int64_t num_rows) {
   }
 }
 
-void run_kernel(const RmsNorm& p, int64_t begin, int64_t end) { kernels().rms_norm(p, begin, end); }
-void run_kernel(const SiluAndMul& p, int64_t begin, int64_t end) {
-  kernels().silu_and_mul(p, begin, end);
+void run_kernel(const Norm& p, int64_t begin, int64_t end) { kernels().norm(p, begin, end); }
+void run_kernel(const Activation& p, int64_t begin, int64_t end) {
+  kernels().activate(p, begin, end);
+}
+void run_kernel(const ScaledAdd& p, int64_t begin, int64_t end) {
+  kernels().scaled_add(p, begin, end);
 }
 void run_kernel(const RotaryRows& rotary, int64_t begin, int64_t end) {
   kernels().rotary(rotary.p, begin, end);
@@ -43,8 +47,9 @@ void run_kernel(const CacheRows& cache, int64_t begin, int64_t end) {
   kernels().write_cache(cache.value, begin, end);
 }
 
-int64_t work(const RmsNorm& p) { return p.num_heads * p.size; }
-int64_t work(const SiluAndMul& p) { return 2 * p.size; }
+int64_t work(const Norm& p) { return p.num_heads * p.size; }
+int64_t work(const Activation& p) { return 2 * p.size; }
+int64_t work(const ScaledAdd& p) { return p.size; }
 int64_t work(const RotaryRows& rotary) {
   return (rotary.p.num_heads[0] + rotary.p.num_heads[1]) * rotary.p.rot_dim;
 }

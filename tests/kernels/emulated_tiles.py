@@ -69,8 +69,8 @@ class EmulatedTiles:
     def gated_linear(self, *numbers: int) -> None:
         self._call("gated_linear", *numbers)
 
-    def silu_and_mul(self, *numbers: int) -> None:
-        _cpu.silu_and_mul(*numbers)
+    def activation(self, *numbers: int) -> None:
+        _cpu.activation(*numbers)
 
     def quantized_linear(self, *numbers: int) -> None:
         self._call("quantized_linear", *numbers)

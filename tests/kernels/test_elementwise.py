@@ -1,6 +1,8 @@
-"""Norms, rotary embedding, gated activation and cache writes equal the reference."""
+"""Norms, rotary embedding and cache writes equal the reference."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -48,6 +50,9 @@ def test_heads_are_normalised_in_place(dtype: torch.dtype, size: int) -> None:
     reference.rms_norm(expected[:, 2:6], weight, 1e-6, out=expected[:, 2:6])
     cpu.rms_norm(qkv[:, 2:6], weight, 1e-6, out=qkv[:, 2:6])
     assert_close(qkv, expected)
+    reference.layer_norm(expected[:, 2:6], weight, None, 1e-6, out=expected[:, 2:6])
+    cpu.layer_norm(qkv[:, 2:6], weight, None, 1e-6, out=qkv[:, 2:6])
+    assert_close(qkv, expected)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
@@ -62,34 +67,62 @@ def test_embedding(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_fused_add_is_an_addition_then_a_norm(dtype: torch.dtype, size: int) -> None:
-    x, residual = torch.randn(9, size).to(dtype), torch.randn(9, size).to(dtype)
-    weight, total = torch.randn(size).to(dtype), x + residual
-    normed, summed = cpu.fused_add_rms_norm(x, residual, weight, 1e-5)
-    assert normed is x
-    assert summed is residual
-    assert torch.equal(summed, total)
-    assert torch.equal(normed, cpu.rms_norm(total, weight, 1e-5))
-    assert_close(normed, reference.rms_norm(total, weight, 1e-5))
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> None:
+    wide = (torch.randn(70, size + 5) + 3).to(dtype)
+    x, weight, bias = wide[:, 2 : 2 + size], torch.randn(size), torch.randn(size)
+    for kind in {dtype, torch.float32}:
+        factors = weight.to(kind), bias.to(kind) if has_bias else None
+        expected = reference.layer_norm(x, *factors, 1e-5)
+        normed = cpu.layer_norm(x, *factors, 1e-5)
+        assert_close(normed, expected)
+        alone = torch.cat([cpu.layer_norm(row[None], *factors, 1e-5) for row in x])
+        assert torch.equal(alone, normed)
+    out = x.clone()
+    assert cpu.layer_norm(out, *factors, 1e-5, out=out) is out
+    assert torch.equal(out, normed)
+
+
+@pytest.mark.usefixtures("isa")
+def test_a_large_mean_costs_a_layer_norm_nothing() -> None:
+    x = torch.randn(4, 1000) + 1e4
+    exact = torch.nn.functional.layer_norm(x.double(), (1000,))
+    normed = cpu.layer_norm(x, torch.ones(1000), torch.zeros(1000), 1e-5)
+    # The mean itself is rounded to 1e4 / 2^24.
+    torch.testing.assert_close(normed.double(), exact, rtol=0, atol=2e-3)
+    assert not cpu.layer_norm(torch.full((1, 33), 7.0), torch.ones(33), None, 1e-5).any()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("size", SIZES)
+def test_a_wide_weight_is_multiplied_before_the_one_rounding(size: int) -> None:
+    x, weight = torch.randn(9, size).bfloat16(), torch.randn(size) + 1
+    for norm in (cpu.rms_norm, partial(cpu.layer_norm, bias=torch.randn(size))):
+        wide = norm(x.float(), weight, eps=1e-6)
+        assert torch.equal(norm(x, weight, eps=1e-6), wide.bfloat16())
+    assert_close(cpu.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
 
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 40, 1536])
-def test_silu_and_mul(dtype: torch.dtype, size: int) -> None:
-    x = (torch.randn(33, 2 * size + 3) * 20).to(dtype)[:, : 2 * size]
-    assert_close(cpu.silu_and_mul(x), reference.silu_and_mul(x))
-
-
-@pytest.mark.usefixtures("isa")
-def test_silu_keeps_infinities_and_nan() -> None:
-    gate = torch.tensor([-torch.inf, -1e4, -88.0, -0.0, 0.0, 88.0, 1e4, torch.inf, torch.nan])
-    x = torch.cat([gate, torch.ones_like(gate)]).unsqueeze(0)
-    result = cpu.silu_and_mul(x)[0]
-    assert result[-1].isnan()
-    assert result[-2] == torch.inf
-    # e^88 is bounded, so the far negative end is a tiny number where the exact result is 0.
-    torch.testing.assert_close(result[1:-2], reference.silu_and_mul(x)[0, 1:-2])
+@pytest.mark.parametrize("size", SIZES)
+def test_fused_add_is_an_addition_then_a_norm(dtype: torch.dtype, size: int) -> None:
+    x, residual = torch.randn(9, size).to(dtype), torch.randn(9, size).to(dtype)
+    weight, total = torch.randn(size).to(dtype), x + residual
+    bias = torch.randn(size).to(dtype)
+    for fused, norm, factors in (
+        ("fused_add_rms_norm", "rms_norm", [weight]),
+        ("fused_add_rms_norm", "rms_norm", [weight.float()]),
+        ("fused_add_layer_norm", "layer_norm", [weight, bias]),
+        ("fused_add_layer_norm", "layer_norm", [weight, None]),
+    ):
+        given = x.clone(), residual.clone()
+        normed, summed = getattr(cpu, fused)(*given, *factors, 1e-5)
+        assert normed is given[0]
+        assert summed is given[1]
+        assert torch.equal(summed, total)
+        assert torch.equal(normed, getattr(cpu, norm)(total, *factors, 1e-5))
+        assert_close(normed, getattr(reference, norm)(total, *factors, 1e-5))
 
 
 def qkv_views(num_tokens: int, heads: int, kv_heads: int, size: int) -> tuple[Tensor, ...]:
@@ -159,12 +192,14 @@ def test_ids_out_of_bounds_are_refused_before_anything_is_written() -> None:
 
 
 def test_wrong_types_and_strides_are_refused() -> None:
-    x = torch.randn(4, 8)
+    x, ones = torch.randn(4, 8), torch.ones(8)
     with pytest.raises(ValueError, match=r"got torch\.float64"):
-        cpu.silu_and_mul(x.double())
-    with pytest.raises(ValueError, match=r"float32 and torch\.bfloat16"):
-        cpu.rms_norm(x, torch.ones(8, dtype=torch.bfloat16), 1e-5)
+        cpu.rms_norm(x.double(), ones.double(), 1e-5)
+    for weight, bias in ((ones.bfloat16(), None), (ones, ones.bfloat16())):
+        with pytest.raises(ValueError, match=r"must both be torch\.float32"):
+            cpu.layer_norm(x, weight, bias, 1e-5)
     with pytest.raises(ValueError, match="dense rows"):
-        cpu.silu_and_mul(x.t())
-    with pytest.raises(ValueError, match="must match x"):
-        cpu.rms_norm(x, torch.ones(7), 1e-5)
+        cpu.rms_norm(x.t(), torch.ones(4), 1e-5)
+    for wrong in (torch.ones(7), torch.ones(1)):
+        with pytest.raises(ValueError, match="must match x"):
+            cpu.rms_norm(x, wrong, 1e-5)

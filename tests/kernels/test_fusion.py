@@ -109,7 +109,7 @@ class Layer:
         )
         hidden = self.o(mixed.view(-1, queries * self.head_size))
         hidden, residual = cpu.fused_add_rms_norm(hidden, residual, self.norms[1], EPS)
-        hidden = self.down(cpu.silu_and_mul(self.gate_up(hidden)))
+        hidden = self.down(cpu.act_and_mul(self.gate_up(hidden), "silu"))
         return cpu.fused_add_rms_norm(hidden, residual, self.norms[2], EPS)[0]
 
     def kept(self) -> list[Tensor]:
@@ -180,7 +180,7 @@ def test_what_is_joined(is_quantized: bool) -> None:
         "paged_attention",
         product,
         f"rms_norm + {product}",
-        f"silu_and_mul + {product}",
+        f"act_and_mul + {product}",
         "rms_norm",
     ]
     with_norms = names_of(recorded(other.forward), step_of(4))
@@ -198,6 +198,34 @@ def test_gates_of_one_product_take_a_norm_along() -> None:
     step, program = step_of(230), recorded(forward)
     assert torch.equal(program.run(step), forward(step))
     assert names_of(program, step)[1] == "rms_norm + gated_linear"
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_layers_of_another_kind_are_joined_too(in_place: bool, dtype: torch.dtype) -> None:
+    rows, norm, bias = torch.randn(50, 96).to(dtype), *torch.randn(2, 96)
+    up, down = (
+        cpu.pack_linear(torch.randn(shape).mul(0.1).to(dtype)) for shape in ((160, 96), (96, 160))
+    )
+
+    def forward(step: StepTensors) -> Tensor:
+        hidden = cpu.scaled_add(cpu.embedding(step.input_ids, rows), None, 9.8)
+        inner = cpu.linear(cpu.layer_norm(hidden, norm, bias, EPS), up)
+        inner = cpu.activation(inner, "gelu", out=inner if in_place else None)
+        delta = cpu.linear(inner, down)
+        cpu.scaled_add(delta, hidden, 0.5, 2.0, out=delta if in_place else hidden)
+        return cpu.fused_add_layer_norm(delta, hidden, norm, None, EPS)[0]
+
+    program = recorded(forward)
+    for step in (step_of(230), step_of(3, 1)):
+        assert torch.equal(program.run(step), forward(step))
+    middle = (
+        ["layer_norm + linear + activation", "linear + scaled_add"]
+        if in_place
+        else ["layer_norm + linear", "activation + linear", "scaled_add"]
+    )
+    assert names_of(program, step) == ["embedding", "scaled_add", *middle, "layer_norm"]
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])

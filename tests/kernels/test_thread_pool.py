@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("threads")
 
 def work() -> torch.Tensor:
     """Enough rows for many ranges."""
-    return cpu.silu_and_mul(torch.arange(400_000, dtype=torch.float32).view(2000, 200) / 4e5)
+    return cpu.act_and_mul(torch.arange(400_000, dtype=torch.float32).view(2000, 200) / 4e5, "silu")
 
 
 def test_any_thread_count_gives_the_same_result() -> None:
@@ -54,14 +54,14 @@ def test_a_forked_child_computes_with_as_many_threads() -> None:
     _cpu.set_num_threads(3)
     # Made and compared without torch's arithmetic: its OpenMP team does not survive a fork.
     x = torch.rand(2000, 200)
-    expected = cpu.silu_and_mul(x).numpy().tobytes()
+    expected = cpu.act_and_mul(x, "silu").numpy().tobytes()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
-        same = cpu.silu_and_mul(x).numpy().tobytes() == expected and _cpu.num_threads() == 3
+        same = cpu.act_and_mul(x, "silu").numpy().tobytes() == expected and _cpu.num_threads() == 3
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert cpu.silu_and_mul(x).numpy().tobytes() == expected
+    assert cpu.act_and_mul(x, "silu").numpy().tobytes() == expected
 
 
 def test_an_idle_pool_uses_no_processor_time() -> None:

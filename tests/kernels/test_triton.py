@@ -23,20 +23,19 @@ from tests.kernels.test_attention import NARROW, Batch, batch
 from vllm_lite.kernels import (
     reference,
     reference_experts,
-    reference_gated,
     reference_grouped,
     reference_logits,
     reference_quantized,
     reference_quantized_norms,
     reference_rotary_cache,
 )
+from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.dispatch import Ops
 from vllm_lite.kernels.triton import attention, device, ops
 
 ROOT = Path(__file__).parents[2]
 SPECIFICATIONS = (
     reference_experts,
-    reference_gated,
     reference_grouped,
     reference_logits,
     reference_quantized,
@@ -71,6 +70,29 @@ def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 577)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_layer_norms_and_wide_weights(
+    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+) -> None:
+    wide = (torch.randn(shape[0], shape[1] + 5) + 2).to(dtype)[:, : shape[1]]
+    weight, bias = torch.randn(2, shape[1])
+    for kind in {dtype, torch.float32}:
+        factors = weight.to(kind), bias.to(kind) if has_bias else None
+        ours = ops.layer_norm(wide, *factors, 1e-5)
+        close(ours, reference.layer_norm(wide, *factors, 1e-5), dtype)
+        if dtype is torch.bfloat16:
+            continue  # the interpreter cuts sums off instead of rounding them
+        given = [(wide.clone(), wide.flip(0)) for _ in range(2)]
+        ours = ops.fused_add_layer_norm(*given[0], *factors, 1e-5)
+        close(ours, reference.fused_add_layer_norm(*given[1], *factors, 1e-5), dtype)
+        given = [(wide.clone(), wide.flip(0)) for _ in range(2)]
+        ours = ops.fused_add_rms_norm(*given[0], factors[0], 1e-5)
+        close(ours, reference.fused_add_rms_norm(*given[1], factors[0], 1e-5), dtype)
+    close(ops.rms_norm(wide, weight, 1e-5), reference.rms_norm(wide, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_are_normalised_in_place(dtype: torch.dtype) -> None:
     qkv, weight = torch.randn(4, 7, 96).to(dtype), torch.randn(96).to(dtype)
     ours, theirs = qkv.clone(), qkv.clone()
@@ -81,9 +103,24 @@ def test_heads_are_normalised_in_place(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 80, 1536])
-def test_silu_and_mul(dtype: torch.dtype, size: int) -> None:
-    x = torch.randn(3, 2 * size).to(dtype)
-    close(ops.silu_and_mul(x), reference.silu_and_mul(x), dtype)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(dtype: torch.dtype, size: int, name: str) -> None:
+    x = torch.randn(3, 2 * size + 1).mul(3).to(dtype)[:, : 2 * size]
+    close(ops.act_and_mul(x, name), reference.act_and_mul(x, name), dtype)
+    expected = reference.activation(x, name)
+    close(ops.activation(x, name, out=x), expected, dtype)
+    close(x, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaled_sums(dtype: torch.dtype) -> None:
+    x, y = torch.randn(2, 3, 1100).to(dtype)
+    for other, scales in ((None, (24.0,)), (y, (0.5, 3.0)), (y, (0.22, -0.7))):
+        ours = ops.scaled_add(x, other, *scales)
+        close(ours, reference.scaled_add(x, other, *scales), dtype)
+    total = x + y
+    close(ops.scaled_add(x, y, out=y), total, dtype)
+    close(y, total, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

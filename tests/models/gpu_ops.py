@@ -12,7 +12,6 @@ import pytest
 from vllm_lite.kernels import (
     dispatch,
     reference,
-    reference_gated,
     reference_grouped,
     reference_quantized,
     reference_quantized_gated,
@@ -25,7 +24,7 @@ NARROW_FUSED = (reference_quantized_gated, reference_quantized_norms)
 def reference_ops() -> Any:
     """Every operation that layers ask of a GPU, in plain torch."""
     names: dict[str, Any] = {}
-    modules: tuple[ModuleType, ...] = (reference, reference_gated, reference_quantized)
+    modules: tuple[ModuleType, ...] = (reference, reference_quantized)
     for module in (*modules, *NARROW_FUSED, reference_grouped):
         names |= {n: f for n, f in vars(module).items() if callable(f) and n[0].islower()}
     return SimpleNamespace(**names)

@@ -23,6 +23,13 @@ from vllm_lite.kernels.arguments import refuse as _refuse
 from vllm_lite.kernels.arguments import row_stride as _rows
 from vllm_lite.kernels.cached_rows import has_row_scales
 from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.cpu_elementwise import act_and_mul as act_and_mul
+from vllm_lite.kernels.cpu_elementwise import activation as activation
+from vllm_lite.kernels.cpu_elementwise import fused_add_layer_norm as fused_add_layer_norm
+from vllm_lite.kernels.cpu_elementwise import fused_add_rms_norm as fused_add_rms_norm
+from vllm_lite.kernels.cpu_elementwise import layer_norm as layer_norm
+from vllm_lite.kernels.cpu_elementwise import rms_norm as rms_norm
+from vllm_lite.kernels.cpu_elementwise import scaled_add as scaled_add
 from vllm_lite.kernels.cpu_head import linear_argmax as linear_argmax
 from vllm_lite.kernels.cpu_head import quantized_linear_argmax as quantized_linear_argmax
 from vllm_lite.kernels.cpu_quantized import pack_quantized as pack_quantized
@@ -38,15 +45,6 @@ from vllm_lite.kernels.reference import PackedLinear
 _CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 
 
-def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
-    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
-    if tensor.dim() == 2:
-        return _rows(operation, tensor), 0
-    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
-        raise _refuse(operation, "takes matrices, or heads, with dense rows")
-    return tensor.stride(0), tensor.stride(1)
-
-
 def embedding(ids: Tensor, rows: Tensor) -> Tensor:
     num_rows, size = rows.shape
     if not rows.is_contiguous():
@@ -58,56 +56,6 @@ def embedding(ids: Tensor, rows: Tensor) -> Tensor:
         ids.data_ptr(), rows.data_ptr(), out.data_ptr(), len(ids), num_rows, row_bytes
     )
     return out
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    size = x.shape[-1]
-    if weight.shape[0] != size or not weight.is_contiguous() or out.shape != x.shape:
-        raise _refuse("rms_norm", "weight and out must match x")
-    num_heads = 1 if x.dim() == 2 else x.shape[1]
-    calls.get().rms_norm(
-        x.data_ptr(),
-        0,
-        weight.data_ptr(),
-        out.data_ptr(),
-        _dtype("rms_norm", x, weight, out),
-        x.shape[0],
-        num_heads,
-        size,
-        *_row_strides("rms_norm", x),
-        0,
-        *_row_strides("rms_norm", out),
-        eps,
-    )
-    return out
-
-
-def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    num_rows, size = x.shape
-    if weight.shape[0] != size or not weight.is_contiguous() or residual.shape != x.shape:
-        raise _refuse("fused_add_rms_norm", "weight and residual must match x")
-    stride = _rows("fused_add_rms_norm", x)
-    calls.get().rms_norm(
-        x.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        x.data_ptr(),
-        _dtype("fused_add_rms_norm", x, weight, residual),
-        num_rows,
-        1,
-        size,
-        stride,
-        0,
-        _rows("fused_add_rms_norm", residual),
-        stride,
-        0,
-        eps,
-    )
-    return x, residual
 
 
 def rotary_embedding(
@@ -140,23 +88,6 @@ def rotary_embedding(
         rot_dim,
         is_neox,
     )
-
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    num_rows, doubled = x.shape
-    if doubled % 2:
-        raise _refuse("silu_and_mul", "takes rows of even size")
-    out = x.new_empty((num_rows, doubled // 2))
-    calls.get().silu_and_mul(
-        x.data_ptr(),
-        out.data_ptr(),
-        _dtype("silu_and_mul", x),
-        num_rows,
-        doubled // 2,
-        _rows("silu_and_mul", x),
-        doubled // 2,
-    )
-    return out
 
 
 def reshape_and_cache(
@@ -331,13 +262,15 @@ def linear(
     return out
 
 
-def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+def gated_linear(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
+) -> Tensor:
     _check_product("gated_linear", x, weight, bias)
     num_rows, num_inputs = x.shape
     size = weight.num_outputs // 2
-    if weight.num_outputs % (2 * _cpu.PANEL):
-        # A panel has outputs of both halves.
-        return silu_and_mul(linear(x, weight, bias))
+    if name != "silu" or weight.num_outputs % (2 * _cpu.PANEL):
+        # The product ends in no other activation; or a panel has outputs of both halves.
+        return act_and_mul(linear(x, weight, bias), name)
     out = torch.empty(num_rows, size, dtype=x.dtype)
     calls.get().gated_linear(
         x.data_ptr(),

@@ -35,6 +35,28 @@ class Ops(Protocol):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]: ...
 
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def fused_add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def scaled_add(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        x_scale: float = 1.0,
+        y_scale: float = 1.0,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
     def rotary_embedding(
         self,
         positions: Tensor,
@@ -44,7 +66,9 @@ class Ops(Protocol):
         is_neox: bool = True,
     ) -> None: ...
 
-    def silu_and_mul(self, x: Tensor) -> Tensor: ...
+    def activation(self, x: Tensor, name: str, out: Tensor | None = None) -> Tensor: ...
+
+    def act_and_mul(self, x: Tensor, name: str) -> Tensor: ...
 
     def reshape_and_cache(
         self,
@@ -110,7 +134,7 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
     def gated_linear(
-        self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None
+        self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
     ) -> Tensor: ...
 
     # Weights below are those that pack_quantized of the same implementation made.

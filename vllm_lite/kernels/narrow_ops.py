@@ -33,7 +33,9 @@ class NarrowOps(Protocol):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]: ...
 
-    def silu_and_mul_quantized(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+    def act_and_mul_quantized(
+        self, x: Tensor, name: str, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]: ...
 
     def scaled_linear(
         self,

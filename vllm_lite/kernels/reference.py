@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels import cached_rows
+from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.quantized import pack_quantized as pack_quantized
 from vllm_lite.kernels.quantized import quantized_linear as quantized_linear
 from vllm_lite.kernels.quantized import quantized_lookup as quantized_lookup
@@ -31,11 +32,12 @@ def embedding(ids: Tensor, rows: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """Scale rows of x to unit root mean square, then by weight [N] (arXiv:1910.07467).
 
-    x is [T, N], or [T, H, N]: then each head is a row. `out` may be x itself.
+    x is [T, N], or [T, H, N]: then each head is a row. `out` may be x itself. A weight of x's own
+    type multiplies rounded rows; a float32 weight multiplies before the one rounding.
     """
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    normed = wide.to(x.dtype) * weight
+    normed = (wide.to(weight.dtype) * weight).to(x.dtype)
     return normed if out is None else out.copy_(normed)
 
 
@@ -45,6 +47,43 @@ def fused_add_rms_norm(
     """Return (rms_norm(x + residual), x + residual), both [T, N], written over x and residual."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, out=x), residual
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+) -> Tensor:
+    """Take rows' mean away, scale them to unit variance, then by weight, and add bias, both [N]
+    (arXiv:1607.06450). All is float32 and rounded once; otherwise as `rms_norm`."""
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    normed = (wide if bias is None else wide + bias.float()).to(x.dtype)
+    return normed if out is None else out.copy_(normed)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual), both [T, N], written over x and residual."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps, out=x), residual
+
+
+def scaled_add(
+    x: Tensor,
+    y: Tensor | None = None,
+    x_scale: float = 1.0,
+    y_scale: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x * x_scale + y * y_scale, or x * x_scale alone, [T, N], in float32 and rounded once.
+
+    `out` may be x or y.
+    """
+    wide = x.float() * x_scale
+    if y is not None:
+        wide = wide + y.float() * y_scale
+    return wide.to(x.dtype) if out is None else out.copy_(wide)
 
 
 def rotary_embedding(
@@ -68,10 +107,16 @@ def rotary_embedding(
         heads[..., :rot_dim] = result.to(heads.dtype)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Return silu(gate) * up [T, I] of x [T, 2I], whose halves are gate and up."""
+def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
+    """Return the activation of `activations.ACTIVATIONS` of x [T, N]. `out` may be x itself."""
+    activated = ACTIVATIONS[name](x.float())
+    return activated.to(x.dtype) if out is None else out.copy_(activated)
+
+
+def act_and_mul(x: Tensor, name: str) -> Tensor:
+    """Return activation(gate, name) * up [T, I] of x [T, 2I], whose halves are gate and up."""
     gate, up = x.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return activation(gate, name) * up
 
 
 def reshape_and_cache(
@@ -204,6 +249,8 @@ def linear(
     return product.to(x.dtype if out_dtype is None else out_dtype)
 
 
-def gated_linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
-    """Return silu_and_mul(linear(x, weight, bias)): [T, I] by a weight [2I, N] of gate and up."""
-    return silu_and_mul(linear(x, weight, bias))
+def gated_linear(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
+) -> Tensor:
+    """Return act_and_mul(linear(x, weight, bias), name): [T, I], of a weight [2I, N]."""
+    return act_and_mul(linear(x, weight, bias), name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference import silu_and_mul
+from vllm_lite.kernels.reference import act_and_mul
 
 __all__ = ["experts_mlp", "order_by_expert", "route_topk"]
 
@@ -64,14 +64,14 @@ def max_tiles(num_pairs: int, num_experts: int, tile_size: int) -> int:
 def experts_mlp(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """The sum of what x [T, N] becomes in its experts ids [T, K], times weights [T, K]: [T, N].
 
-    Expert e is down[e] of silu_and_mul of gate_up[e]; gate_up [E, 2I, N], down [E, N, I]. The
+    Expert e is down[e] of a gated silu of gate_up[e]; gate_up [E, 2I, N], down [E, N, I]. The
     hidden row is rounded to x's type, and so is a weighted result before results are summed.
     """
     total = torch.zeros(x.shape, dtype=torch.float32)
     for choice in range(ids.shape[1]):
         for token, expert in enumerate(ids[:, choice].tolist()):
             hidden = (gate_up[expert].float() @ x[token].float()).to(x.dtype)
-            hidden = silu_and_mul(hidden[None])[0]
+            hidden = act_and_mul(hidden[None], "silu")[0]
             result = down[expert].float() @ hidden.float()
             total[token] += (result * weights[token, choice]).to(x.dtype).float()
     return total.to(x.dtype)

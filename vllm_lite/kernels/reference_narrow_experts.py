@@ -13,7 +13,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight
 from vllm_lite.kernels.reference_experts import experts_mlp
 from vllm_lite.kernels.reference_grouped import expand_grouped
 from vllm_lite.kernels.reference_quantized import quantize_rows, scaled_linear
-from vllm_lite.kernels.reference_quantized_gated import silu_and_mul_quantized
+from vllm_lite.kernels.reference_quantized_gated import act_and_mul_quantized
 
 __all__ = ["grouped_experts_mlp", "scaled_experts_mlp"]
 
@@ -39,7 +39,7 @@ def scaled_experts_mlp(
             row = slice(token, token + 1)
             columns = gate_up_scales[expert, :, None]
             hidden = scaled_linear(codes[row], scales[row], gate_up[expert], columns, None, x.dtype)
-            inner, inner_scales = silu_and_mul_quantized(hidden, gate_up.dtype)
+            inner, inner_scales = act_and_mul_quantized(hidden, "silu", gate_up.dtype)
             columns = down_scales[expert, :, None]
             wide = scaled_linear(inner, inner_scales, down[expert], columns, None, torch.float32)
             total[token] += (wide[0] * weights[token, choice]).to(x.dtype).float()

@@ -19,13 +19,13 @@ def get_gated_product(name: str) -> GatedProduct:
     """The activation that a config's `hidden_act` names, and the product that follows it."""
     if name not in ("silu", "swish"):
         raise CheckpointError(f"hidden_act {name!r} is not supported; known: silu")
-    activate = ops().silu_and_mul
+    activate = ops().act_and_mul
 
     def product(x: Tensor, kernel: LinearKernel) -> Tensor:
         takes_codes = of_rows(kernel)
         if takes_codes is None:
-            return kernel(activate(x))
-        rows = takes_codes.ops.silu_and_mul_quantized(x, takes_codes.codes.dtype)
+            return kernel(activate(x, "silu"))
+        rows = takes_codes.ops.act_and_mul_quantized(x, "silu", takes_codes.codes.dtype)
         return takes_codes.of_codes(*rows, x.dtype)
 
     return product

@@ -109,7 +109,7 @@ class PackedKernel:
 
 
 def gated_kernel(kernel: LinearKernel) -> LinearKernel | None:
-    """The kernel's product with silu_and_mul at its end, if it is one that has such a form."""
+    """The kernel's product with a gated silu at its end, if it is one that has such a form."""
     if isinstance(kernel, PackedKernel) and kernel.out_dtype is kernel.weight.dtype:
         return kernel.gated
     return None

@@ -1,3 +1,5 @@
+// Operations on single numbers, and on pairs of them.
+#include "cpu/kernels/activations.h"
 #include "cpu/kernels/kernels.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -40,15 +42,31 @@ void rotary_rows(const Rotary& p, int64_t begin, int64_t end) {
   }
 }
 
-template <class T>
-void silu_and_mul_rows(const SiluAndMul& p, int64_t begin, int64_t end) {
+template <class T, class Function>
+void activate_rows(const Activation& p, int64_t begin, int64_t end, Function&& function) {
   for (int64_t row = begin; row < end; ++row) {
-    const T* gate = static_cast<const T*>(p.x) + row * p.x_stride;
-    const T* up = gate + p.size;
+    const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
     T* out = static_cast<T*>(p.out) + row * p.out_stride;
     for_each_vector(p.size, [&](int64_t i, int64_t count) {
-      const Vec product = silu_times(out, load_upto(gate + i, count), load_upto(up + i, count));
-      store_upto(out + i, product, count);
+      Vec result = function(load_upto(x + i, count));
+      // Rounded as if it had been stored in between.
+      if (p.is_gated) result = rounded_to(out, result) * load_upto(x + p.size + i, count);
+      store_upto(out + i, result, count);
+    });
+  }
+}
+
+template <class T>
+void scaled_add_rows(const ScaledAdd& p, int64_t begin, int64_t end) {
+  const Vec x_scale = broadcast(p.x_scale), y_scale = broadcast(p.y_scale);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
+    const T* y = static_cast<const T*>(p.y) + row * p.y_stride;
+    T* out = static_cast<T*>(p.out) + row * p.out_stride;
+    for_each_vector(p.size, [&](int64_t i, int64_t count) {
+      Vec sum = load_upto(x + i, count) * x_scale;
+      if (p.y != nullptr) sum = multiply_add(load_upto(y + i, count), y_scale, sum);
+      store_upto(out + i, sum, count);
     });
   }
 }
@@ -70,11 +88,21 @@ void rotary(const Rotary& p, int64_t begin, int64_t end) {
   }
 }
 
-void silu_and_mul(const SiluAndMul& p, int64_t begin, int64_t end) {
+void activate(const Activation& p, int64_t begin, int64_t end) {
+  with_activation(p.kind, [&](auto function) {
+    if (p.dtype == DType::kBFloat16) {
+      activate_rows<BFloat16>(p, begin, end, function);
+    } else {
+      activate_rows<float>(p, begin, end, function);
+    }
+  });
+}
+
+void scaled_add(const ScaledAdd& p, int64_t begin, int64_t end) {
   if (p.dtype == DType::kBFloat16) {
-    silu_and_mul_rows<BFloat16>(p, begin, end);
+    scaled_add_rows<BFloat16>(p, begin, end);
   } else {
-    silu_and_mul_rows<float>(p, begin, end);
+    scaled_add_rows<float>(p, begin, end);
   }
 }
 

@@ -5,9 +5,10 @@
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-void rms_norm(const RmsNorm&, int64_t begin, int64_t end);
+void norm(const Norm&, int64_t begin, int64_t end);
 void rotary(const Rotary&, int64_t begin, int64_t end);
-void silu_and_mul(const SiluAndMul&, int64_t begin, int64_t end);
+void activate(const Activation&, int64_t begin, int64_t end);
+void scaled_add(const ScaledAdd&, int64_t begin, int64_t end);
 void write_cache(const CacheWrite&, int64_t begin, int64_t end);
 void apply_token_mask(const TokenMask&, int64_t begin_part, int64_t end_part);
 void sample(const Sampling&, int64_t begin, int64_t end, float* scratch);

@@ -3,37 +3,60 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-// Four chains of sums hide the latency of an addition; their order is fixed.
-template <class T>
-float sum_of_squares(const T* row, int64_t size) {
+// The mean over a row of what add(numbers, sum so far) adds up. Four chains of sums hide the latency
+// of an addition; their order is fixed.
+template <class T, class Add>
+float mean_of(const T* row, int64_t size, Add&& add) {
   Vec sums[4] = {};
   int64_t i = 0;
   for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
     for (int chain = 0; chain < 4; ++chain) {
-      const Vec x = load(row + i + chain * kLanes);
-      sums[chain] = multiply_add(x, x, sums[chain]);
+      sums[chain] = add(load(row + i + chain * kLanes), sums[chain], int64_t{kLanes});
     }
   }
   for_each_vector(size - i, [&](int64_t offset, int64_t count) {
-    const Vec x = load_upto(row + i + offset, count);
-    sums[0] = multiply_add(x, x, sums[0]);
+    sums[0] = add(load_upto(row + i + offset, count), sums[0], count);
   });
-  return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
 }
 
-template <class T>
-void norm_row(const RmsNorm& p, const T* x, const T* weight, T* out) {
-  const float mean = sum_of_squares(x, p.size) / static_cast<float>(p.size);
-  const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
+inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
+
+template <class T, class W>
+void rms_norm_row(const Norm& p, const T* x, T* out) {
+  const W* weight = static_cast<const W*>(p.weight);
+  const float square =
+      mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
+  const Vec scale = broadcast(inverse_root(square + p.eps));
   for_each_vector(p.size, [&](int64_t i, int64_t count) {
-    const Vec normed = rounded_to(out, load_upto(x + i, count) * scale);
+    Vec normed = load_upto(x + i, count) * scale;
+    // A weight of the same type is multiplied by what would be stored.
+    if constexpr (sizeof(T) == sizeof(W)) normed = rounded_to(out, normed);
     store_upto(out + i, normed * load_upto(weight + i, count), count);
   });
 }
 
-template <class T>
-void rms_norm_rows(const RmsNorm& p, int64_t begin, int64_t end) {
-  const T* weight = static_cast<const T*>(p.weight);
+template <class T, class W>
+void layer_norm_row(const Norm& p, const T* x, T* out) {
+  const W *weight = static_cast<const W*>(p.weight), *bias = static_cast<const W*>(p.bias);
+  const Vec mean = broadcast(mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return sum + v; }));
+  const float variance = mean_of(x, p.size, [&](Vec v, Vec sum, int64_t count) {
+    // What a row does not fill of a vector is no number of it.
+    Vec apart = v - mean;
+    for (int64_t lane = count; lane < kLanes; ++lane) apart[lane] = 0.0f;
+    return multiply_add(apart, apart, sum);
+  });
+  const Vec scale = broadcast(inverse_root(variance + p.eps));
+  for_each_vector(p.size, [&](int64_t i, int64_t count) {
+    const Vec normed = (load_upto(x + i, count) - mean) * scale;
+    const Vec shift = bias == nullptr ? Vec{} : load_upto(bias + i, count);
+    store_upto(out + i, multiply_add(normed, load_upto(weight + i, count), shift), count);
+  });
+}
+
+template <class T, class W>
+void norm_rows(const Norm& p, int64_t begin, int64_t end) {
+  const auto norm_row = p.is_centered ? layer_norm_row<T, W> : rms_norm_row<T, W>;
   for (int64_t token = begin; token < end; ++token) {
     const T* x = static_cast<const T*>(p.x) + token * p.x_stride;
     T* out = static_cast<T*>(p.out) + token * p.out_stride;
@@ -45,18 +68,20 @@ void rms_norm_rows(const RmsNorm& p, int64_t begin, int64_t end) {
       x = residual;
     }
     for (int64_t head = 0; head < p.num_heads; ++head) {
-      norm_row(p, x + head * p.x_head_stride, weight, out + head * p.out_head_stride);
+      norm_row(p, x + head * p.x_head_stride, out + head * p.out_head_stride);
     }
   }
 }
 
 }  // namespace
 
-void rms_norm(const RmsNorm& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    rms_norm_rows<BFloat16>(p, begin, end);
+void norm(const Norm& p, int64_t begin, int64_t end) {
+  if (p.dtype == DType::kFloat32) {
+    norm_rows<float, float>(p, begin, end);
+  } else if (p.weight_dtype == DType::kFloat32) {
+    norm_rows<BFloat16, float>(p, begin, end);
   } else {
-    rms_norm_rows<float>(p, begin, end);
+    norm_rows<BFloat16, BFloat16>(p, begin, end);
   }
 }
 

@@ -239,11 +239,7 @@ static inline Vec exponential(Vec x) {
 
 static inline float exponential(float x) { return exponential(broadcast(x))[0]; }
 
-// silu(gate) * up, with silu rounded as storage of type T would.
-template <class T>
-static inline Vec silu_times(const T* storage, Vec gate, Vec up) {
-  return rounded_to(storage, gate / (1.0f + exponential(-gate))) * up;
-}
+static inline Vec silu(Vec x) { return x / (1.0f + exponential(-x)); }
 
 // ---- layout
 

@@ -16,7 +16,9 @@ static inline void store_rows_as(const Product& p, int64_t row, int64_t output, 
     for_each_vector(num_outputs, [&](int64_t i, int64_t count) {
       Vec sum = load(sums + i);
       if (p.bias != nullptr) sum += load_upto(p.bias + output + i, count);
-      if (is_gated(p)) sum = silu_times(out, load_upto(out + i, count), rounded_to(out, sum));
+      if (is_gated(p)) {
+        sum = rounded_to(out, silu(load_upto(out + i, count))) * rounded_to(out, sum);
+      }
       store_upto(out + i, sum, count);
     });
   }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.reference_experts import ExpertOrder, max_tiles
 from vllm_lite.kernels.triton import tuning
-from vllm_lite.kernels.triton.activation import silu_and_mul
+from vllm_lite.kernels.triton.activation import act_and_mul
 from vllm_lite.kernels.triton.split_sums import tile_of
 
 _SORT_BLOCK = 1024
@@ -209,7 +209,9 @@ def experts_mlp(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     tile = tuning.product_tile("experts", triton.cdiv(num_tokens * top_k, num_experts), x.device)
     order = order_by_expert(ids, num_experts, tile.block_m)
     hidden = _experts_linear(x, gate_up, order, tile, top_k, None)
-    results = _experts_linear(silu_and_mul(hidden), down, order, tile, 1, weights.contiguous())
+    results = _experts_linear(
+        act_and_mul(hidden, "silu"), down, order, tile, 1, weights.contiguous()
+    )
     return results.view(num_tokens, top_k, -1).sum(1)
 
 

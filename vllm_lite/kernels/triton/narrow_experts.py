@@ -14,12 +14,12 @@ from torch import Tensor
 from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
 from vllm_lite.kernels.reference_experts import ExpertOrder
 from vllm_lite.kernels.triton import device, tuning
-from vllm_lite.kernels.triton.activation import silu_and_mul
+from vllm_lite.kernels.triton.activation import act_and_mul
 from vllm_lite.kernels.triton.experts import order_by_expert
 from vllm_lite.kernels.triton.grouped_linear import half_values, kind_of, planes_of
 from vllm_lite.kernels.triton.numbers import INT8, as_stored, format_of
 from vllm_lite.kernels.triton.quantize import quantize_rows
-from vllm_lite.kernels.triton.quantized_activation import silu_and_mul_quantized
+from vllm_lite.kernels.triton.quantized_activation import act_and_mul_quantized
 from vllm_lite.kernels.triton.scaled_linear import as_operand
 from vllm_lite.kernels.triton.split_sums import tile_of
 
@@ -184,7 +184,7 @@ def scaled_experts_mlp(
     hidden = x.new_empty((ids.numel(), gate_up.shape[1]))
     _scaled_products(hidden, rows, (gate_up, gate_up_scales), order, tile, top_k, None)
     results = x.new_empty((ids.numel(), down.shape[1]))
-    rows = silu_and_mul_quantized(hidden, number)
+    rows = act_and_mul_quantized(hidden, "silu", number)
     _scaled_products(results, rows, (down, down_scales), order, tile, 1, weights.contiguous())
     return results.view(num_tokens, top_k, -1).sum(1)
 
@@ -231,7 +231,7 @@ def grouped_experts_mlp(
     hidden = x.new_empty((ids.numel(), 2 * down.num_inputs))
     _grouped_products(hidden, x, gate_up, order, tile, top_k, None)
     results = x.new_empty((ids.numel(), down.num_outputs // num_experts))
-    inner = silu_and_mul(hidden)
+    inner = act_and_mul(hidden, "silu")
     _grouped_products(results, inner, down, order, tile, 1, weights.contiguous())
     return results.view(num_tokens, top_k, -1).sum(1)
 

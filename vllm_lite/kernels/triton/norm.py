@@ -1,7 +1,7 @@
-"""RMSNorm by Triton, alone or fused with the residual addition: one program a row.
+"""RMSNorm and LayerNorm by Triton, alone or fused with the residual addition: a program a row.
 
-Rounds where `reference` rounds: the sum to its storage type before it is normed, the normed row
-before the weight.
+Rounds where `reference` rounds: the sum to its storage type before it is normed; of RMSNorm, the
+normed row before a weight of its own type.
 """
 
 from __future__ import annotations
@@ -12,10 +12,30 @@ from torch import Tensor, empty_like
 
 
 @triton.jit
-def rms_norm_kernel(
+def normed_row(
+    x, weight_ptr, bias_ptr, size, eps, IS_CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """A norm of a row x, float32 and zero beyond its size: float32, zero there too."""
+    columns = tl.arange(0, x.shape[0])
+    mask = columns < size
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    if IS_CENTERED:
+        x = tl.where(mask, x - tl.sum(x, axis=0) / size, 0.0)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+    if not IS_CENTERED:
+        normed = normed.to(weight.dtype).to(tl.float32)
+    normed = normed * weight.to(tl.float32)
+    if HAS_BIAS:
+        normed += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    return normed
+
+
+@triton.jit
+def norm_kernel(
     out_ptr,
     x_ptr,
     weight_ptr,
+    bias_ptr,
     out_stride,
     out_head_stride,
     x_stride,
@@ -23,6 +43,8 @@ def rms_norm_kernel(
     num_heads,
     size,
     eps,
+    IS_CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64) // num_heads
@@ -32,21 +54,22 @@ def rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     mask = columns < size
     x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
-    normed = normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    normed = normed_row(x, weight_ptr, bias_ptr, size, eps, IS_CENTERED, HAS_BIAS)
     tl.store(out_ptr + columns, normed, mask=mask)
 
 
 @triton.jit
-def add_rms_norm_kernel(
+def add_norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
+    bias_ptr,
     x_stride,
     residual_stride,
     size,
     eps,
+    IS_CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -54,27 +77,56 @@ def add_rms_norm_kernel(
     mask = columns < size
     x_ptrs = x_ptr + row * x_stride + columns
     residual_ptrs = residual_ptr + row * residual_stride + columns
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     total = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
-    total = total.to(weight.dtype)
+    total = total.to(x_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     total = total.to(tl.float32)
-    normed = total * tl.rsqrt(tl.sum(total * total, axis=0) / size + eps)
-    normed = normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    normed = normed_row(total, weight_ptr, bias_ptr, size, eps, IS_CENTERED, HAS_BIAS)
     tl.store(x_ptrs, normed, mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    return _norm(x, weight, None, eps, out, is_centered=False)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _add_norm(x, residual, weight, None, eps, is_centered=False)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+) -> Tensor:
+    return _norm(x, weight, bias, eps, out, is_centered=True)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _add_norm(x, residual, weight, bias, eps, is_centered=True)
+
+
+def _norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor | None,
+    *,
+    is_centered: bool,
+) -> Tensor:
     if out is None:
         out = empty_like(x)
     size = x.shape[-1]
     num_heads = 1 if x.dim() == 2 else x.shape[1]
     block = triton.next_power_of_2(size)
-    rms_norm_kernel[(x.shape[0] * num_heads,)](
+    norm_kernel[(x.shape[0] * num_heads,)](
         out,
         x,
         weight,
+        weight if bias is None else bias,
         out.stride(0),
         out.stride(-2),
         x.stride(0),
@@ -82,25 +134,36 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
         num_heads,
         size,
         eps,
+        IS_CENTERED=is_centered,
+        HAS_BIAS=bias is not None,
         BLOCK=block,
         num_warps=warps_for(block),
     )
     return out
 
 
-def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+def _add_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    is_centered: bool,
 ) -> tuple[Tensor, Tensor]:
     num_rows, size = x.shape
     block = triton.next_power_of_2(size)
-    add_rms_norm_kernel[(num_rows,)](
+    add_norm_kernel[(num_rows,)](
         x,
         residual,
         weight,
+        weight if bias is None else bias,
         x.stride(0),
         residual.stride(0),
         size,
         eps,
+        IS_CENTERED=is_centered,
+        HAS_BIAS=bias is not None,
         BLOCK=block,
         num_warps=warps_for(block),
     )

@@ -13,7 +13,7 @@ from vllm_lite.kernels.reference import (
     linear,
     pack_linear,
 )
-from vllm_lite.kernels.triton.activation import gated_linear, gelu_and_mul, silu_and_mul
+from vllm_lite.kernels.triton.activation import act_and_mul, activation, gated_linear, scaled_add
 from vllm_lite.kernels.triton.attention import paged_attention
 from vllm_lite.kernels.triton.cache import reshape_and_cache
 from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route_topk
@@ -28,23 +28,28 @@ from vllm_lite.kernels.triton.logits import (
 )
 from vllm_lite.kernels.triton.mask import apply_token_mask
 from vllm_lite.kernels.triton.narrow_experts import grouped_experts_mlp, scaled_experts_mlp
-from vllm_lite.kernels.triton.norm import fused_add_rms_norm, rms_norm
+from vllm_lite.kernels.triton.norm import (
+    fused_add_layer_norm,
+    fused_add_rms_norm,
+    layer_norm,
+    rms_norm,
+)
 from vllm_lite.kernels.triton.quantize import (
     fused_add_rms_norm_quantized,
     quantize_by_scale,
     quantize_rows,
     rms_norm_quantized,
 )
-from vllm_lite.kernels.triton.quantized_activation import (
-    gelu_and_mul_quantized,
-    silu_and_mul_quantized,
-)
+from vllm_lite.kernels.triton.quantized_activation import act_and_mul_quantized
 from vllm_lite.kernels.triton.rotary import rotary_embedding
 from vllm_lite.kernels.triton.rotary_cache import rotary_and_cache
 from vllm_lite.kernels.triton.sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.scaled_linear import scaled_linear
 
 __all__ = [
+    "act_and_mul",
+    "act_and_mul_quantized",
+    "activation",
     "add_to_logits",
     "apply_token_mask",
     "count_tokens",
@@ -55,14 +60,14 @@ __all__ = [
     "expand_grouped",
     "experts_mlp",
     "fixed_linear",
+    "fused_add_layer_norm",
     "fused_add_rms_norm",
     "fused_add_rms_norm_quantized",
     "gated_linear",
-    "gelu_and_mul",
-    "gelu_and_mul_quantized",
     "greedy_tokens",
     "grouped_experts_mlp",
     "grouped_linear",
+    "layer_norm",
     "linear",
     "order_by_expert",
     "pack_linear",
@@ -79,9 +84,8 @@ __all__ = [
     "rotary_and_cache",
     "rotary_embedding",
     "route_topk",
+    "scaled_add",
     "scaled_experts_mlp",
     "scaled_linear",
-    "silu_and_mul",
-    "silu_and_mul_quantized",
     "token_logprobs",
 ]

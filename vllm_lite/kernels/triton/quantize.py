@@ -98,12 +98,12 @@ def norm_quantize_kernel(
     if HAS_RESIDUAL:
         residual_ptrs = residual_ptr + row * residual_stride + columns
         x += tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
-        rounded = x.to(weight.dtype)
+        rounded = x.to(x_ptr.dtype.element_ty)
         tl.store(residual_ptrs, rounded, mask=mask)
         x = rounded.to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
     normed = normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    normed = normed.to(weight.dtype).to(tl.float32)
+    normed = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
     inverse, scale = row_scale(largest_magnitude(normed), LARGEST_NUMBER)
     tl.store(codes_ptr + row * size + columns, encode_scaled(normed, inverse, FORMAT), mask=mask)
     tl.store(scales_ptr + row, scale)

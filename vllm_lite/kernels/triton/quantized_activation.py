@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.reference_quantized import LARGEST
-from vllm_lite.kernels.triton.activation import gated_product, gelu_name
+from vllm_lite.kernels.triton.activation import gated_product
 from vllm_lite.kernels.triton.norm import warps_for
 from vllm_lite.kernels.triton.numbers import as_stored, encode_scaled, format_of, row_scale
 from vllm_lite.kernels.triton.quantize import largest_magnitude
@@ -38,17 +38,7 @@ def gated_quantize_kernel(
     tl.store(scales_ptr + row, scale)
 
 
-def silu_and_mul_quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _gated_quantized(x, dtype, "silu")
-
-
-def gelu_and_mul_quantized(
-    x: Tensor, dtype: torch.dtype, approximate: str = "none"
-) -> tuple[Tensor, Tensor]:
-    return _gated_quantized(x, dtype, gelu_name(approximate))
-
-
-def _gated_quantized(x: Tensor, dtype: torch.dtype, activation: str) -> tuple[Tensor, Tensor]:
+def act_and_mul_quantized(x: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     num_rows, doubled = x.shape
     size = doubled // 2
     codes = x.new_empty((num_rows, size), dtype=dtype)
@@ -60,7 +50,7 @@ def _gated_quantized(x: Tensor, dtype: torch.dtype, activation: str) -> tuple[Te
         x,
         x.stride(0),
         size,
-        ACTIVATION=activation,
+        ACTIVATION=name,
         LARGEST_NUMBER=LARGEST[dtype],
         FORMAT=format_of(dtype),
         BLOCK=block,

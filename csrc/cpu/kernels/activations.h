@@ -1,0 +1,60 @@
+// The activations between two products, on vectors. For elementwise.cpp only.
+#pragma once
+
+#include "cpu/kernels/simd.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+inline Vec sum_of_powers(Vec x, const float (&factors)[9]) {
+  Vec sum = broadcast(factors[8]);
+#pragma GCC unroll 8
+  for (int i = 7; i >= 0; --i) sum = multiply_add(sum, x, broadcast(factors[i]));
+  return sum;
+}
+
+// x times the normal distribution's share below x: to some units in the last place of the result,
+// however small that is. The share beyond |x| is e^(-x^2 / 2) t P(t), t = 1 / (1 + 0.3 |x| / sqrt 2),
+// which a fit of P brings to 2e-8 of it. |x| is cut in two, as a rounded square would spoil a power.
+inline Vec gelu(Vec x) {
+  constexpr float kFactors[] = {8.45950544e-2f,  8.53424072e-2f, 7.42630213e-2f,
+                                1.07143901e-1f,  -4.66617011e-2f, 2.72998184e-1f,
+                                -2.55455524e-1f, 2.42478460e-1f, -6.47037998e-2f};
+  constexpr float kFarthest = 16.0f;  // nothing is beyond
+  const Vec distance =
+      min_lanes(bit_cast<Vec>(bit_cast<BitsVec>(x) & 0x7fffffffu), broadcast(kFarthest));
+  const Vec head = bit_cast<Vec>(bit_cast<BitsVec>(distance) & 0xfffff000u);
+  const Vec tail = (distance - head) * (distance + head) * -0.5f;
+  Vec power = broadcast(1.0f / 6.0f);
+  power = multiply_add(power, tail, broadcast(0.5f));
+  power = multiply_add(power, tail, broadcast(1.0f));
+  power = multiply_add(power, tail, broadcast(1.0f)) * exponential(head * head * -0.5f);
+  const Vec t = 1.0f / multiply_add(distance, broadcast(0.212132034f), broadcast(1.0f));
+  const Vec beyond = sum_of_powers(t, kFactors) * t * power;
+  return x * (x < Vec{} ? beyond : 1.0f - beyond);
+}
+
+// (1 + tanh y) / 2 is the logistic function of 2 y.
+inline Vec gelu_tanh(Vec x) {
+  const Vec bent = 1.59576912f * multiply_add(x * x * x, broadcast(0.044715f), x);
+  return x / (1.0f + exponential(-bent));
+}
+
+inline Vec relu(Vec x) { return max_lanes(x, Vec{}); }
+
+// Calls body(the function of vectors that `kind` is).
+template <class Body>
+void with_activation(ActivationKind kind, Body&& body) {
+  switch (kind) {
+    case ActivationKind::kSilu: return body([](Vec x) { return silu(x); });
+    case ActivationKind::kGelu: return body([](Vec x) { return gelu(x); });
+    case ActivationKind::kGeluTanh: return body([](Vec x) { return gelu_tanh(x); });
+    case ActivationKind::kGeluQuick:
+      return body([](Vec x) { return x / (1.0f + exponential(-1.702f * x)); });
+    case ActivationKind::kRelu: return body([](Vec x) { return relu(x); });
+    case ActivationKind::kRelu2: return body([](Vec x) { return relu(x) * relu(x); });
+  }
+}
+
+}  // namespace
+}  // namespace vllm_lite::VLLM_LITE_ISA
