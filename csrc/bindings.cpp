@@ -172,37 +172,18 @@ void define(nb::module_& m, nb::class_<Program>& program, const char* name,
   });
 }
 
-StepInputs step_inputs(int64_t num_tokens, Address ids, Address positions, Address slots,
-                       Address block_table, Address query_start_loc, Address seq_lens,
-                       int64_t num_requests, int64_t blocks_per_request,
-                       int64_t block_table_stride) {
-  return {num_tokens,
-          pointer<int64_t>(ids),
-          pointer<int64_t>(positions),
-          pointer<int64_t>(slots),
-          {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
-           pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
-           0}};
-}
-
-template <class... Arguments>
-void define_program(nb::class_<Program>& program, StepInputs (*make)(Arguments...)) {
-  program
-      .def("__init__", [make](Program* self, Arguments... arguments) {
-        new (self) Program(make(arguments...));
-      })
-      .def("run", [make](Program& self, Arguments... arguments) { self.run(make(arguments...)); },
+void define_program(nb::class_<Program>& program) {
+  using Numbers = std::vector<int64_t>;
+  program.def(nb::init<Numbers, Numbers>())
+      .def("run", [](Program& self, const Numbers& step) { self.run(step); },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("profile",
-           [make](Program& self, Arguments... arguments) {
-             return self.profile(make(arguments...));
-           })
+      .def("profile", [](Program& self, const Numbers& step) { return self.profile(step); })
       .def("finish",
            [](Program& self, const std::vector<std::pair<Address, int64_t>>& temporaries,
-              Address result, int64_t max_tokens) {
+              std::vector<Address> results, int64_t max_tokens) {
              std::vector<Program::Temporary> list;
              for (const auto& [address, bytes] : temporaries) list.push_back({address, bytes});
-             return self.finish(list, result, max_tokens);
+             return self.finish(list, std::move(results), max_tokens);
            })
       .def("place", &Program::place);
 }
@@ -297,7 +278,7 @@ NB_MODULE(_cpu, m) {
   nb::set_leak_warnings(false);
   const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Program> program(m, "Program");
-  define_program(program, step_inputs);
+  define_program(program);
   define(m, program, "embedding", embedding_call);
   define(m, program, "norm", norm_call);
   define(m, program, "rotary_embedding", rotary_call);

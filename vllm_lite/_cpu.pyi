@@ -3,52 +3,13 @@
 class Program:
     """A recorded step. Each function that takes part in one is also a method, which records it."""
 
-    def __init__(
-        self,
-        num_tokens: int,
-        ids: int,
-        positions: int,
-        slots: int,
-        block_table: int,
-        query_start_loc: int,
-        seq_lens: int,
-        num_requests: int,
-        blocks_per_request: int,
-        block_table_stride: int,
-        /,
-    ) -> None: ...
-    def run(
-        self,
-        num_tokens: int,
-        ids: int,
-        positions: int,
-        slots: int,
-        block_table: int,
-        query_start_loc: int,
-        seq_lens: int,
-        num_requests: int,
-        blocks_per_request: int,
-        block_table_stride: int,
-        /,
-    ) -> None: ...
-    def profile(
-        self,
-        num_tokens: int,
-        ids: int,
-        positions: int,
-        slots: int,
-        block_table: int,
-        query_start_loc: int,
-        seq_lens: int,
-        num_requests: int,
-        blocks_per_request: int,
-        block_table_stride: int,
-        /,
-    ) -> list[tuple[str, float]]: ...
+    def __init__(self, example: list[int], input_bytes: list[int], /) -> None: ...
+    def run(self, step: list[int], /) -> None: ...
+    def profile(self, step: list[int], /) -> list[tuple[str, float]]: ...
     def finish(
-        self, temporaries: list[tuple[int, int]], result: int, max_tokens: int, /
+        self, temporaries: list[tuple[int, int]], results: list[int], max_tokens: int, /
     ) -> int: ...
-    def place(self, memory: int, /) -> int: ...
+    def place(self, memory: int, /) -> list[int]: ...
 
 def embedding(
     ids: int, rows: int, out: int, num_tokens: int, num_rows: int, row_bytes: int, /

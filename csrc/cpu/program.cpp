@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,126 +14,127 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Use { kRead, kWrite };
+enum class Use { kRead, kWrite, kChange };
 
-// ---- each operation: the temporaries that it uses, in order, and what it takes of the step
+// ---- each operation: the tensors that it uses, in order, and what it takes of the step. Tensors go
+// to visit(pointer, use); what it takes to visit.tokens(count), visit.requests(count),
+// visit.input(pointer) and visit.table(pointer, stride, width).
 
 template <class Visit>
-void each_temporary(EmbeddingCall& call, Visit&& visit) {
+void each_tensor(EmbeddingCall& call, Visit&& visit) {
   visit(call.p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(EmbeddingCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-  visit(call.p.ids, step.ids);
+void each_input(EmbeddingCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+  visit.input(call.p.ids);
 }
 
 template <class Visit>
-void each_temporary(Norm& p, Visit&& visit) {
+void each_tensor(Norm& p, Visit&& visit) {
   visit(p.x, Use::kRead);
-  if (p.residual != nullptr) visit(p.residual, Use::kRead);
+  if (p.residual != nullptr) visit(p.residual, Use::kChange);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(Norm&, const StepInputs&, Visit&&) {}
+void each_input(Norm&, Visit&&) {}
 
 template <class Visit>
-void each_temporary(Activation& p, Visit&& visit) {
+void each_tensor(Activation& p, Visit&& visit) {
   visit(p.x, Use::kRead);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(Activation&, const StepInputs&, Visit&&) {}
+void each_input(Activation&, Visit&&) {}
 
 template <class Visit>
-void each_temporary(ScaledAdd& p, Visit&& visit) {
+void each_tensor(ScaledAdd& p, Visit&& visit) {
   visit(p.x, Use::kRead);
   if (p.y != nullptr) visit(p.y, Use::kRead);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(ScaledAdd&, const StepInputs&, Visit&&) {}
+void each_input(ScaledAdd&, Visit&&) {}
 
 template <class Visit>
-void each_temporary(RotaryRows& rotary, Visit&& visit) {
-  for (void*& heads : rotary.p.heads) visit(heads, Use::kRead);
+void each_tensor(RotaryRows& rotary, Visit&& visit) {
+  for (void*& heads : rotary.p.heads) visit(heads, Use::kChange);
 }
 template <class Visit>
-void each_input(RotaryRows& rotary, const StepInputs& step, Visit&& visit) {
-  visit(rotary.p.positions, step.positions);
+void each_input(RotaryRows& rotary, Visit&& visit) {
+  visit.input(rotary.p.positions);
 }
 
 template <class Visit>
-void each_temporary(CacheRows& cache, Visit&& visit) {
+void each_tensor(CacheRows& cache, Visit&& visit) {
   visit(cache.key.source, Use::kRead);
   visit(cache.value.source, Use::kRead);
 }
 template <class Visit>
-void each_input(CacheRows& cache, const StepInputs& step, Visit&& visit) {
-  visit(cache.key.slots, step.slots);
-  visit(cache.value.slots, step.slots);
+void each_input(CacheRows& cache, Visit&& visit) {
+  visit.input(cache.key.slots);
+  visit.input(cache.value.slots);
 }
 
 template <class Visit>
-void each_temporary(RowOperation& operation, Visit&& visit) {
-  std::visit([&](auto& p) { each_temporary(p, visit); }, operation);
+void each_tensor(RowOperation& operation, Visit&& visit) {
+  std::visit([&](auto& p) { each_tensor(p, visit); }, operation);
 }
 template <class Visit>
-void each_input(RowOperation& operation, const StepInputs& step, Visit&& visit) {
-  std::visit([&](auto& p) { each_input(p, step, visit); }, operation);
-}
-
-template <class Visit>
-void each_temporary(RowCall& call, Visit&& visit) {
-  each_temporary(call.p, visit);
-}
-template <class Visit>
-void each_input(RowCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-  each_input(call.p, step, visit);
+void each_input(RowOperation& operation, Visit&& visit) {
+  std::visit([&](auto& p) { each_input(p, visit); }, operation);
 }
 
 template <class Visit>
-void each_temporary(AttentionCall& call, Visit&& visit) {
+void each_tensor(RowCall& call, Visit&& visit) {
+  each_tensor(call.p, visit);
+}
+template <class Visit>
+void each_input(RowCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+  each_input(call.p, visit);
+}
+
+template <class Visit>
+void each_tensor(AttentionCall& call, Visit&& visit) {
   visit(call.p.query, Use::kRead);
   visit(call.p.output, Use::kWrite);
 }
 template <class Visit>
-void each_input(AttentionCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.batch.num_tokens, step.num_tokens);
-  visit(call.batch.block_table, step.batch.block_table);
-  visit(call.batch.block_table_stride, step.batch.block_table_stride);
-  visit(call.batch.blocks_per_request, step.batch.blocks_per_request);
-  visit(call.batch.query_start_loc, step.batch.query_start_loc);
-  visit(call.batch.seq_lens, step.batch.seq_lens);
-  visit(call.batch.num_requests, step.batch.num_requests);
+void each_input(AttentionCall& call, Visit&& visit) {
+  AttentionBatch& batch = call.batch;
+  visit.tokens(batch.num_tokens);
+  visit.requests(batch.num_requests);
+  visit.table(batch.block_table, batch.block_table_stride, batch.blocks_per_request);
+  visit.input(batch.query_start_loc);
+  visit.input(batch.seq_lens);
 }
 
 // A product.
 template <class Product, class Visit>
   requires requires(Product& call) { call.beside; }
-void each_temporary(Product& call, Visit&& visit) {
-  if (call.beside.before) each_temporary(*call.beside.before, visit);
+void each_tensor(Product& call, Visit&& visit) {
+  if (call.beside.before) each_tensor(*call.beside.before, visit);
   visit(call.p.x, Use::kRead);
   visit(call.p.out, Use::kWrite);
-  for (RowOperation& operation : call.beside.after) each_temporary(operation, visit);
+  for (RowOperation& operation : call.beside.after) each_tensor(operation, visit);
 }
 template <class Product, class Visit>
   requires requires(Product& call) { call.beside; }
-void each_input(Product& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-  if (call.beside.before) each_input(*call.beside.before, step, visit);
-  for (RowOperation& operation : call.beside.after) each_input(operation, step, visit);
+void each_input(Product& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+  if (call.beside.before) each_input(*call.beside.before, visit);
+  for (RowOperation& operation : call.beside.after) each_input(operation, visit);
 }
 
 template <class Visit>
-void each_temporary(QuantizedLookupCall& call, Visit&& visit) {
+void each_tensor(QuantizedLookupCall& call, Visit&& visit) {
   visit(call.p.out, Use::kWrite);
 }
 template <class Visit>
-void each_input(QuantizedLookupCall& call, const StepInputs& step, Visit&& visit) {
-  visit(call.num_tokens, step.num_tokens);
-  visit(call.p.ids, step.ids);
+void each_input(QuantizedLookupCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+  visit.input(call.p.ids);
 }
 
 // ---- names
@@ -174,38 +176,96 @@ void set_address(T*& pointer, uintptr_t address) {
   pointer = reinterpret_cast<T*>(address);
 }
 
+[[noreturn]] void refuse(const char* reason) { throw std::invalid_argument(reason); }
+
 }  // namespace
 
+// Where a step's numbers stand: tokens, requests, then three for each input.
+struct Program::Check {
+  const Program& program;
+
+  void tokens(int64_t count) const { expect(count == program.example_[0]); }
+  void requests(int64_t count) const { expect(count == program.example_[1]); }
+  template <class T>
+  void input(const T* pointer) const {
+    expect(program.find_input(address_of(pointer)) >= 0);
+  }
+  template <class T>
+  void table(const T* pointer, int64_t stride, int64_t width) const {
+    const int64_t input = program.find_input(address_of(pointer));
+    expect(input >= 0);
+    const int64_t* numbers = program.numbers_of(input);
+    expect(address_of(pointer) == uintptr_t(numbers[0]) && stride == numbers[1] &&
+           width == numbers[2]);
+  }
+  static void expect(bool is_so) {
+    if (!is_so) refuse("an operation takes other inputs than the step's");
+  }
+};
+
+struct Program::Link {
+  Program& program;
+
+  void tokens(int64_t& count) const { add(count, 0); }
+  void requests(int64_t& count) const { add(count, 1); }
+  template <class T>
+  void input(T*& pointer) const {
+    const int64_t input = program.find_input(address_of(pointer));
+    add(pointer, place_of(input), address_of(pointer) - program.numbers_of(input)[0]);
+  }
+  template <class T>
+  void table(T*& pointer, int64_t& stride, int64_t& width) const {
+    const int64_t place = place_of(program.find_input(address_of(pointer)));
+    add(pointer, place);
+    add(stride, place + 1);
+    add(width, place + 2);
+  }
+  template <class Field>
+  void add(Field& field, int64_t place, int64_t offset = 0) const {
+    static_assert(sizeof field == sizeof(int64_t));
+    program.links_.push_back({&field, place, offset});
+  }
+};
+
+Program::Program(std::vector<int64_t> example, std::vector<int64_t> input_bytes)
+    : example_(std::move(example)), input_bytes_(std::move(input_bytes)) {
+  if (example_.size() != size_t(place_of(input_bytes_.size())) || example_[0] <= 0) {
+    refuse("a step has tokens, requests and three numbers for each input");
+  }
+}
+
+int64_t Program::find_input(uintptr_t address) const {
+  for (size_t i = 0; i < input_bytes_.size(); ++i) {
+    if (address - numbers_of(i)[0] < uintptr_t(input_bytes_[i])) return i;
+  }
+  return -1;
+}
+
 void Program::record(Call call) {
-  std::visit(
-      [&](auto& operation) {
-        each_input(operation, inputs_, [](const auto& given, const auto& expected) {
-          if (given != expected) {
-            throw std::invalid_argument("an operation takes other inputs than the step's");
-          }
-        });
-      },
-      call);
+  std::visit([&](auto& operation) { each_input(operation, Check{*this}); }, call);
   calls_.push_back(std::move(call));
 }
 
-int64_t Program::finish(std::span<const Temporary> temporaries, uintptr_t result,
+int64_t Program::finish(std::span<const Temporary> temporaries, std::vector<uintptr_t> results,
                         int64_t max_tokens) {
   for (const Temporary& temporary : temporaries) {
     if (temporary.bytes == 0) continue;
-    if (temporary.bytes % inputs_.num_tokens != 0) {
-      throw std::invalid_argument("a temporary does not hold one row for each token");
+    if (temporary.bytes % num_tokens() != 0) {
+      refuse("a temporary does not hold one row for each token");
     }
     buffers_.push_back({temporary.address, temporary.bytes});
   }
   std::sort(buffers_.begin(), buffers_.end(),
             [](const Buffer& a, const Buffer& b) { return a.address < b.address; });
-  result_ = result;
+  results_ = std::move(results);
   max_tokens_ = max_tokens;
   note_uses();
-  calls_ = fuse(calls_, [&](const void* a, const void* b) {
-    return &buffer_of(address_of(a)) != &buffer_of(address_of(b));
-  });
+  const auto owner_of = [&](const void* pointer) -> const void* {
+    const int64_t input = find_input(address_of(pointer));
+    return input >= 0 ? static_cast<const void*>(numbers_of(input))
+                      : &buffer_of(address_of(pointer));
+  };
+  calls_ = fuse(calls_, [&](const void* a, const void* b) { return owner_of(a) != owner_of(b); });
   note_uses();
   return assign_offsets(max_tokens);
 }
@@ -214,7 +274,7 @@ Program::Buffer& Program::buffer_of(uintptr_t address) {
   auto after = std::upper_bound(buffers_.begin(), buffers_.end(), address,
                                 [](uintptr_t a, const Buffer& b) { return a < b.address; });
   if (after == buffers_.begin() || address - after[-1].address >= uintptr_t(after[-1].bytes)) {
-    throw std::invalid_argument("an operation uses a tensor that was not made in the step");
+    refuse("an operation uses a tensor that was not made in the step");
   }
   return after[-1];
 }
@@ -223,26 +283,30 @@ void Program::note_uses() {
   for (Buffer& buffer : buffers_) buffer.first_call = buffer.last_call = -1;
   for (size_t i = 0; i < calls_.size(); ++i) {
     const auto note = [&](const auto* pointer, Use use) {
+      if (find_input(address_of(pointer)) >= 0) {
+        if (use != Use::kRead) refuse("an operation writes to an input of the step");
+        return;
+      }
       Buffer& buffer = buffer_of(address_of(pointer));
       if (buffer.first_call < 0) {
-        if (use == Use::kRead) {
-          throw std::invalid_argument("an operation reads what no operation has written");
-        }
+        if (use != Use::kWrite) refuse("an operation reads what no operation has written");
         buffer.first_call = i;
       }
       buffer.last_call = i;
     };
-    std::visit([&](auto& operation) { each_temporary(operation, note); }, calls_[i]);
+    std::visit([&](auto& operation) { each_tensor(operation, note); }, calls_[i]);
   }
-  Buffer& result = buffer_of(result_);
-  if (result.first_call < 0) throw std::invalid_argument("no operation writes the result");
-  result.last_call = calls_.size();
+  for (uintptr_t result : results_) {
+    Buffer& buffer = buffer_of(result);
+    if (buffer.first_call < 0) refuse("no operation writes the result");
+    buffer.last_call = calls_.size();
+  }
 }
 
 // Each buffer, in the order of need, goes to the lowest offset where it meets no other.
 int64_t Program::assign_offsets(int64_t max_tokens) {
   const auto size_of = [&](const Buffer& buffer) {
-    const int64_t bytes = buffer.bytes / inputs_.num_tokens * max_tokens;
+    const int64_t bytes = buffer.bytes / num_tokens() * max_tokens;
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
   std::vector<Buffer*> needed;
@@ -273,28 +337,34 @@ int64_t Program::assign_offsets(int64_t max_tokens) {
   return total;
 }
 
-uintptr_t Program::place(uintptr_t memory) {
+std::vector<uintptr_t> Program::place(uintptr_t memory) {
   const auto moved = [&](uintptr_t address) {
     const Buffer& buffer = buffer_of(address);
     return memory + buffer.offset + (address - buffer.address);
   };
+  const Link link{*this};
   for (Call& call : calls_) {
     std::visit(
         [&](auto& operation) {
-          each_temporary(operation, [&](auto*& pointer, Use) {
-            set_address(pointer, moved(address_of(pointer)));
+          each_input(operation, link);
+          each_tensor(operation, [&](auto*& pointer, Use) {
+            if (find_input(address_of(pointer)) >= 0) {
+              link.input(pointer);
+            } else {
+              set_address(pointer, moved(address_of(pointer)));
+            }
           });
         },
         call);
   }
-  result_ = moved(result_);
+  for (uintptr_t& result : results_) result = moved(result);
   buffers_.clear();
-  return result_;
+  return results_;
 }
 
-std::vector<std::pair<std::string, double>> Program::profile(const StepInputs& inputs) {
+std::vector<std::pair<std::string, double>> Program::profile(std::span<const int64_t> step) {
   std::vector<double> seconds(calls_.size());
-  run_timed(inputs, seconds.data());
+  run_timed(step, seconds.data());
   std::vector<std::pair<std::string, double>> named;
   for (size_t i = 0; i < calls_.size(); ++i) {
     named.emplace_back(std::visit([](auto& operation) { return name_of(operation); }, calls_[i]),
@@ -303,20 +373,20 @@ std::vector<std::pair<std::string, double>> Program::profile(const StepInputs& i
   return named;
 }
 
-void Program::run_timed(const StepInputs& inputs, double* seconds) {
-  if (inputs.num_tokens > max_tokens_) {
-    throw std::out_of_range("a step of " + std::to_string(inputs.num_tokens) +
+void Program::run_timed(std::span<const int64_t> step, double* seconds) {
+  if (step.size() != example_.size()) refuse("a step has other inputs than the recorded one");
+  if (step[0] > max_tokens_) {
+    throw std::out_of_range("a step of " + std::to_string(step[0]) +
                             " tokens is larger than the " + std::to_string(max_tokens_) +
                             " that the program has room for");
   }
+  for (const Field& field : links_) {
+    const int64_t value = step[field.place] + field.offset;
+    std::memcpy(field.at, &value, sizeof value);
+  }
   for (Call& call : calls_) {
     const auto start = seconds == nullptr ? Clock::time_point() : Clock::now();
-    std::visit(
-        [&](auto& operation) {
-          each_input(operation, inputs, [](auto& value, const auto& now) { value = now; });
-          operation.run();
-        },
-        call);
+    std::visit([](auto& operation) { operation.run(); }, call);
     if (seconds != nullptr) {
       *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
     }

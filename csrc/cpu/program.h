@@ -3,7 +3,11 @@
 // While a program records, nothing is computed: it notes what each operation is called with. Every
 // operation must work on all tokens of the step, and what it reads must be the step's inputs,
 // weights, the cache, or what an earlier operation wrote. The temporaries in between get places in
-// one block of memory, by when they are needed.
+// one block of memory, by when they are needed; several programs may take turns in one.
+//
+// A step is numbers: its tokens, its requests, then of each input the address, the elements from one
+// row to the next, and those of a row. Which input an operation takes is seen by the address that it
+// is given while recording; where in the input it begins stays as recorded.
 #pragma once
 
 #include <cstdint>
@@ -68,42 +72,36 @@ struct QuantizedLookupCall {
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
                           QuantizedLinearCall, QuantizedLookupCall>;
 
-// What differs from step to step. The batch's num_blocks is the cache's and stays as recorded.
-struct StepInputs {
-  int64_t num_tokens;
-  const int64_t* ids;
-  const int64_t* positions;
-  const int64_t* slots;
-  AttentionBatch batch;
-};
-
 class Program {
  public:
-  // Records from now on calls of a step that has these inputs.
-  explicit Program(const StepInputs& inputs) : inputs_(inputs) {}
+  // Records from now on calls of this step, whose inputs have so many bytes.
+  Program(std::vector<int64_t> example, std::vector<int64_t> input_bytes);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
 
   // Throws std::invalid_argument where the call is not one of all the step's tokens.
   void record(Call call);
 
-  // Ends the recording and joins what can be (fusion.h). `temporaries` are the tensors that were made meanwhile; `result` lies in
-  // one of them. Returns the bytes of memory that steps of up to max_tokens tokens need; throws
-  // std::invalid_argument where an operation uses what the program cannot follow.
+  // Ends the recording and joins what can be (fusion.h). `temporaries` are the tensors that were made
+  // meanwhile; the results lie in them. Returns the bytes of memory that steps of up to max_tokens
+  // tokens need; throws std::invalid_argument where an operation uses what the program cannot follow.
   struct Temporary {
     uintptr_t address;
     int64_t bytes;
   };
-  int64_t finish(std::span<const Temporary> temporaries, uintptr_t result, int64_t max_tokens);
+  int64_t finish(std::span<const Temporary> temporaries, std::vector<uintptr_t> results,
+                 int64_t max_tokens);
 
-  // Gives the program its memory, of as many bytes as finish() said, aligned to 64; the address
-  // where the result of every step will be.
-  uintptr_t place(uintptr_t memory);
+  // Gives the program its memory, of as many bytes as finish() said, aligned to 64; the addresses
+  // where the results of every step will be.
+  std::vector<uintptr_t> place(uintptr_t memory);
 
   // Runs a step. Throws std::out_of_range, as the operations do, before they write; one thread at
   // a time.
-  void run(const StepInputs& inputs) { run_timed(inputs, nullptr); }
+  void run(std::span<const int64_t> step) { run_timed(step, nullptr); }
 
   // Runs a step as run() does; seconds that each operation took, by its name, in order.
-  std::vector<std::pair<std::string, double>> profile(const StepInputs& inputs);
+  std::vector<std::pair<std::string, double>> profile(std::span<const int64_t> step);
 
  private:
   struct Buffer {
@@ -113,18 +111,35 @@ class Program {
     int64_t first_call = -1;  // the one that writes it first; -1: none does
     int64_t last_call = -1;
   };
+  // A pointer or a number of a call that is set to one of the step's numbers, plus an offset.
+  struct Field {
+    void* at;
+    int64_t place;
+    int64_t offset;
+  };
+  // What an operation takes of the step: compared with the example, made fields of.
+  struct Check;
+  struct Link;
 
   // seconds: null, or one for each operation.
-  void run_timed(const StepInputs& inputs, double* seconds);
+  void run_timed(std::span<const int64_t> step, double* seconds);
   Buffer& buffer_of(uintptr_t address);
   void note_uses();
   int64_t assign_offsets(int64_t max_tokens);
 
-  StepInputs inputs_;
+  static int64_t place_of(int64_t input) { return 2 + 3 * input; }
+  int64_t num_tokens() const { return example_[0]; }
+  const int64_t* numbers_of(int64_t input) const { return &example_[place_of(input)]; }
+  // The input that has this address; -1: none.
+  int64_t find_input(uintptr_t address) const;
+
+  std::vector<int64_t> example_;
+  std::vector<int64_t> input_bytes_;
   int64_t max_tokens_ = 0;
-  uintptr_t result_ = 0;
+  std::vector<uintptr_t> results_;
   std::vector<Call> calls_;
   std::vector<Buffer> buffers_;  // by address
+  std::vector<Field> links_;
 };
 
 }  // namespace vllm_lite

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.kernels.test_dequantize import random_storage
 from vllm_lite import _cpu
 from vllm_lite.kernels import cpu
-from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors
+from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors, record_step
 from vllm_lite.kernels.quantized import QuantizedRows
 
 EPS = 1e-6
@@ -39,14 +39,14 @@ def step_of(*lengths: int) -> StepTensors:
     slots = table[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK
     slots[3::7] = -1
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    return StepTensors(
-        input_ids=torch.randint(0, 50, (len(positions),)),
-        positions=positions,
-        slot_mapping=slots,
-        block_table=table,
-        query_start_loc=starts.int(),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32),
-    )
+    return {
+        "input_ids": torch.randint(0, 50, (len(positions),)),
+        "positions": positions,
+        "slot_mapping": slots,
+        "block_table": table,
+        "query_start_loc": starts.int(),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32),
+    }
 
 
 @dataclass
@@ -95,17 +95,17 @@ class Layer:
 
     def forward(self, step: StepTensors) -> Tensor:
         queries, keys = self.heads
-        residual = cpu.embedding(step.input_ids, self.embedding)
+        residual = cpu.embedding(step["input_ids"], self.embedding)
         qkv = self.qkv(cpu.rms_norm(residual, self.norms[0], EPS))
         heads = qkv.view(-1, queries + 2 * keys, self.head_size)
         query, key, value = heads.split_with_sizes([queries, keys, keys], 1)
         if self.norms_heads:
             cpu.rms_norm(query, self.head_norm, EPS, out=query)
             cpu.rms_norm(key, self.head_norm, EPS, out=key)
-        cpu.rotary_embedding(step.positions, query, key, self.turns, self.is_neox)
-        cpu.reshape_and_cache(key, value, *self.caches, step.slot_mapping)
+        cpu.rotary_embedding(step["positions"], query, key, self.turns, self.is_neox)
+        cpu.reshape_and_cache(key, value, *self.caches, step["slot_mapping"])
         mixed = cpu.paged_attention(
-            query, *self.caches, step.block_table, step.query_start_loc, step.seq_lens, 0.1
+            query, *self.caches, step["block_table"], step["query_start_loc"], step["seq_lens"], 0.1
         )
         hidden = self.o(mixed.view(-1, queries * self.head_size))
         hidden, residual = cpu.fused_add_rms_norm(hidden, residual, self.norms[1], EPS)
@@ -123,7 +123,7 @@ class Layer:
 
 def recorded(forward: Callable[[StepTensors], Tensor]) -> RecordedStep:
     with torch.inference_mode():
-        return RecordedStep(forward, step_of(3), 300)
+        return record_step(forward, step_of(3), 300)
 
 
 def check(layer: Layer, *steps: StepTensors) -> None:
@@ -192,7 +192,7 @@ def test_gates_of_one_product_take_a_norm_along() -> None:
     packed = cpu.pack_linear(torch.randn(128, 40))
 
     def forward(step: StepTensors) -> Tensor:
-        hidden = cpu.embedding(step.input_ids, rows)
+        hidden = cpu.embedding(step["input_ids"], rows)
         return cpu.gated_linear(cpu.rms_norm(hidden, norm, EPS), packed)
 
     step, program = step_of(230), recorded(forward)
@@ -210,7 +210,7 @@ def test_layers_of_another_kind_are_joined_too(in_place: bool, dtype: torch.dtyp
     )
 
     def forward(step: StepTensors) -> Tensor:
-        hidden = cpu.scaled_add(cpu.embedding(step.input_ids, rows), None, 9.8)
+        hidden = cpu.scaled_add(cpu.embedding(step["input_ids"], rows), None, 9.8)
         inner = cpu.linear(cpu.layer_norm(hidden, norm, bias, EPS), up)
         inner = cpu.activation(inner, "gelu", out=inner if in_place else None)
         delta = cpu.linear(inner, down)
@@ -234,9 +234,9 @@ def test_nothing_is_written_where_a_step_is_refused(fault: str, is_quantized: bo
     layer = Layer(torch.float32, is_quantized)
     program, step = recorded(layer.forward), step_of(5)
     if fault == "position":
-        step.positions[4] = 300
+        step["positions"][4] = 300
     else:
-        step.slot_mapping[4] = 40 * BLOCK
+        step["slot_mapping"][4] = 40 * BLOCK
     with pytest.raises(IndexError, match=fault):
         program.run(step)
     assert not any(cache.any() for cache in layer.kept())
@@ -247,7 +247,7 @@ def test_a_product_over_what_a_norm_still_reads_stays_apart() -> None:
     packed = cpu.pack_linear(torch.randn(40, 40))
 
     def forward(step: StepTensors) -> Tensor:
-        hidden = cpu.embedding(step.input_ids, rows)
+        hidden = cpu.embedding(step["input_ids"], rows)
         return cpu.linear(cpu.rms_norm(hidden, norm, EPS), packed, out=hidden)
 
     step, program = step_of(230), recorded(forward)
@@ -260,11 +260,11 @@ def test_rows_of_another_number_stay_apart() -> None:
     norm = torch.randn(20)
 
     def forward(step: StepTensors) -> Tensor:
-        pairs = torch.empty(2 * len(step.input_ids), 20)
+        pairs = torch.empty(2 * len(step["input_ids"]), 20)
         out = pairs.view(-1, 40)
-        cpu.linear(cpu.embedding(step.input_ids, rows), packed, out=out)
+        cpu.linear(cpu.embedding(step["input_ids"], rows), packed, out=out)
         # The first halves of pairs: rows of half the stride.
-        half = pairs[: len(step.input_ids)]
+        half = pairs[: len(step["input_ids"])]
         cpu.rms_norm(half, norm, EPS, out=half)
         return out
 
@@ -278,7 +278,7 @@ def test_rows_that_two_products_read_are_made_once() -> None:
     first, second = (cpu.pack_linear(torch.randn(40, 40)) for _ in range(2))
 
     def forward(step: StepTensors) -> Tensor:
-        normed = cpu.rms_norm(cpu.embedding(step.input_ids, rows), norm, EPS)
+        normed = cpu.rms_norm(cpu.embedding(step["input_ids"], rows), norm, EPS)
         residual = cpu.linear(normed, first)
         return cpu.fused_add_rms_norm(cpu.linear(normed, second), residual, norm, EPS)[0]
 

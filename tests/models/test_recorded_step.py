@@ -14,7 +14,7 @@ from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import CASES, MIXED, ids_of
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors, UnrecordableError
+from vllm_lite.kernels.cpu_program import StepTensors, UnrecordableError, record_step
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization import unquantized
@@ -82,22 +82,23 @@ def test_what_torch_multiplies_is_not_recorded(
 
 
 def example(num_tokens: int = 3) -> StepTensors:
-    return StepTensors(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        positions=torch.arange(num_tokens),
-        slot_mapping=torch.arange(num_tokens),
-        block_table=torch.zeros((1, 1), dtype=torch.int32),
-        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
-        seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
-    )
+    return {
+        "input_ids": torch.zeros(num_tokens, dtype=torch.int64),
+        "positions": torch.arange(num_tokens),
+        "slot_mapping": torch.arange(num_tokens),
+        "block_table": torch.zeros((1, 1), dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, num_tokens], dtype=torch.int32),
+        "seq_lens": torch.tensor([num_tokens], dtype=torch.int32),
+    }
 
 
 TABLE = torch.randn(10, 16)
 OUTSIDE = torch.randn(3, 16)
+OTHER_IDS = torch.arange(3)
 
 
 def adds_by_torch(step: StepTensors) -> Tensor:
-    return ops().embedding(step.input_ids, TABLE) + 1.0
+    return ops().embedding(step["input_ids"], TABLE) + 1.0
 
 
 def reads_from_outside(step: StepTensors) -> Tensor:
@@ -109,15 +110,22 @@ def reads_what_nobody_wrote(step: StepTensors) -> Tensor:
 
 
 def takes_some_of_the_tokens(step: StepTensors) -> Tensor:
-    return ops().rms_norm(ops().embedding(step.input_ids, TABLE)[1:], TABLE[0], 1e-6)
+    return ops().rms_norm(ops().embedding(step["input_ids"], TABLE)[1:], TABLE[0], 1e-6)
 
 
-def takes_other_positions(step: StepTensors) -> Tensor:
-    return ops().embedding(step.positions, TABLE)
+def takes_other_ids(step: StepTensors) -> Tensor:
+    return ops().embedding(OTHER_IDS, TABLE)
+
+
+def writes_to_an_input(step: StepTensors) -> Tensor:
+    query = ops().embedding(step["input_ids"], TABLE).view(-1, 2, 8)
+    key = step["positions"].view(torch.float32).view(-1, 1, 2)
+    ops().rms_norm(key, TABLE[0, :2], 1e-6, out=key)
+    return query
 
 
 def returns_what_nobody_wrote(step: StepTensors) -> Tensor:
-    ops().embedding(step.input_ids, TABLE)
+    ops().embedding(step["input_ids"], TABLE)
     return torch.empty(3, 16)
 
 
@@ -128,7 +136,8 @@ def returns_what_nobody_wrote(step: StepTensors) -> Tensor:
         reads_from_outside,
         reads_what_nobody_wrote,
         takes_some_of_the_tokens,
-        takes_other_positions,
+        takes_other_ids,
+        writes_to_an_input,
         returns_what_nobody_wrote,
     ],
 )
@@ -136,14 +145,14 @@ def test_a_step_that_a_program_cannot_follow_is_refused(
     forward: Callable[[StepTensors], Tensor],
 ) -> None:
     with torch.inference_mode(), pytest.raises(UnrecordableError):
-        RecordedStep(forward, example(), 8)
+        record_step(forward, example(), 8)
 
 
 def test_temporaries_share_memory_only_where_they_may() -> None:
     weights = [torch.randn(16) for _ in range(6)]
 
     def forward(step: StepTensors) -> Tensor:
-        first = ops().embedding(step.input_ids, TABLE)
+        first = ops().embedding(step["input_ids"], TABLE)
         hidden = first
         for weight in weights:
             hidden = ops().rms_norm(hidden, weight, 1e-6)
@@ -151,7 +160,7 @@ def test_temporaries_share_memory_only_where_they_may() -> None:
 
     step = example(5)
     with torch.inference_mode():
-        recorded = RecordedStep(forward, example(), 64)
+        recorded = record_step(forward, example(), 64)
         assert torch.equal(recorded.run(step), forward(step))
     # The stream, and what the norms read and write in turn.
     assert recorded.num_bytes == 3 * 64 * 16 * 4

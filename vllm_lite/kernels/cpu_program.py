@@ -7,6 +7,7 @@ Knows no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,99 +22,178 @@ from vllm_lite.kernels.calls import recorded_by
 _NEW = {"aten::empty", "aten::empty_like", "aten::new_empty"}
 _VIEWS = {"aten::view", "aten::split_with_sizes", "aten::slice", "aten::select", "aten::detach"}
 
+# What a step is given, by the names of its StepInputs. Nothing may be written to these tensors.
+StepTensors = Mapping[str, Tensor]
+# One result of a step, or several: each dense, with a row for each token.
+Results = Tensor | tuple[Tensor, ...]
+
 
 class UnrecordableError(Exception):
     """The step does something that a program cannot repeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepTensors:
-    """What a step is given: T tokens of R requests; see AttentionMetadata for the last three."""
+class StepInput:
+    """The type and shape of a tensor that a step is given.
 
-    input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64
-    block_table: Tensor  # [R, M] int32
-    query_start_loc: Tensor  # [R + 1] int32
-    seq_lens: Tensor  # [R] int32
+    A size is "T" for the step's tokens, "R" for its requests, "R+1", or a number. "*", which may
+    only be the last one, is any size, and rows of such a tensor may be any distance apart.
+    """
 
-    def as_integers(self) -> tuple[int, ...]:
-        """Sizes and addresses, in the order of _cpu.Program."""
-        table = self.block_table
-        num_requests, width = table.shape
-        return (
-            len(self.input_ids),
-            self.input_ids.data_ptr(),
-            self.positions.data_ptr(),
-            self.slot_mapping.data_ptr(),
-            table.data_ptr(),
-            self.query_start_loc.data_ptr(),
-            self.seq_lens.data_ptr(),
-            num_requests,
-            width,
-            table.stride(0),
-        )
+    dtype: torch.dtype
+    shape: tuple[str | int, ...]
 
-    def check(self) -> None:
-        """Raise ValueError unless the tensors are as C++ will read them."""
-        num_tokens, num_requests = len(self.input_ids), len(self.block_table)
-        for tensor, dtype, size in (
-            (self.input_ids, torch.int64, num_tokens),
-            (self.positions, torch.int64, num_tokens),
-            (self.slot_mapping, torch.int64, num_tokens),
-            (self.query_start_loc, torch.int32, num_requests + 1),
-            (self.seq_lens, torch.int32, num_requests),
-        ):
-            if tensor.dtype != dtype or tensor.shape != (size,) or not tensor.is_contiguous():
-                raise ValueError(f"a step takes dense {dtype} of {size} entries")
-        if self.block_table.dtype != torch.int32 or self.block_table.stride(1) != 1:
-            raise ValueError("block_table must be int32 with dense rows")
+    @property
+    def has_any_width(self) -> bool:
+        return self.shape[-1] == "*"
+
+
+# What decoders take: the tokens, and the AttentionMetadata of their requests.
+STEP_INPUTS = {
+    "input_ids": StepInput(torch.int64, ("T",)),
+    "positions": StepInput(torch.int64, ("T",)),
+    "slot_mapping": StepInput(torch.int64, ("T",)),
+    "block_table": StepInput(torch.int32, ("R", "*")),
+    "query_start_loc": StepInput(torch.int32, ("R+1",)),
+    "seq_lens": StepInput(torch.int32, ("R",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A forward pass to record, what it takes, and an example of that."""
+
+    forward: Callable[[StepTensors], Results]
+    example: StepTensors
+    inputs: Mapping[str, StepInput]
 
 
 class RecordedStep:
-    """The replay of one forward pass, for steps of up to `max_tokens` tokens."""
+    """The replay of one forward pass, which `record_variants` makes."""
 
     def __init__(
-        self, forward: Callable[[StepTensors], Tensor], example: StepTensors, max_tokens: int
+        self, program: _cpu.Program, table: _InputTable, memory: Tensor, results: Results
     ) -> None:
-        """Record `forward`, given `example`; raises UnrecordableError.
-
-        The weights and caches that it uses must live, and stay where they are, as long as this.
-        """
-        program = _cpu.Program(*example.as_integers())
-        watch = _Watch()
-        try:
-            with recorded_by(program), watch:
-                result = forward(example)
-            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in watch.made}
-            sizes = [(address, storage.nbytes()) for address, storage in storages.items()]
-            num_bytes = program.finish(sizes, result.data_ptr(), max_tokens)
-        except ValueError as error:
-            raise UnrecordableError(str(error)) from None
-        if result.dim() != 2 or not result.is_contiguous():
-            raise UnrecordableError("the result is not a dense matrix")
         self._program = program
-        self._memory = torch.empty(num_bytes, dtype=torch.uint8)
-        start = program.place(self._memory.data_ptr()) - self._memory.data_ptr()
-        size = max_tokens * result.shape[1] * result.element_size()
-        whole = self._memory[start : start + size].view(result.dtype)
-        self._result = whole.view(max_tokens, result.shape[1])
+        self._table = table
+        self._memory = memory
+        self._results = results
 
-    def run(self, step: StepTensors) -> Tensor:
-        """The result [T, N] for `step`, in memory that the next step overwrites."""
-        step.check()
-        self._program.run(*step.as_integers())
-        return self._result[: len(step.input_ids)]
+    def run(self, step: StepTensors) -> Any:
+        """The Results for `step`, one or several, in memory that the next step overwrites."""
+        numbers = self._table.numbers(step)
+        self._program.run(numbers)
+        num_tokens = numbers[0]
+        if isinstance(self._results, Tensor):
+            return self._results[:num_tokens]
+        return tuple(result[:num_tokens] for result in self._results)
 
     def profile(self, step: StepTensors) -> list[tuple[str, float]]:
         """Run `step`; each operation's name and the seconds that it took, in order."""
-        step.check()
-        return self._program.profile(*step.as_integers())
+        return self._program.profile(self._table.numbers(step))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the temporaries of the largest step take."""
+        """Bytes that the temporaries of the largest step take, of all variants."""
         return self._memory.nbytes
+
+
+def record_step(
+    forward: Callable[[StepTensors], Results],
+    example: StepTensors,
+    max_tokens: int,
+    inputs: Mapping[str, StepInput] = STEP_INPUTS,
+) -> RecordedStep:
+    """Record `forward`, given `example`, for steps of up to `max_tokens` tokens.
+
+    Raises UnrecordableError. The weights and caches that it uses must live, and stay where they
+    are, as long as the recording.
+    """
+    (recorded,) = record_variants([Variant(forward, example, inputs)], max_tokens)
+    return recorded
+
+
+def record_variants(variants: Sequence[Variant], max_tokens: int) -> list[RecordedStep]:
+    """Record each variant, as `record_step` does; they take turns in one piece of memory."""
+    recordings = [_Recording(variant, max_tokens) for variant in variants]
+    memory = torch.empty(max(each.num_bytes for each in recordings), dtype=torch.uint8)
+    return [each.place(memory, max_tokens) for each in recordings]
+
+
+class _InputTable:
+    """Steps as the numbers that a program reads: sizes, then address, stride and width of each."""
+
+    def __init__(self, inputs: Mapping[str, StepInput]) -> None:
+        self._inputs = tuple(inputs.items())
+        self._by_tokens = _one_sized_by("T", inputs)
+        self._by_requests = _one_sized_by("R", inputs)
+
+    def numbers(self, step: StepTensors) -> list[int]:
+        """Raises ValueError unless the tensors are as C++ will read them."""
+        num_tokens = len(step[self._by_tokens])
+        num_requests = len(step[self._by_requests]) if self._by_requests else 0
+        sizes: dict[str | int, int] = {"T": num_tokens, "R": num_requests, "R+1": num_requests + 1}
+        result = [num_tokens, num_requests]
+        for name, given in self._inputs:
+            tensor = step[name]
+            shape = tensor.shape
+            expected = [sizes.get(size, size) for size in given.shape]
+            if given.has_any_width:
+                is_dense, expected[-1] = tensor.stride(-1) == 1, shape[-1]
+            else:
+                is_dense = tensor.is_contiguous()
+            if not is_dense or tensor.dtype != given.dtype or list(shape) != expected:
+                raise ValueError(
+                    f"{name} must be dense {given.dtype} {list(given.shape)} with {sizes}, "
+                    f"got {tensor.dtype} {list(shape)}"
+                )
+            result += (tensor.data_ptr(), tensor.stride(0), shape[-1])
+        return result
+
+    def sizes_in_bytes(self, step: StepTensors) -> list[int]:
+        return [step[name].nbytes for name, _ in self._inputs]
+
+
+def _one_sized_by(size: str, inputs: Mapping[str, StepInput]) -> str:
+    return next((name for name, given in inputs.items() if given.shape[0] == size), "")
+
+
+class _Recording:
+    """A program that has no memory yet."""
+
+    def __init__(self, variant: Variant, max_tokens: int) -> None:
+        example = variant.example
+        self._table = _InputTable(variant.inputs)
+        numbers = self._table.numbers(example)
+        self._program = _cpu.Program(numbers, self._table.sizes_in_bytes(example))
+        watch = _Watch()
+        try:
+            with recorded_by(self._program), watch:
+                self._results = variant.forward(example)
+            results = self._listed()
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in watch.made}
+            sizes = [(address, storage.nbytes()) for address, storage in storages.items()]
+            addresses = [result.data_ptr() for result in results]
+            self.num_bytes = self._program.finish(sizes, addresses, max_tokens)
+        except ValueError as error:
+            raise UnrecordableError(str(error)) from None
+        if any(len(r) != numbers[0] or not r.is_contiguous() for r in results):
+            raise UnrecordableError("a result is not dense with a row for each token")
+
+    def _listed(self) -> tuple[Tensor, ...]:
+        return (self._results,) if isinstance(self._results, Tensor) else self._results
+
+    def place(self, memory: Tensor, max_tokens: int) -> RecordedStep:
+        """The recording in `memory`, of num_bytes or more."""
+        addresses = self._program.place(memory.data_ptr())
+        wholes = []
+        for result, address in zip(self._listed(), addresses, strict=True):
+            shape = (max_tokens, *result.shape[1:])
+            start = address - memory.data_ptr()
+            size = math.prod(shape) * result.element_size()
+            wholes.append(memory[start : start + size].view(result.dtype).view(shape))
+        whole = wholes[0] if isinstance(self._results, Tensor) else tuple(wholes)
+        return RecordedStep(self._program, self._table, memory, whole)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -30,23 +30,23 @@ def recorded_forward(model: CausalLM, max_tokens: int) -> Forward:
     """
     if not dispatch.is_compiled():
         return model.forward
-    from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors, UnrecordableError
+    from vllm_lite.kernels.cpu_program import StepTensors, UnrecordableError, record_step
 
     def tensors(input_ids: Tensor, positions: Tensor) -> StepTensors:
         step = current_metadata()
-        return StepTensors(
-            input_ids,
-            positions,
-            step.slot_mapping,
-            step.block_table,
-            step.query_start_loc,
-            step.seq_lens,
-        )
+        return {
+            "input_ids": input_ids,
+            "positions": positions,
+            "slot_mapping": step.slot_mapping,
+            "block_table": step.block_table,
+            "query_start_loc": step.query_start_loc,
+            "seq_lens": step.seq_lens,
+        }
 
     try:
         with attention_metadata(_example()):
-            recorded = RecordedStep(
-                lambda step: model.forward(step.input_ids, step.positions),
+            recorded = record_step(
+                lambda step: model.forward(step["input_ids"], step["positions"]),
                 tensors(
                     torch.zeros(_EXAMPLE_TOKENS, dtype=torch.int64), torch.arange(_EXAMPLE_TOKENS)
                 ),
