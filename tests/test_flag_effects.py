@@ -340,18 +340,18 @@ def test_steps_run_layer_by_layer_where_asked(model: str) -> None:
 
 
 def test_the_bar_of_a_load_can_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tqdm import tqdm
+
     from vllm_lite.loader import load
 
-    disabled: list[bool] = []
+    shown: list[bool] = []
 
-    class Bar(load.tqdm):  # type: ignore[name-defined, type-arg, misc]
+    def bar(*, is_shown: bool, **settings: Any) -> Any:
         """A progress bar that only says whether it is on."""
+        shown.append(is_shown)
+        return tqdm(disable=True)
 
-        def __init__(self, **options: Any) -> None:
-            disabled.append(options["disable"])
-            super().__init__(disable=True)
-
-    monkeypatch.setattr(load, "tqdm", Bar)
-    for shown in (True, False):
-        load._run_jobs([], shown)
-    assert disabled == [False, True]
+    monkeypatch.setattr(load, "progress_bar", bar)
+    for asked in (True, False):
+        load._run_jobs([], asked)
+    assert shown == [True, False]

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from tqdm import tqdm
-
 from vllm_lite.beam_search import BeamSearch
 from vllm_lite.beam_search_params import (
     BeamSearchOutput,
@@ -27,6 +25,7 @@ from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.metrics.reader import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import RequestOutput
+from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import load_chat_template, render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -224,11 +223,10 @@ class _Progress:
     """The progress bar, with the speeds so far."""
 
     def __init__(self, total: int, *, is_shown: bool) -> None:
-        self._bar = tqdm(
+        self._bar = progress_bar(
             total=total,
             desc="Processed prompts",
-            dynamic_ncols=True,
-            disable=not is_shown,
+            is_shown=is_shown,
             postfix=f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s",
         )
         self._num_prompt_tokens = self._num_output_tokens = 0

@@ -12,6 +12,7 @@ import logging
 import logging.config
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -133,10 +134,17 @@ def init_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-class Timeline:
-    """Where start-up time went: named marks since the process began, in seconds."""
+class Timeline(threading.local):
+    """Where a thread's start-up time went: named marks since it was restarted, in seconds.
+
+    That of the main thread began with the process.
+    """
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin now, and forget what was marked."""
         self._last = time.monotonic()
         self._marks: dict[str, float] = {}
 

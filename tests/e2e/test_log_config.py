@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 from tests.e2e.server_process import ServerProcess
+from tests.server.refused import REFUSED
 
 
 def test_all_processes_log_as_the_file_says(tmp_path: Path) -> None:
@@ -40,3 +42,13 @@ def test_all_processes_log_as_the_file_says(tmp_path: Path) -> None:
     assert len([text for text in texts if text.startswith("Generated")]) == 1
     assert any('"POST /v1/completions HTTP/1.1" 200' in text for text in texts)
     assert not any(word in printed for word in ("Received request", "GET /health"))
+
+
+def test_refused_requests_are_a_line_of_info_each_at_most(demo_server: ServerProcess) -> None:
+    before = len(demo_server.log())
+    for status, raw in REFUSED.values():
+        with socket.create_connection(("127.0.0.1", demo_server.port), timeout=10) as client:
+            client.sendall(raw)
+            assert client.recv(12) == b"HTTP/1.1 %d" % status
+    lines = demo_server.log()[before:].splitlines()
+    assert len(lines) <= len(REFUSED) and all(line.startswith("INFO: ") for line in lines), lines

@@ -82,7 +82,7 @@ def test_a_batch_is_answered_in_order(tmp_path: Path) -> None:
     assert [custom_id for custom_id, _, _ in found] == ["r0", "r1", "r2", "bad", "r3", "r4", "r5"]
     assert [status for _, status, _ in found] == [200, 200, 200, 400, 200, 200, 200]
     assert all(text for _, status, text in found if status == 200)
-    assert "Running batch: 100% Completed | 7/7 [" in done.stderr
+    assert "Running batch" not in done.stderr  # bars are for terminals
     assert "Wrote 7 answers" in done.stderr and "1 of them errors" in done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_lite import __version__
 from vllm_lite.batch.journal import Journal
@@ -24,11 +24,13 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger, timeline
+from vllm_lite.progress import progress_bar
+from vllm_lite.server.parser_choice import check_reply_options
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from tqdm import tqdm
 
+    from vllm_lite.config.vllm import VllmConfig
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.engine.client import EngineClient
 
@@ -37,8 +39,8 @@ logger = init_logger(__name__)
 _BAR = (
     "{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 )
-# Seconds between two states of the bar, on a terminal and in a log.
-_REDRAWN_EVERY, _LOGGED_EVERY = 0.2, 5.0
+# Seconds between two lines of a log that say how far the batch is.
+_LOGGED_EVERY = 5.0
 
 
 def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: BatchConfig) -> int:
@@ -49,10 +51,15 @@ def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: Batch
     """
     timeline.mark("imports")
     engine_args.configure_logging()
-    logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
 
     def answer(path: Path, whole: Scan, journal: Journal) -> None:
-        client = _start_engine(engine_args)
+        config = engine_args.create_engine_config("llm")
+        timeline.mark("config")
+        check_reply_options(config, server_config)
+        logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
+        if journal.num_done:
+            logger.info("%d of %d lines are done already", journal.num_done, whole.num_lines)
+        client = _start_engine(config)
         # Imported before there is a loop, and after there is an engine that loads meanwhile.
         import uvloop
 
@@ -76,8 +83,6 @@ def process(batch: BatchConfig, model: str, answer: Callable[[Path, Scan, Journa
         with Journal(
             target.journal, whole.digest, model, whole.last_number, resume=batch.resume
         ) as journal:
-            if journal.num_done:
-                logger.info("%d of %d lines are done already", journal.num_done, whole.num_lines)
             if journal.num_done < whole.num_lines:
                 with _told_what_is_kept(journal, whole):
                     answer(path, whole, journal)
@@ -116,9 +121,7 @@ def _told_what_is_kept(journal: Journal, whole: Scan) -> Iterator[None]:
         raise
 
 
-def _start_engine(engine_args: EngineArgs) -> AsyncLLM:
-    config = engine_args.create_engine_config("llm")
-    timeline.mark("config")
+def _start_engine(config: VllmConfig) -> AsyncLLM:
     core = launch_core(config)
     # Imported here, while the core loads.
     from vllm_lite.engine.async_llm import AsyncLLM
@@ -150,28 +153,38 @@ async def answer_lines(
         num_in_flight = min(2 * client.config.scheduler.max_num_seqs, whole.num_lines)
         with (
             _metrics_served(client.registry, batch),
-            _progress_bar(whole.num_lines, journal.num_done) as bar,
+            _Progress(whole.num_lines, journal.num_done) as progress,
         ):
-            runner = BatchRunner(endpoints, journal, num_in_flight, bar.update)
+            runner = BatchRunner(endpoints, journal, num_in_flight, progress.add)
             await runner.run(read_lines(path))
     finally:
         await client.shutdown(0)
 
 
-def _progress_bar(num_lines: int, num_done: int) -> tqdm[Any]:
-    from tqdm import tqdm
+class _Progress:
+    """How far the batch is: a bar on a terminal, elsewhere a line of the log now and then."""
 
-    is_terminal = sys.stderr.isatty()
-    return tqdm(
-        total=num_lines,
-        initial=num_done,
-        desc="Running batch",
-        unit="req",
-        file=sys.stderr,
-        dynamic_ncols=is_terminal,
-        mininterval=_REDRAWN_EVERY if is_terminal else _LOGGED_EVERY,
-        bar_format=_BAR if is_terminal else _BAR + "\n",
-    )
+    def __init__(self, num_lines: int, num_done: int) -> None:
+        self._bar = progress_bar(
+            total=num_lines, initial=num_done, desc="Running batch", unit="req", bar_format=_BAR
+        )
+        self._num_lines, self._num_done = num_lines, num_done
+        self._logged = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self) -> None:
+        """One more line is answered."""
+        self._bar.update()
+        self._num_done += 1
+        now = time.monotonic()
+        if self._bar.disable and now - self._logged >= _LOGGED_EVERY:
+            self._logged = now
+            logger.info("%d of %d lines are done", self._num_done, self._num_lines)
 
 
 @contextlib.contextmanager

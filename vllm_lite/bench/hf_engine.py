@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vllm_lite.bench.options import ThroughputOptions
 from vllm_lite.bench.work import Job, Work, warmups
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
+from vllm_lite.progress import on_terminal, progress_bar
 
 
 def run_transformers(options: ThroughputOptions, config: VllmConfig, jobs: Sequence[Job]) -> Work:
@@ -29,8 +28,10 @@ def run_transformers(options: ThroughputOptions, config: VllmConfig, jobs: Seque
             "--backend hf needs a directory in Hugging Face's layout or a hub id, "
             f"not {source.name}"
         )
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging  # takes seconds
 
+    if not on_terminal():
+        logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
         model = AutoModelForCausalLM.from_pretrained(
@@ -50,7 +51,7 @@ def run_transformers(options: ThroughputOptions, config: VllmConfig, jobs: Seque
         engine.generate(batch)
     began = time.perf_counter()
     num_prompt = num_output = 0
-    with tqdm(total=len(jobs), desc="Processed prompts", dynamic_ncols=True) as bar:
+    with progress_bar(total=len(jobs), desc="Processed prompts") as bar:
         for batch in _batches(jobs, options.hf_max_batch_size or 1):
             num_prompt += engine.generate(batch)
             num_output += sum(job.output_tokens for job in batch) * options.n

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from vllm_lite.beam_search_params import BeamSearchParams
 from vllm_lite.bench.options import LatencyOptions
@@ -17,6 +16,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
+from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -85,10 +85,10 @@ def _time_batches(llm: LLM, options: LatencyOptions) -> list[float]:
             llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
 
-    for _ in tqdm(range(options.num_iters_warmup), desc="Warmup iterations", leave=False):
+    for _ in progress_bar(range(options.num_iters_warmup), desc="Warmup iterations", leave=False):
         batch()
     latencies: list[float] = []
-    with tqdm(total=options.num_iters, desc="Bench iterations") as bar:
+    with progress_bar(total=options.num_iters, desc="Bench iterations") as bar:
         while len(latencies) < options.num_iters:
             latencies.append(batch())
             bar.set_postfix_str(

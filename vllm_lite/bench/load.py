@@ -13,11 +13,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 
-from tqdm import tqdm
-
 from vllm_lite.bench.http_client import HttpClient, TransportError
 from vllm_lite.bench.recorder import Recorder, RequestResult, StreamRecorder, error_text
 from vllm_lite.bench.requests import PreparedRequest
+from vllm_lite.progress import progress_bar
 
 _BAR_INTERVAL = 0.5
 _SPARE_FILES = 64
@@ -144,7 +143,7 @@ class _Progress:
     """A bar over finished requests with the load's figures so far."""
 
     def __init__(self, total: int, sender: Sender, *, is_shown: bool) -> None:
-        self._bar = tqdm(total=total, dynamic_ncols=True, disable=not is_shown, unit="req")
+        self._bar = progress_bar(total=total, is_shown=is_shown, unit="req")
         self._sender = sender
         self._num_chunks = self._num_failed = 0
         self._began = time.perf_counter()

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
 
 from vllm_lite.bench.options import StartupOptions
 from vllm_lite.bench.report import percentiles_json, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import UsageError
+from vllm_lite.progress import progress_bar
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 _RULE = "=" * 60
@@ -35,14 +35,13 @@ def run_startup(options: StartupOptions, engine_args: EngineArgs) -> int:
     source = Path(resolve_model_source(model.model, trust_remote_code=trust))
     given = {"model": engine_args.model, **engine_args.given}
     cold = []
-    for _ in tqdm(range(options.num_iters_cold), desc="Cold startup iterations"):
+    for _ in progress_bar(range(options.num_iters_cold), desc="Cold startup iterations"):
         drop_from_page_cache(source)
         cold.append(_start(given))
-    for _ in tqdm(range(options.num_iters_warmup), desc="Warmup iterations"):
+    for _ in progress_bar(range(options.num_iters_warmup), desc="Warmup iterations"):
         _start(given)
-    warm = [
-        _start(given) for _ in tqdm(range(options.num_iters_warm), desc="Warm startup iterations")
-    ]
+    rounds = progress_bar(range(options.num_iters_warm), desc="Warm startup iterations")
+    warm = [_start(given) for _ in rounds]
     phases = {"cold": cold, "warm": warm}
     lines = [_RULE, "STARTUP TIME BENCHMARK RESULTS", _RULE]
     for name, seconds in phases.items():

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tqdm import tqdm
-
 from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options import TEMPLATED, DatasetOptions, ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
@@ -21,6 +19,7 @@ from vllm_lite.engine.async_llm import AsyncLLM
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
 from vllm_lite.outputs import RequestOutput
+from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -111,7 +110,7 @@ async def _generate_all(
     engine: AsyncLLM, jobs: Sequence[Job], params: Sequence[SamplingParams], name: str
 ) -> list[RequestOutput]:
     """The last output of each request; all of them run at once."""
-    bar = tqdm(total=len(jobs), desc=name, dynamic_ncols=True, disable=name == "warmup")
+    bar = progress_bar(total=len(jobs), desc=name, is_shown=name != "warmup")
     num_tokens = 0
 
     async def one(index: int) -> RequestOutput:

@@ -130,7 +130,11 @@ class OptionParser(argparse.ArgumentParser):
         for word in argv:
             name, _, topic = word.partition("=")
             if name in ("-h", "--help"):
-                _show(self.help(topic), paged=topic.lower() == "page")
+                try:
+                    text = self.help(topic)
+                except UsageError as error:
+                    self.error(str(error))
+                _show(text, paged=topic.lower() == "page")
                 sys.exit(0)
 
     def help(self, topic: str = "") -> str:

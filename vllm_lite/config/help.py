@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_lite.config.option import Option, group_of, options, sections
+from vllm_lite.errors import UsageError
 
 _WIDTH = 96
+# Topics of help that every command has, beside its groups.
+_ALWAYS = ("all", "page", "listgroup")
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
@@ -37,7 +40,8 @@ def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, s
 def help_text(topic: str, entries: Sequence[Option], about: Mapping[str, str]) -> str:
     """Help on `topic`: "" is the summary, else a group, a word in an option's name, or all.
 
-    `about` says what each group is for, in the order to show them.
+    `about` says what each group is for, in the order to show them. Raises UsageError for a topic
+    that is nothing of these.
     """
     groups = {name: [entry for entry in entries if entry.group == name] for name in about}
     key = topic.lower()
@@ -57,7 +61,10 @@ def help_text(topic: str, entries: Sequence[Option], about: Mapping[str, str]) -
         }
     texts = [_group(name, about[name], found) for name, found in chosen.items() if found]
     if not texts:
-        return f"No group or arguments matching {topic!r}; --help lists the groups.\n"
+        raise UsageError(
+            f"--help={topic}: no such topic (choose from {', '.join([*_ALWAYS, *about])}, or a "
+            "word in an option's name)"
+        )
     return "\n".join(texts)
 
 

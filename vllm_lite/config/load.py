@@ -56,7 +56,9 @@ class LoadConfig:
         ["original/**/*", "consolidated*"],
         "Files of a hub repository not to download, as glob patterns.",
     )
-    use_tqdm_on_load: bool = option(True, "Show a progress bar while weights are read.")
+    use_tqdm_on_load: bool = option(
+        True, "Show a progress bar on a terminal while weights are read."
+    )
     safetensors_prefetch_num_threads: int = option(
         8, "Threads that read weight files ahead.", ge=1, level="idle", why=_MAPPED
     )

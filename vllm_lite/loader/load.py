@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
@@ -30,6 +29,7 @@ from vllm_lite.loader.weight_map import Target, is_ignorable, weight_targets
 from vllm_lite.models.decoder import BuildOptions
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.registry import get_model_class
+from vllm_lite.progress import progress_bar
 from vllm_lite.quantization.registry import get_linear_method
 
 _DTYPES = {
@@ -168,14 +168,14 @@ def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
     pool = ThreadPoolExecutor(num_threads, "load", torch.set_num_threads, (1,))
     try:
         futures = [pool.submit(job.run) for job in jobs]
-        with tqdm(
+        with progress_bar(
             total=total,
             desc="Loading weights",
             unit="B",
             unit_scale=True,
             delay=_QUIET_SECONDS,
             leave=False,
-            disable=not show_progress,
+            is_shown=show_progress,
         ) as bar:
             for future in as_completed(futures):
                 bar.update(future.result())

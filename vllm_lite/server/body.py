@@ -116,11 +116,12 @@ def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozen
     Unknown fields are dropped, with a log line for those not met before; those in `ignored`
     without.
     """
-    warn_unknown(body.keys() - model.model_fields.keys() - ignored)
     try:
-        return model.model_validate(body)
+        checked = model.model_validate(body)
     except ValidationError as error:
         raise _schema_error(error) from None
+    warn_unknown(body.keys() - model.model_fields.keys() - ignored)
+    return checked
 
 
 def warn_unknown(names: set[str]) -> None:

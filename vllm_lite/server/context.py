@@ -22,7 +22,7 @@ from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.server.errors import stacks
+from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
@@ -50,7 +50,7 @@ class ServingContext:
         """Raises UsageError where --chat-template or a parser cannot be used."""
         self.client = client
         self.server_config = server_config
-        stacks.disabled = not server_config.log_error_stack
+        log_stacks(is_wanted=server_config.log_error_stack)
         self.generations = Generations(client, tells_of_aborts=server_config.enable_log_requests)
         # build_app gives others where the server has more than one process.
         self.peers: Peers | NoPeers = NoPeers()

@@ -7,6 +7,7 @@ the client gets a request id, the log has the rest.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,8 @@ from vllm_lite.errors import (
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
-# Silent unless --log-error-stack asks for it.
-stacks = init_logger(f"{__name__}.stacks")
+# What every error is logged to, its traceback included.
+_stacks = init_logger(f"{__name__}.stacks")
 
 _ROUTER_ERRORS = {
     404: ("NotFoundError", "There is no route {method} {path}"),
@@ -82,9 +83,17 @@ class Failure:
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
+def log_stacks(*, is_wanted: bool) -> None:
+    """Log the traceback of every error, as --log-error-stack asks, or of none but our own.
+
+    A level, unlike a disabled logger, outlives what uvicorn hands to dictConfig.
+    """
+    _stacks.setLevel(logging.NOTSET if is_wanted else logging.CRITICAL + 1)
+
+
 def failure_of(error: BaseException, request_id: str) -> Failure:
     """What to tell a client about `error`; logs what the client must not see."""
-    stacks.error("request %s is answered with an error", request_id, exc_info=error)
+    _stacks.error("request %s is answered with an error", request_id, exc_info=error)
     if isinstance(error, RequestError):
         return _refusal(error)
     if isinstance(error, EngineDeadError):

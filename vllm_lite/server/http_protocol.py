@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from vllm_lite.server.errors import Failure
@@ -38,7 +39,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._is_in_head:
             self._received += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade:
+            pass  # Nothing is offered to upgrade to: the request is answered as it stands.
         if self._is_in_head and self._received > self.max_head and self._refusal is None:
             self._refuse_head()
             self.send_400_response("")
@@ -85,6 +92,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed, and close the connection."""
         failure = self._refusal or Failure(400, "BadRequestError", msg)
+        self.logger.info("Refused what is no request: %d, %s", failure.status, failure.message)
         body = failure.body()
         head = [
             STATUS_LINE[failure.status],

@@ -23,7 +23,7 @@ from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.garbage import settle
 from vllm_lite.server.listen import Listener
-from vllm_lite.server.parser_choice import choose_parsers
+from vllm_lite.server.parser_choice import check_reply_options
 from vllm_lite.server.peers import NoPeers, Peers
 from vllm_lite.server.replicas import NoReplicas, Replicas
 
@@ -44,14 +44,14 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     timeline.mark("imports")
     set_process_name("APIServer")
     engine_args.configure_logging()
-    logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
-    # What a user's own code lacks shows now, not when the model is loaded.
+    # What a user has got wrong shows now: before anything is logged or loaded.
     load_middleware(server_config.middleware)
-    choose_parsers(config, server_config)
+    check_reply_options(config, server_config)
     with _terminable():
         listener = Listener(server_config)
+        logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
         try:
             _start_and_serve(config, server_config, listener)
         finally:

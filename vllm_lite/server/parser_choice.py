@@ -25,3 +25,13 @@ def choose_parsers(config: VllmConfig, reply_config: ReplyConfig) -> ParserNames
     tool = reply_config.tool_call_parser or None
     bind_parsers(config, tool, reply_config.tool_parser_plugin or None)
     return ParserNames(tool, config.structured_outputs.reasoning_parser or None)
+
+
+def check_reply_options(config: VllmConfig, reply_config: ReplyConfig) -> None:
+    """Raise UsageError for what the options name and nobody can use, before a model loads."""
+    choose_parsers(config, reply_config)
+    if reply_config.chat_template is not None:
+        # Imported here: Jinja takes its time, which the engine's start need not wait for.
+        from vllm_lite.tokenizer.chat_template import load_chat_template
+
+        load_chat_template(reply_config.chat_template)

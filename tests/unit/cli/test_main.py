@@ -46,6 +46,35 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "topics"),
+    [
+        ("", ["serve", "bench"]),
+        ("serve demo", ["Frontend", "listgroup"]),
+        ("chat", ["options", "listgroup"]),
+        ("complete", ["options", "listgroup"]),
+        ("run-batch", ["SchedulerConfig", "listgroup"]),
+        ("collect-env", ["listgroup"]),
+        ("bench", ["latency", "sweep"]),
+        ("bench serve", ["listgroup"]),
+        ("bench sweep", ["plot"]),
+        ("bench sweep plot", ["listgroup"]),
+    ],
+)
+@pytest.mark.parametrize("word", ["--help=nonsense", "-h=nonsense"])
+def test_help_on_nothing_lists_the_topics(
+    command: str, topics: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main([*command.split(), word])
+    except SystemExit as end:
+        code = end.code
+    shown, errors = capsys.readouterr()
+    assert (code, shown) == (2, "") and errors.startswith("usage: ")
+    assert "nonsense" in errors.splitlines()[-1]
+    assert all(topic in errors.splitlines()[-1] for topic in topics), errors
+
+
 def test_what_this_build_lacks_is_one_line_and_exit_code_2() -> None:
     def run(*words: str) -> tuple[int, list[str]]:
         done = subprocess.run(

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vllm_lite.bench.options import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.errors import UsageError
+from vllm_lite.progress import progress_bar
 
 # Seconds after which people want to know what goes on.
 _PATIENCE = 1.0
@@ -54,12 +53,12 @@ class Source:
 
     def numbers(self) -> Iterable[int]:
         """0, 1, ... for each prompt that was asked for."""
-        return tqdm(
+        return progress_bar(
             range(self.options.num_prompts),
             desc="Making prompts",
             leave=False,
             delay=_PATIENCE,
-            disable=not self.shows_progress,
+            is_shown=self.shows_progress,
         )
 
     def text_sample(self, prompt: str, output_tokens: int) -> Sample:
