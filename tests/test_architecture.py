@@ -219,6 +219,13 @@ def test_nothing_unsafe_is_used(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
+def test_bars_are_drawn_in_one_place(path: Path) -> None:
+    if module_of(path) != "vllm_lite.progress":
+        drawn = [line for name, line in imports(path) if name.split(".")[0] == "tqdm"]
+        assert drawn == [], f"{ids(path)}:{drawn} draws a bar: use vllm_lite.progress"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
 def test_server_reaches_the_engine_only_through_its_client(path: Path) -> None:
     unit = unit_of(module_of(path))
     for name, line in imports(path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -20,14 +20,17 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+@overload
+def progress_bar(iterable: Iterable[T], *, is_shown: bool = ..., **settings: Any) -> tqdm[T]: ...
+@overload
+def progress_bar(*, is_shown: bool = ..., **settings: Any) -> tqdm[Any]: ...
 def progress_bar(
-    iterable: Iterable[T] | None = None, *, is_shown: bool = True, **settings: Any
-) -> tqdm[T]:
+    iterable: Iterable[Any] | None = None, *, is_shown: bool = True, **settings: Any
+) -> tqdm[Any]:
     """A bar with tqdm's `settings`; one that draws nothing unless it `is_shown` on a terminal."""
     # Imported here: commands without a bar need not wait for it.
     from tqdm import tqdm
 
-    bar: Any = tqdm(
-        iterable, disable=not (is_shown and on_terminal()), dynamic_ncols=True, **settings
-    )
+    is_off = not (is_shown and on_terminal())
+    bar: Any = tqdm(iterable, disable=is_off, dynamic_ncols=True, **settings)
     return bar  # type: ignore[no-any-return]

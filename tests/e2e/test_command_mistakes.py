@@ -28,10 +28,26 @@ NOWHERE = "http://127.0.0.1:1/v1"
         ("run-batch -i in.jsonl -o in.jsonl", 1, "is the input"),
         ("run-batch -i http://127.0.0.1:1/x -o out.jsonl", 1, "has the private address 127.0.0.1"),
         ("chat --config none.yaml", 2, "none.yaml"),
+        ("serve none", 1, "none"),
+        ("serve demo --chat-template none.jinja", 1, "--chat-template"),
+        ("serve demo --tool-call-parser none", 1, "--tool-call-parser none"),
+        ("serve demo --middleware no.thing", 1, "--middleware no.thing"),
+        ("serve demo --ssl-keyfile none --ssl-certfile none", 1, "--ssl-keyfile"),
+        ("serve demo --host 192.0.2.1 --port 1", 1, "choose another with --port or --host"),
+        ("serve demo --max-model-len 1000000", 1, "--max-model-len 1000000"),
+        ("run-batch -i one.jsonl -o out.jsonl --model none", 1, "none"),
+        ("run-batch -i one.jsonl -o out.jsonl --model demo --chat-template none", 1, "none"),
+        ("run-batch -i one.jsonl -o out.jsonl --model demo --tool-call-parser no", 1, "parser no"),
+        ("bench latency --model none", 1, "none"),
+        ("bench startup --model none", 1, "none"),
+        ("bench throughput --model none", 1, "none"),
+        ("bench serve --port 1 --model demo", 1, "there is no server"),
     ],
 )
 def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n")
+    request = '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a"}}\n'
+    (tmp_path / "one.jsonl").write_text(request)
     done = subprocess.run(
         [sys.executable, "-m", "vllm_lite", *line.split()],
         capture_output=True,
@@ -40,19 +56,21 @@ def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path)
         check=False,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
-    last = done.stderr.splitlines()[-1]
+    *before, last = done.stderr.splitlines()
+    # Nothing else is said: at most the usage line stands before it.
+    assert len(before) == code - 1 and all(line.startswith("usage: ") for line in before)
     assert (done.returncode, done.stdout) == (code, "")
     assert cause in last and last.startswith(f"vllm-lite {line.split()[0]}: error: ")
-    assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "one.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("line", "sign"),
     [
         ("serve demo --host 127.0.0.1 --port 0", "model demo"),
-        ("bench startup --model demo", "Cold startup"),
+        ("bench startup --model demo", "Engine core ready"),
     ],
 )
 def test_an_interrupted_start_is_no_traceback(line: str, sign: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.fake_client import FakeEngineClient
-from tests.server.harness import app_of
+from tests.server.harness import app_of, error_of, http
 from tests.server.test_responses import CALL, PARSERS, TOOL, thinker
 
 
@@ -124,3 +124,47 @@ async def test_errors_are_the_clients_own() -> None:
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="gpt", input="hi")
     assert caught.value.param == "temperature"
+
+
+async def test_the_items_that_a_response_answers_page_by_page() -> None:
+    async with openai_client() as client:
+        first = await client.responses.create(model="tiny", input="one")
+        given = [
+            {"role": "user", "content": [{"type": "input_text", "text": "two"}]},
+            {"role": "assistant", "content": "three"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "four"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "five"}]},
+            {"role": "user", "content": "six"},
+        ]
+        second = await client.responses.create(
+            model="tiny", input=given, previous_response_id=first.id
+        )
+        items = client.responses.input_items
+        pages = [page async for page in (await items.list(second.id, limit=3)).iter_pages()]
+        oldest = (await items.list(second.id, order="asc")).data
+        with pytest.raises(openai.BadRequestError) as caught:
+            await items.list(second.id, limit=101)
+        assert caught.value.param == "limit"
+        with pytest.raises(openai.NotFoundError):
+            await items.list("resp_none")
+    for item in oldest:
+        type(item).model_validate(item.model_dump())
+    # The conversation before it, its reply included, comes first.
+    kinds = ["message"] * 4 + ["function_call", "function_call_output", "reasoning", "message"]
+    assert [item.type for item in oldest] == kinds
+    texts = [item.content[0].text for item in oldest if item.type == "message"]
+    assert texts == ["one", "Hello", "two", "three", "six"]
+    assert [len(page.data) for page in pages] == [3, 3, 2]
+    assert [item.id for page in pages for item in page.data] == [item.id for item in oldest[::-1]]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=²", "limit"), ("order=up", "order"), ("after=none", "after")],
+)
+async def test_a_page_that_cannot_be_is_refused_by_name(query: str, param: str) -> None:
+    async with http() as session:
+        reply = (await session.post("/v1/responses", json={"input": "hi"})).json()
+        refused = await session.get(f"/v1/responses/{reply['id']}/input_items?{query}")
+        assert (refused.status_code, error_of(refused)["param"]) == (400, param)

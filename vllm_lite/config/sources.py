@@ -112,9 +112,10 @@ def _fetch_from_hub(repo: str, **options: object) -> str:
     # Imported here: a local model must not pay for it.
     import huggingface_hub
     from huggingface_hub import errors
+    from huggingface_hub.utils import disable_progress_bars
 
     if not on_terminal():
-        huggingface_hub.utils.disable_progress_bars()
+        disable_progress_bars()
     where = f"{repo} (revision {options['revision']})" if options["revision"] else repo
     try:
         return str(huggingface_hub.snapshot_download(repo, **options))

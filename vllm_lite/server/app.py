@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
+from starlette.routing import compile_path
 
 from vllm_lite import __version__, envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
 from vllm_lite.server import origin
+from vllm_lite.server.absent_routes import missing_for
 from vllm_lite.server.anthropic.messages_protocol import CountTokensRequest, MessagesRequest
 from vllm_lite.server.anthropic.messages_service import MessagesService, error_response
 from vllm_lite.server.auth import ApiKeys
@@ -30,6 +31,7 @@ from vllm_lite.server.context import ServingContext
 from vllm_lite.server.custom_middleware import add_middleware, load_middleware
 from vllm_lite.server.dev_service import DevService
 from vllm_lite.server.disconnect import ClientLeftError
+from vllm_lite.server.documents import DocumentService
 from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
@@ -92,7 +94,7 @@ def build_app(
     if envs.VLLM_SERVER_DEV_MODE:
         table += _dev_routes(context)
     if not server_config.disable_fastapi_docs:
-        table += _document_routes(app)
+        table += _document_routes(DocumentService(lambda: app.openapi()))
     for route in table:
         app.add_api_route(
             route.path,
@@ -101,7 +103,7 @@ def build_app(
             response_model=None,
             summary=route.endpoint.__doc__,
         )
-    app.add_exception_handler(HTTPException, _on_router_error(keys))
+    app.add_exception_handler(HTTPException, _on_router_error(keys, table))
     app.add_exception_handler(Exception, _on_middleware_error)
     _describe(app, table)
     _add_middleware(app, context)
@@ -130,6 +132,7 @@ def _routes(context: ServingContext) -> list[Route]:
         Route("POST", "/v1/responses", responses.create, ResponsesRequest),
         Route("GET", "/v1/responses/{response_id}", responses.retrieve),
         Route("DELETE", "/v1/responses/{response_id}", responses.delete),
+        Route("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
         Route("POST", "/v1/messages", messages.create, MessagesRequest, refuse=error_response),
         Route(
@@ -160,29 +163,13 @@ def _dev_routes(context: ServingContext) -> list[Route]:
     ]
 
 
-def _document_routes(app: FastAPI) -> list[Route]:
-    async def schema(request: Request) -> Response:
-        """Describe the API."""
-        return JSONResponse(app.openapi())
-
-    async def swagger(request: Request) -> Response:
-        """Show the API to a browser."""
-        return get_swagger_ui_html(openapi_url=_schema_url(request), title=app.title)
-
-    async def redoc(request: Request) -> Response:
-        """Show the API to a browser, to read."""
-        return get_redoc_html(openapi_url=_schema_url(request), title=app.title)
-
+def _document_routes(documents: DocumentService) -> list[Route]:
     return [
-        Route("GET", "/openapi.json", schema),
-        Route("GET", "/docs", swagger),
-        Route("GET", "/redoc", redoc),
+        Route("GET", "/openapi.json", documents.schema),
+        Route("GET", "/docs", documents.swagger),
+        Route("GET", "/docs/{name}", documents.asset),
+        Route("GET", "/redoc", documents.redoc),
     ]
-
-
-def _schema_url(request: Request) -> str:
-    root: str = request.scope.get("root_path", "")
-    return root.rstrip("/") + "/openapi.json"
 
 
 def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
@@ -205,14 +192,28 @@ def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
     return endpoint
 
 
-def _on_router_error(keys: ApiKeys) -> Callable[[Request, Any], Awaitable[Response]]:
+def _on_router_error(
+    keys: ApiKeys, table: list[Route]
+) -> Callable[[Request, Any], Awaitable[Response]]:
     """Unknown paths and wrong methods; without a key, which of them exist stays hidden."""
+    methods: dict[str, list[str]] = {}
+    for route in table:
+        methods.setdefault(route.path, []).append(route.method)
+    takes = [(compile_path(path)[0], sorted(found)) for path, found in methods.items()]
 
     async def answer(request: Request, error: HTTPException) -> Response:
         try:
             keys.check(request.headers)
         except RequestError as refusal:
             return failure_of(refusal, "").response()
+        path = request.scope["path"].removeprefix(request.scope["root_path"])
+        need = missing_for(path, is_dev_mode=envs.VLLM_SERVER_DEV_MODE)
+        if need is not None:
+            error = HTTPException(501, need)
+        elif error.status_code == 405:
+            # The router names the methods of one of the path's routes.
+            allowed = next(found for pattern, found in takes if pattern.match(path))
+            error = HTTPException(405, headers={"Allow": ", ".join(allowed)})
         return router_failure(error, dict(request.scope)).response()
 
     return answer

@@ -31,6 +31,7 @@ _stacks = init_logger(f"{__name__}.stacks")
 _ROUTER_ERRORS = {
     404: ("NotFoundError", "There is no route {method} {path}"),
     405: ("MethodNotAllowedError", "The route {path} does not take {method}"),
+    501: ("NotImplementedError", "This build has no route {path}, as it lacks {detail}"),
 }
 
 
@@ -124,5 +125,5 @@ def router_failure(error: HTTPException, scope: dict[str, Any]) -> Failure:
     if error.status_code not in _ROUTER_ERRORS:
         return Failure(error.status_code, "BadRequestError", str(error.detail), headers=headers)
     kind, text = _ROUTER_ERRORS[error.status_code]
-    message = text.format(method=scope["method"], path=scope["path"])
+    message = text.format(method=scope["method"], path=scope["path"], detail=error.detail)
     return Failure(error.status_code, kind, message, headers=headers)

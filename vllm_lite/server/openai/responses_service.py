@@ -32,6 +32,7 @@ from vllm_lite.server.openai.responses_input import (
     continues_last,
     input_items,
 )
+from vllm_lite.server.openai.responses_items import page_of
 from vllm_lite.server.openai.responses_output import Payload
 from vllm_lite.server.openai.responses_protocol import (
     CHAT_NAMES,
@@ -103,6 +104,10 @@ class ResponsesService:
         if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 10):
             raise RequestError("starting_after must be a sequence number", "starting_after")
         return EventStream(entry.events.read(int(after)), None, entry.id, ending=b"")
+
+    async def input_items(self, request: Request) -> Response:
+        """List what a stored response answers, with the conversation before it."""
+        return _json(page_of(self._find(request).input_items, request.query_params))
 
     async def cancel(self, request: Request) -> Response:
         """End a background response that still runs."""

@@ -1,0 +1,69 @@
+"""Routes of vLLM and OpenAI that this build lacks, and what each would need.
+
+A request to one is answered with 501 and the reason, so that it is not taken for a mistyped path.
+Knows no route that is there.
+"""
+
+from __future__ import annotations
+
+import re
+
+# What is missing -> the paths that need it.
+_ABSENT = {
+    "embeddings, scores and classes: its models generate text, and --runner pooling and --convert "
+    "are not available": """
+        /v1/embeddings /v2/embed /pooling /classify /score /v1/score
+        /rerank /v1/rerank /v2/rerank
+    """,
+    "scores of given tokens": "/generative_scoring",
+    "audio: its models take and give text": """
+        /v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/realtime
+    """,
+    "images: its models take and give text": """
+        /v1/images/generations /v1/images/edits /v1/images/variations
+    """,
+    "moderation": "/v1/moderations",
+    "fine-tuning": "/v1/fine_tuning/jobs",
+    "files and batches: `vllm-lite run-batch` answers a file of requests": """
+        /v1/files /v1/files/{id} /v1/files/{id}/content /v1/uploads
+        /v1/batches /v1/batches/{id} /v1/batches/{id}/cancel
+    """,
+    "adapters (--enable-lora)": """
+        /v1/load_lora_adapter /v1/unload_lora_adapter /adapters /adapters/{name}
+    """,
+    "prompts rendered by one server for another (--enable-scale-out)": """
+        /v1/chat/completions/render /v1/completions/render /v1/messages/render
+        /v1/chat/completions/derender /v1/completions/derender /v1/responses/render
+        /inference/v1/generate /inference/v1/abort_requests
+    """,
+    "structured decisions": "/v1/systemone",
+    "Cohere's API: send the messages to /v1/chat/completions": "/cohere/v2/chat",
+    "a profiler of its own: use one from outside, such as py-spy or perf": """
+        /start_profile /stop_profile
+    """,
+    "several engines (--enable-elastic-ep)": "/scale_elastic_ep /is_scaling_elastic_ep",
+    "fault tolerance (--enable-fault-tolerance)": """
+        /fault_tolerance/apply /fault_tolerance/status
+    """,
+    "events of the KV cache (--kv-events-config)": "/kv_event_sources",
+}
+# The same for the routes of VLLM_SERVER_DEV_MODE=1.
+_ABSENT_IN_DEV_MODE = {
+    "a sleep mode (--enable-sleep-mode)": "/sleep /wake_up /is_sleeping",
+    "media input": "/reset_mm_cache /reset_encoder_cache",
+    "calls into workers": "/collective_rpc",
+    "weights that change while it runs": """
+        /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update
+        /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version
+        /weight_checker /weight_info /get_world_size /release_kv_cache_memory
+    """,
+}
+
+
+def missing_for(path: str, *, is_dev_mode: bool) -> str | None:
+    """What this build lacks for `path`; None where there is no such route anywhere."""
+    known = _ABSENT | (_ABSENT_IN_DEV_MODE if is_dev_mode else {})
+    for need, paths in known.items():
+        if any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", one), path) for one in paths.split()):
+            return need
+    return None
