@@ -160,6 +160,7 @@ def configuration(sequences: int) -> VllmConfig:
         dtype="float32",
         max_position=MAX_LEN,
         num_layers=1,
+        layer_windows=(None,),
         hidden_size=WIDTH,
         num_heads=1,
         num_kv_heads=1,

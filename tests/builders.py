@@ -27,6 +27,7 @@ _FACTS = ModelFacts(
     dtype="float32",
     max_position=1 << 20,
     num_layers=1,
+    layer_windows=(None,),
     hidden_size=8,
     num_heads=1,
     num_kv_heads=1,

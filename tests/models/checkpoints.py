@@ -9,8 +9,12 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -21,6 +25,8 @@ from transformers import (
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "ministral": (MinistralConfig, MinistralForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
@@ -37,11 +43,16 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "phi3": {"pad_token_id": None},
+    "qwen3": {"head_dim": 16},
+}
+
 
 def make_model(family: str, **changes: Any) -> PreTrainedModel:
     """A random model in float32 whose weights, norms and biases all matter to its logits."""
     config_class, model_class = FAMILIES[family]
-    settings = {**TINY, **({"head_dim": 16} if family == "qwen3" else {}), **changes}
+    settings = {**TINY, **OF_FAMILY.get(family, {}), **changes}
     torch.manual_seed(sum(map(ord, family)))
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     with torch.no_grad():

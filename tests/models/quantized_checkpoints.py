@@ -23,14 +23,22 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def write_pair(
-    directory: Path, settings: dict[str, Any], quantise: Quantise, **sizes: Any
+    directory: Path,
+    settings: dict[str, Any],
+    quantise: Quantise,
+    family: str = "llama",
+    left_plain: str = " ",
+    **sizes: Any,
 ) -> tuple[Path, Path]:
-    """(quantised, plain): the layers' matrices stored by `quantise`, and their worth."""
+    """(quantised, plain): the layers' matrices stored by `quantise`, and their worth.
+
+    Those whose names hold `left_plain` are stored as they are.
+    """
     plain, packed = directory / "plain", directory / "packed"
-    save(make_model("llama", **sizes), plain)
+    save(make_model(family, **sizes), plain)
     state, stored = load_file(plain / "model.safetensors"), {}
     for name, tensor in list(state.items()):
-        if name.endswith("_proj.weight"):
+        if name.endswith("_proj.weight") and left_plain not in name:
             parts, worth = quantise(name, tensor)
             stored |= {_beside(name, suffix): part.contiguous() for suffix, part in parts.items()}
             state[name] = worth.contiguous()

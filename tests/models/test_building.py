@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.models.registry import get_model_class
 from vllm_lite.quantization.registry import get_linear_method
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
-@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_supported_architecture_has_its_class(architecture: str) -> None:
     assert get_model_class(architecture).__name__ == architecture
 

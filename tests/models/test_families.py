@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+}
+LONG = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -54,6 +62,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 9, "head_dim": 16}),
+    "phi3": ("phi3", {}),
+    "phi3-partial-rotary": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "phi3-window": ("phi3", {"sliding_window": 9, "num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("qwen2", {**WINDOWED, "max_window_layers": 0}),
@@ -104,6 +118,44 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     parts += [runner.step({"a": [token]})["a"] for token in ids[31:]]
     torch.testing.assert_close(torch.cat(parts), want, atol=1e-4, rtol=0)
     torch.testing.assert_close(torch.cat(others), want_other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("length", "max_model_len"), [(44, 128), (21, 32)], ids=["long", "short"])
+def test_longrope_follows_the_longest_sequence_that_may_come(
+    length: int, max_model_len: int, tmp_path: Path
+) -> None:
+    reference = make_model("phi3", rope_parameters=LONGROPE, **LONG)
+    model = load(save(reference, tmp_path), max_model_len=max_model_len)
+    ids = ids_of(1, length)
+    got = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)
+
+
+def test_mistral_has_the_windows_that_layer_types_names(tmp_path: Path) -> None:
+    """Ministral's checkpoints call themselves Mistral's."""
+    kinds = ["sliding_attention", "full_attention"]
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    reference = make_model(
+        "ministral", head_dim=12, sliding_window=9, layer_types=kinds, rope_parameters=rope
+    )
+    config = save(reference, tmp_path) / "config.json"
+    settings = json.loads(config.read_text()) | {"architectures": ["MistralForCausalLM"]}
+    config.write_text(json.dumps(settings))
+    got = PagedRunner(load(tmp_path)).step({"a": ids_of(1)})["a"]
+    torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=["llama3", "yarn"])
+def test_the_trained_length_may_stand_beside_the_rope_scaling(
+    rope: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = make_model("llama", rope_parameters=rope)
+    config = save(reference, tmp_path) / "config.json"
+    settings = json.loads(config.read_text())
+    trained = settings["rope_parameters"].pop("original_max_position_embeddings")
+    config.write_text(json.dumps({**settings, "original_max_position_embeddings": trained}))
+    got = PagedRunner(load(tmp_path)).step({"a": ids_of(1)})["a"]
+    torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
 
 
 def test_dynamic_rope_beyond_the_trained_length_is_that_of_decoding(tmp_path: Path) -> None:

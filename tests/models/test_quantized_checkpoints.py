@@ -18,6 +18,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.quantized import round_activations
 from vllm_lite.layers.attention import Attention, ScaledCacheAttention
 from vllm_lite.quantization.quantized import QuantizedKernel
+from vllm_lite.quantization.unquantized import PackedKernel
 
 SIZES: dict[str, Any] = {
     "hidden_size": 96,
@@ -130,6 +131,61 @@ def test_what_no_product_holds_is_expanded(
     torch.testing.assert_close(logits(model), logits(load(plain)))
 
 
+@pytest.mark.parametrize(
+    ("settings", "quantise", "left_plain"),
+    [
+        (AWQ | {"modules_to_not_convert": ["lm_head", "mlp"]}, awq(32), "mlp"),
+        (AWQ | {"modules_to_not_convert": ["layers.0.mlp.down"]}, awq(32), "down_proj"),
+        (
+            FP8 | {"ignored_layers": ["model.layers.0.self_attn"]},
+            scaled(E4M3, "tensor", False),
+            "self_attn",
+        ),
+        (
+            compressed(CHANNELS, TOKENS) | {"ignore": ["lm_head", "re:.*down_proj"]},
+            scaled(E4M3, "channel", False),
+            "down_proj",
+        ),
+    ],
+    ids=["awq", "awq part of a name", "fp8", "compressed"],
+)
+def test_layers_may_be_left_plain(
+    settings: dict[str, Any], quantise: Quantise, left_plain: str, tmp_path: Path
+) -> None:
+    packed, plain = write_pair(tmp_path, settings, quantise, left_plain=left_plain, **SIZES)
+    whole = load(packed, quantization="dequantize")
+    torch.testing.assert_close(logits(whole), logits(load(plain)))
+    kernels = {name: module.kernel for name, module in layers(load(packed)).items()}
+    for name, kernel in kernels.items():
+        is_plain = isinstance(kernel, PackedKernel)
+        assert is_plain == (left_plain in name or settings["quant_method"] != "awq"), name
+
+
+def test_layers_of_one_product_are_all_quantised_or_none(tmp_path: Path) -> None:
+    settings = AWQ | {"modules_to_not_convert": ["k_proj"]}
+    packed, _ = write_pair(tmp_path, settings, awq(32), left_plain="k_proj", **SIZES)
+    with pytest.raises(CheckpointError, match=r"k_proj is not quantised .*q_proj"):
+        load(packed)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8", "int channels"])
+def test_fused_layers_of_a_checkpoint_are_cut_between_words(name: str, tmp_path: Path) -> None:
+    settings, quantise = CODES[name] if name in CODES else PACKED[name][:2]
+    sizes = {**SIZES, "hidden_size": 96, "num_key_value_heads": 3}
+    del sizes["head_dim"]
+    packed, plain = write_pair(tmp_path, settings, quantise, family="phi3", **sizes)
+    whole = load(packed, quantization="dequantize")
+    torch.testing.assert_close(logits(whole), logits(load(plain)))
+
+
+def test_a_packed_word_is_never_cut(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 1}
+    del sizes["head_dim"]
+    packed, _ = write_pair(tmp_path, AWQ, awq(32), family="phi3", left_plain="down", **sizes)
+    with pytest.raises(CheckpointError, match="no whole"):
+        load(packed)
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_codes_of_one_byte_are_expanded_on_a_cpu(name: str, tmp_path: Path) -> None:
     settings, quantise = CODES[name]
@@ -144,7 +200,8 @@ def test_codes_of_one_byte_are_expanded_on_a_cpu(name: str, tmp_path: Path) -> N
         ({"quant_method": "hqq"}, "quantised by hqq"),
         (AWQ | {"bits": 3}, "awq with bits 3; this build reads 4"),
         (AWQ | {"version": "gemv"}, "with version 'gemv'; this build reads 'gemm'"),
-        (AWQ | {"modules_to_not_convert": ["lm_head", "model.layers.0"]}, "'model.layers.0' left"),
+        (AWQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert 'lm_head'"),
+        (FP8 | {"ignored_layers": ["re:("]}, r"the expression 're:\(' "),
         (GPTQ | {"bits": 2}, "bits 2; this build reads 4 or 8"),
         (GPTQ | {"group_size": 48}, "group_size 48; this build reads -1 or a multiple of 32"),
         (GPTQ | {"lm_head": True}, "lm_head True"),
@@ -213,7 +270,7 @@ def test_scales_keep_small_values_apart(tmp_path: Path) -> None:
     """What lies below fp8's smallest number is lost without a scale, and kept with one."""
     attend = ScaledCacheAttention(0.3)
     for slot, number in zip(attend.weight_slots(), (0.5, 2.0**-12), strict=True):
-        slot.slot.fill(torch.tensor([number]))
+        slot.slot.tensor.fill_(number)
     attend.process_weights_after_loading()
     key, value = torch.randn(5, 1, 16), torch.randn(5, 1, 16) * 2.0**-12
     query = torch.randn(5, 2, 16)

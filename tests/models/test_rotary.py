@@ -83,7 +83,7 @@ def test_only_the_first_part_of_a_head_is_rotated() -> None:
     [
         ({"rope_type": "linear"}, "'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "'low_freq_factor'"),
-        ({"rope_type": "longrope"}, "longrope"),
+        ({"rope_type": "other"}, "other"),
         ({"rope_type": "default", "partial_rotary_factor": 0.01}, "rotary size"),
     ],
 )

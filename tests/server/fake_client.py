@@ -91,6 +91,7 @@ def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
         dtype="float32",
         max_position=1024,
         num_layers=1,
+        layer_windows=(None,),
         hidden_size=8,
         num_heads=1,
         num_kv_heads=1,

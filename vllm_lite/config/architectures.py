@@ -1,25 +1,135 @@
-"""The model architectures that this build can run, by their Hugging Face class names.
+"""The model architectures that this build can run: one table of plain data.
 
-The one list that both the configuration (which refuses others early) and the model registry
-(which must hold a class for each) are held to.
+A row says what a configuration needs to know of an architecture before any model is built: its
+names, what its configuration class assumes of fields that a file leaves out, and which fields it
+reads. The module that a row names holds the model's class (models/registry.py).
 """
 
 from __future__ import annotations
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-# GGUF's general.architecture to the class that runs it.
-GGUF_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+# Which layers have a config's sliding_window: those that layer_types names, else ...
+WindowRule = Literal["none", "every", "switched", "pattern"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One architecture, by its Hugging Face class name."""
+
+    name: str
+    # Of vllm_lite.models, where the class is.
+    module: str
+    # general.architecture of GGUF files.
+    gguf: tuple[str, ...] = ()
+    # Its own names of fields to the usual ones.
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    # What transformers' configuration class assumes of fields that are not there.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of its own that the model's class reads, beside READ_BY_ALL.
+    reads: frozenset[str] = frozenset()
+    # Fields of its own that change nothing which is computed here.
+    harmless: frozenset[str] = frozenset()
+    windows: WindowRule = "none"
+
+
+def _row(
+    name: str, module: str, *, reads: str = "", harmless: str = "", **other: Any
+) -> Architecture:
+    return Architecture(
+        name=name,
+        module=module,
+        reads=frozenset(reads.split()),
+        harmless=frozenset(harmless.split()),
+        **other,
+    )
+
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = {
+    **_LLAMA,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    # In a config.json only null switches it off.
+    "sliding_window": 4096,
+}
+_QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "max_window_layers": 28,
+}
+_PHI3 = {
+    **_LLAMA,
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 32000,
+}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    row.name: row
+    for row in (
+        _row(
+            *("LlamaForCausalLM", "llama"),
+            gguf=("llama",),
+            defaults=_LLAMA,
+            harmless="sliding_window is_llama_config",
+        ),
+        _row(
+            *("MistralForCausalLM", "mistral"),
+            gguf=("mistral",),
+            defaults=_MISTRAL,
+            windows="every",
+        ),
+        _row(
+            *("Qwen2ForCausalLM", "qwen2"),
+            gguf=("qwen2",),
+            defaults=_QWEN,
+            reads="use_sliding_window max_window_layers",
+            windows="switched",
+        ),
+        _row(
+            *("Qwen3ForCausalLM", "qwen3"),
+            gguf=("qwen3",),
+            defaults={**_QWEN, "head_dim": 128},
+            reads="use_sliding_window max_window_layers",
+            windows="switched",
+        ),
+        _row(
+            *("Phi3ForCausalLM", "phi3"),
+            gguf=("phi3",),
+            defaults=_PHI3,
+            windows="every",
+        ),
+    )
+}
+
+# GGUF's general.architecture to the row of the class that runs it.
+GGUF_ARCHITECTURES: Mapping[str, Architecture] = {
+    name: row for row in ARCHITECTURES.values() for name in row.gguf
 }
 
 # Rotary embeddings that the layers know, by transformers' rope_type.
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")

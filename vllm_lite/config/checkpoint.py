@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES, SUPPORTED_ROPE_TYPES
+from vllm_lite.config.architectures import ARCHITECTURES, Architecture
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.family_config import family_config, layer_windows
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
 from vllm_lite.config.quantized_checkpoint import stored_form
+from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.errors import CheckpointError
 
 __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_config"]
@@ -27,12 +29,7 @@ LOADABLE_GGML_TYPES = (
 
 # Sizes are multiplied with each other in 64 bits.
 _LARGEST_SIZE = 2**31 - 1
-_INF = float("inf")
 _GENERATION_CONFIG = "generation_config.json"
-# The first of these that a configuration holds is the longest context it was made for.
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# In a config.json only null switches off the window that Mistral's class has by default.
-_MISTRAL_WINDOW = 4096
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
 
@@ -56,23 +53,18 @@ def read_facts(
     else:
         raw = _hf_config(gguf)
     overrides = hf_overrides or {}
-    hf = {**raw, **overrides}
-    check_sendable(path, hf)
-    architecture = _architecture(path, hf)
+    merged = {**raw, **overrides}
+    check_sendable(path, merged)
+    row = _architecture(path, merged)
+    hf = family_config(path, row, merged, has_class_defaults=gguf is None)
     stored_form(path, hf)
-    hf["rope_parameters"] = _rope_parameters(path, hf, overrides)
-    for key in ("rope_theta", "rope_scaling"):
-        hf.pop(key, None)
-    if gguf is None and architecture == "MistralForCausalLM":
-        hf.setdefault("sliding_window", _MISTRAL_WINDOW)
-    if hf.get("sliding_window"):
-        _NumberReader(path, hf).count("sliding_window")
+    take_rope_parameters(path, hf, overrides)
     window = None
     if disable_sliding_window:
         window = hf.get("sliding_window") if hf.get("use_sliding_window", True) else None
         hf["sliding_window"] = None
         hf.pop("layer_types", None)
-    facts = _facts(path, architecture, hf)
+    facts = _facts(path, row, hf)
     if gguf is not None:
         facts = _with_gguf(facts, gguf)
     elif (Path(path) / _GENERATION_CONFIG).is_file():
@@ -110,11 +102,12 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
     return replace(facts, format="gguf", has_rope_freqs=has_rope_freqs)
 
 
-def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
+def _facts(path: str, row: Architecture, hf: dict[str, Any]) -> ModelFacts:
     read = _NumberReader(path, hf)
     hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
     num_kv_heads = read.count("num_key_value_heads", num_heads)
     head_size = read.count("head_dim", hidden_size // num_heads)
+    num_layers = read.count("num_hidden_layers")
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
@@ -123,17 +116,17 @@ def _facts(path: str, architecture: str, hf: dict[str, Any]) -> ModelFacts:
     return ModelFacts(
         path=path,
         format="hf",
-        architecture=architecture,
+        architecture=row.name,
         hf_config=hf,
         dtype=_stored_dtype(hf),
         max_position=_max_position(path, hf),
-        num_layers=read.count("num_hidden_layers"),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         vocab_size=read.count("vocab_size"),
-        sliding_window=_sliding_window(architecture, hf),
+        layer_windows=layer_windows(path, row, hf, num_layers),
         eos_token_ids=tuple(_ids(hf.get("eos_token_id"))),
         bos_token_id=bos[0] if bos else None,
     )
@@ -161,69 +154,23 @@ class _NumberReader:
         return value
 
 
-def _architecture(path: str, hf: dict[str, Any]) -> str:
+def _architecture(path: str, hf: dict[str, Any]) -> Architecture:
     named = hf.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
     for name in names:
-        if name in SUPPORTED_ARCHITECTURES:
-            return name
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
     found = f"the architecture {', '.join(names)}" if names else "a model without architectures"
-    raise CheckpointError(
-        f"{path} holds {found}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
-
-
-def _rope_parameters(path: str, hf: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Rotary settings as one dict, from the new spelling or from rope_theta + rope_scaling."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(hf.get(key) or {}, dict):
-            raise CheckpointError(f"{path}: {key} is {hf[key]!r} in its configuration, no object")
-    rope = dict(hf.get("rope_parameters") or {})
-    scaling = hf.get("rope_scaling")
-    if scaling and (not rope or "rope_scaling" in overrides):
-        rope = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **scaling}
-    if "rope_theta" in overrides or "rope_theta" not in rope:
-        rope["rope_theta"] = hf.get("rope_theta", 10000.0)
-    # The oldest spelling of rope_type.
-    old = rope.pop("type", None)
-    rope.setdefault("rope_type", old or "default")
-    if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
-        raise CheckpointError(
-            f"{path} uses the rotary scaling {rope['rope_type']!r}; "
-            f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
-        )
-    numbers = {"rope_theta"} if rope["rope_type"] == "default" else {"rope_theta", "factor"}
-    for key in numbers:
-        value = rope.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _INF:
-            raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a positive number")
-    return rope
+    raise CheckpointError(f"{path} holds {found}; supported are {', '.join(ARCHITECTURES)}")
 
 
 def _max_position(path: str, hf: dict[str, Any]) -> int:
-    key = next((key for key in _LENGTH_KEYS if hf.get(key) is not None), _LENGTH_KEYS[0])
-    length = _NumberReader(path, hf).count(key)
-    rope = hf["rope_parameters"]
+    length = _NumberReader(path, hf).count("max_position_embeddings")
+    rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:
         length = rope.get("original_max_position_embeddings") or length
         return int(length * rope["factor"])
     return length
-
-
-def _sliding_window(architecture: str, hf: dict[str, Any]) -> int | None:
-    """The window that every layer has; None where one or more attend to everything."""
-    if architecture == "LlamaForCausalLM":
-        return None
-    window: int | None = hf.get("sliding_window") or None
-    if architecture == "MistralForCausalLM" or window is None:
-        return window
-    if not hf.get("use_sliding_window"):
-        return None
-    kinds = hf.get("layer_types")
-    if kinds:
-        return window if set(kinds) == {"sliding_attention"} else None
-    # Qwen: the first max_window_layers layers attend to everything.
-    return window if hf.get("max_window_layers", 28) == 0 else None
 
 
 def _stored_dtype(hf: dict[str, Any]) -> str:

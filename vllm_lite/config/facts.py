@@ -28,8 +28,8 @@ class ModelFacts:
     num_kv_heads: int
     head_size: int
     vocab_size: int
-    # Tokens that every layer looks back; None where one or more look back at everything.
-    sliding_window: int | None = None
+    # Of each layer: how many tokens it looks back, itself included; None is all of them.
+    layer_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Sampling defaults that --generation-config chose; {} where there are none.

@@ -18,7 +18,8 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
     """The configuration that transformers would have for this file's model."""
     metadata = gguf.metadata
     name = metadata.get("general.architecture")
-    architecture = GGUF_ARCHITECTURES.get(name) if isinstance(name, str) else None
+    row = GGUF_ARCHITECTURES.get(name) if isinstance(name, str) else None
+    architecture = None if row is None else row.name
     _refuse_unsupported(gguf, name, architecture)
 
     def get(key: str, default: Any = None) -> Any:

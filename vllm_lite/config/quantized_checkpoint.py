@@ -6,6 +6,7 @@ one line that names the checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,9 +16,27 @@ from vllm_lite.errors import CheckpointError, UsageError
 
 # Methods whose checkpoints can be read, by the names that they give themselves.
 READABLE: Final = ("awq", "gptq", "fp8", "compressed-tensors")
-# Modules that are plain here whatever a checkpoint says of them.
-_PLAIN_MODULES = {"lm_head", "model.embed_tokens", "embed_tokens"}
 _SCALE_BLOCK = [128, 128]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayers:
+    """Layers that a quantised checkpoint leaves as they are.
+
+    `names` are paths of layers or of modules around them, "re:" and an expression that a path
+    begins with, or, where `anywhere` is true, parts of paths.
+    """
+
+    names: tuple[str, ...] = ()
+    anywhere: bool = False
+
+    def __contains__(self, layer: str) -> bool:
+        return any(self._fits(name, layer) for name in self.names)
+
+    def _fits(self, name: str, layer: str) -> bool:
+        if name.startswith("re:"):
+            return re.match(name.removeprefix("re:"), layer) is not None
+        return f".{name}." in f".{layer}." or (self.anywhere and name in layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,11 @@ class PackedIntegers:
     bits: int
     group_size: int | None
     zeros_are_less_by_one: bool = False
+    plain_layers: PlainLayers = PlainLayers()
+
+    def is_plain(self, layer: str) -> bool:
+        """Whether the layer of this name is not quantised."""
+        return layer in self.plain_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +70,11 @@ class ScaledCodes:
     has_input_scale: bool
     # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
     has_cache_scales: bool = False
+    plain_layers: PlainLayers = PlainLayers()
+
+    def is_plain(self, layer: str) -> bool:
+        """Whether the layer of this name is not quantised."""
+        return layer in self.plain_layers
 
 
 StoredForm = PackedIntegers | ScaledCodes
@@ -104,9 +133,9 @@ class _Reader:
 
     def awq(self) -> PackedIntegers:
         self._one_of("version", self._settings.get("version", "gemm"), ("gemm", "GEMM"))
-        self._only_plain(self._settings.get("modules_to_not_convert"))
         self._one_of("bits", self._settings.get("bits"), (4,))
-        return PackedIntegers("awq", 4, self._group_size())
+        plain = self._plain("modules_to_not_convert", anywhere=True)
+        return PackedIntegers("awq", 4, self._group_size(), plain_layers=plain)
 
     def gptq(self) -> PackedIntegers:
         settings = self._settings
@@ -119,17 +148,16 @@ class _Reader:
 
     def fp8(self) -> ScaledCodes:
         settings = self._settings
-        for name in ("ignored_layers", "modules_to_not_convert"):
-            self._only_plain(settings.get(name))
         block = settings.get("weight_block_size")
         self._one_of("weight_block_size", block, (None, _SCALE_BLOCK))
         schemes = ("dynamic",) if block else ("dynamic", "static")
         scheme = self._one_of("activation_scheme", settings.get("activation_scheme"), schemes)
-        return ScaledCodes("float8_e4m3fn", "block" if block else "tensor", scheme == "static")
+        plain = self._plain("ignored_layers", "modules_to_not_convert")
+        per: Literal["tensor", "block"] = "block" if block else "tensor"
+        return ScaledCodes("float8_e4m3fn", per, scheme == "static", plain_layers=plain)
 
     def compressed_tensors(self) -> ScaledCodes:
         groups = list((self._settings.get("config_groups") or {}).values())
-        self._only_plain(self._settings.get("ignore"))
         if len(groups) != 1:
             raise self._refusal(f"{len(groups)} config_groups", "one of all linear layers")
         self._one_of("targets", groups[0].get("targets"), (["Linear"],))
@@ -145,7 +173,8 @@ class _Reader:
         allowed = ("token",) if dynamic else ("tensor",)
         self._one_of("input_activations.strategy", inputs.get("strategy"), allowed)
         number: Literal["int8", "float8_e4m3fn"] = "int8" if kind == "int" else "float8_e4m3fn"
-        return ScaledCodes(number, per, not dynamic, self._has_cache_scales())
+        has_cache_scales = self._has_cache_scales()
+        return ScaledCodes(number, per, not dynamic, has_cache_scales, self._plain("ignore"))
 
     def _has_cache_scales(self) -> bool:
         scheme = self._settings.get("kv_cache_scheme")
@@ -164,10 +193,20 @@ class _Reader:
             raise self._refusal(f"group_size {size!r}", "-1 or a multiple of 32")
         return size
 
-    def _only_plain(self, modules: Any) -> None:
-        for name in modules or []:
-            if name not in _PLAIN_MODULES:
-                raise self._refusal(f"{name!r} left unquantised", "lm_head alone")
+    def _plain(self, *fields: str, anywhere: bool = False) -> PlainLayers:
+        names: list[str] = []
+        for field in fields:
+            listed = self._settings.get(field) or []
+            if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+                raise self._refusal(f"{field} {listed!r}", "a list of names")
+            names += listed
+        for name in names:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                found = f"the expression {name!r} ({error})"
+                raise self._refusal(found, "regular ones") from None
+        return PlainLayers(tuple(names), anywhere)
 
     def _one_of(self, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
         if value not in allowed:

@@ -74,9 +74,10 @@ class ParallelLinear(nn.Module):
             full_shape[stored.input_dim] = items.full_size
             starts[stored.input_dim] = items.start
         if stored.is_one_number:
-            return WeightSlot(part, (1,), (0,))
+            return WeightSlot(part, (1,), (0,), output_dim=None)
         keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
-        return WeightSlot(part, tuple(full_shape), tuple(starts), keep)
+        shape, first = tuple(full_shape), tuple(starts)
+        return WeightSlot(part, shape, first, keep, stored.output_dim, stored.outputs_per_item)
 
     def process_weights_after_loading(self) -> None:
         # Only the kernel decides what stays in memory.

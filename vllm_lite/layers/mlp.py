@@ -16,7 +16,8 @@ class GatedMLP(nn.Module):
 
     def __init__(
         self,
-        method: LinearMethod,
+        gate_up: LinearMethod,
+        down: LinearMethod,
         hidden_size: int,
         intermediate_size: int,
         hidden_act: str,
@@ -25,9 +26,9 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.gate_up_proj = MergedColumnParallelLinear(
-            method, hidden_size, [intermediate_size] * 2, bias=bias
+            gate_up, hidden_size, [intermediate_size] * 2, bias=bias
         )
-        self.down_proj = RowParallelLinear(method, intermediate_size, hidden_size, bias=bias)
+        self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
         self._activated_product = get_gated_product(hidden_act)
 
     def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,16 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.scaled import of_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """Root-mean-square or layer normalisation."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    # The checkpoint stores the weight less 1 (Gemma): it is applied in float32, rounded once.
+    is_offset: bool = False
 
 
 class RMSNorm(nn.Module):
@@ -58,3 +70,8 @@ class RMSNorm(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         """The weight is used as it is."""
+
+
+def make_norm(spec: NormSpec, size: int, dtype: torch.dtype) -> RMSNorm:
+    """The norm of `size` features that `spec` describes."""
+    return RMSNorm(size, spec.eps, dtype)

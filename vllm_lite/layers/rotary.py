@@ -8,7 +8,7 @@ its position alone, so tokens do not depend on how a prompt was cut into steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,25 @@ class RotarySettings:
         return self.number("original_max_position_embeddings", self.max_position_embeddings)
 
 
+class RotaryTables(nn.Module):
+    """A table for each of the settings that the layers of a model have."""
+
+    def __init__(self, settings: Iterable[RotarySettings | None], num_positions: int) -> None:
+        super().__init__()
+        self._of: list[tuple[RotarySettings, RotaryEmbedding]] = []
+        for wanted in settings:
+            if wanted is not None and self.of(wanted) is None:
+                table = RotaryEmbedding(wanted, num_positions)
+                self.add_module(str(len(self._of)), table)
+                self._of.append((wanted, table))
+
+    def of(self, settings: RotarySettings | None) -> RotaryEmbedding | None:
+        """The table of `settings`; None where there is no rotation."""
+        return next((table for known, table in self._of if known == settings), None)
+
+
 class RotaryEmbedding(nn.Module):
-    """Rotates queries and keys by their positions, all layers through one table."""
+    """Rotates queries and keys by their positions."""
 
     def __init__(self, settings: RotarySettings, num_positions: int) -> None:
         """`num_positions` is how many positions requests may have."""
@@ -98,8 +115,10 @@ def compute_frequencies(settings: RotarySettings, positions: Tensor) -> tuple[Te
         return _dynamic(settings, positions), 1.0
     if kind == "yarn":
         return _yarn(settings), _yarn_magnitude(settings)
+    if kind == "longrope":
+        return _longrope(settings, len(positions)), _longrope_magnitude(settings)
     if kind not in _SCALINGS:
-        known = ", ".join((*_SCALINGS, "dynamic", "yarn"))
+        known = ", ".join((*_SCALINGS, "dynamic", "yarn", "longrope"))
         raise CheckpointError(f"rope_type {kind!r} is not supported; known: {known}")
     return _SCALINGS[kind](settings), 1.0
 
@@ -183,6 +202,29 @@ def _yarn_magnitude(settings: RotarySettings) -> float:
     if mscale and all_dims:
         return magnitude(mscale) / magnitude(all_dims)
     return magnitude(1.0)
+
+
+def _longrope(settings: RotarySettings, num_positions: int) -> Tensor:
+    """LongRoPE (Ding et al., 2024): each frequency has a divisor, in two sets.
+
+    transformers changes sets where a sequence outgrows the trained length, and then keys that are
+    cached no longer fit. Here the set follows from the longest sequence that may come.
+    """
+    kind = "long_factor" if num_positions > settings.original_length else "short_factor"
+    factors = torch.tensor(settings.parameters[kind], dtype=torch.float32)
+    if len(factors) != settings.rotary_size // 2:
+        raise CheckpointError(
+            f"{kind} has {len(factors)} numbers for a rotary size of {settings.rotary_size}"
+        )
+    return _default(settings) / factors
+
+
+def _longrope_magnitude(settings: RotarySettings) -> float:
+    if settings.parameters.get("attention_factor") is not None:
+        return settings.number("attention_factor")
+    trained = settings.original_length
+    factor = settings.number("factor", settings.max_position_embeddings / trained)
+    return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
 
 
 _SCALINGS: dict[str, Callable[[RotarySettings], Tensor]] = {

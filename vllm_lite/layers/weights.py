@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from vllm_lite.kernels.quantized import QuantizedRows
-from vllm_lite.kernels.staging import write_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,34 +21,21 @@ class WeightSlot:
 
     `tensor` is written in place (often a view into a fused parameter). `full_shape` is the
     checkpoint tensor's; its part that belongs here begins at `starts`. Where there is `keep`, it
-    takes that part of a quantised checkpoint tensor, and `tensor` stays as it is.
+    takes that part of a quantised checkpoint tensor, and `tensor` stays as it is. Outputs run along
+    `output_dim` (None: the tensor has none), `outputs_per_item` of them in an entry.
     """
 
     tensor: Tensor
     full_shape: tuple[int, ...]
     starts: tuple[int, ...]
     keep: Callable[[QuantizedRows], None] | None = None
+    output_dim: int | None = 0
+    outputs_per_item: int = 1
 
     @classmethod
     def whole(cls, tensor: Tensor) -> WeightSlot:
         """A tensor that every rank holds complete."""
         return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
-
-    def part_of(self, full: Tensor) -> Tensor:
-        """The view of `full` that belongs here."""
-        for dim, (start, size) in enumerate(zip(self.starts, self.tensor.shape, strict=True)):
-            if size != full.shape[dim]:
-                full = full.narrow(dim, start, size)
-        return full
-
-    def fill(self, full: Tensor) -> None:
-        """Write this rank's part of `full`, cast to the slot's dtype."""
-        write_weights(self.tensor, self.part_of(full))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the slot takes the checkpoint tensor as it is."""
-        return self.tensor.shape == self.full_shape
 
 
 class NamedSlot(NamedTuple):

@@ -13,6 +13,7 @@ import torch
 
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.weight_map import Target
+from vllm_lite.loader.weight_rules import Part
 
 # Small enough that no activation overflows, large enough that logits differ.
 _RANGE = 0.02
@@ -32,7 +33,7 @@ class DummyTensor:
     nbytes: int
     seed: int
 
-    def fill(self, slot: WeightSlot) -> None:
+    def fill(self, slot: WeightSlot, part: Part) -> None:
         tensor = slot.tensor
         if tensor.dim() == 1 and not self.name.endswith(".bias"):
             tensor.fill_(1 if tensor.is_floating_point() else 0)

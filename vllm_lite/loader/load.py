@@ -7,7 +7,7 @@ as soon as its last tensor is there, so that memory never holds the model twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,17 +20,18 @@ from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.weights import WeightedLayer, WeightSlot
+from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
-from vllm_lite.loader.gguf import open_gguf
+from vllm_lite.loader.gguf import GGUF_RULES, open_gguf
 from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
-from vllm_lite.loader.weight_map import Target, is_ignorable, weight_targets
+from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
+from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
 from vllm_lite.models.decoder import BuildOptions
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.registry import get_model_class
 from vllm_lite.progress import progress_bar
-from vllm_lite.quantization.registry import get_linear_method
+from vllm_lite.quantization.registry import LinearMethods
 
 _DTYPES = {
     "float32": torch.float32,
@@ -44,26 +45,32 @@ _QUIET_SECONDS = 1.0
 @torch.inference_mode()
 def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
+    facts = config.facts
     dtype = _DTYPES[config.model.dtype]
-    form = stored_form(config.facts.path, config.facts.hf_config)
-    options = BuildOptions(
-        dtype=dtype,
-        cache_format=CACHE_FORMATS.get(
-            config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
-        ),
-        max_model_len=config.model.max_model_len,
-        linear_method=get_linear_method(config.model.quantization, dtype, form),
-        cache_has_scales=isinstance(form, ScaledCodes)
-        and form.has_cache_scales
-        and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
-    )
-    with _refusals_name(config.facts.path):
+    form = stored_form(facts.path, facts.hf_config)
+    with _refusals_name(facts.path):
+        model_class = get_model_class(facts.architecture)
+        rules = WeightRules(
+            (*(GGUF_RULES if facts.format == "gguf" else ()), *model_class.weight_rules(facts))
+        )
+        methods = LinearMethods(config.model.quantization, dtype, form)
+        options = BuildOptions(
+            dtype=dtype,
+            cache_format=CACHE_FORMATS.get(
+                config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
+            ),
+            max_model_len=config.model.max_model_len,
+            methods=lambda path: methods.of(
+                [rules.source_of(layer) for layer in parts_of_layer(path)]
+            ),
+            cache_has_scales=isinstance(form, ScaledCodes)
+            and form.has_cache_scales
+            and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
+        )
         with torch.device(device):
-            model = get_model_class(config.facts.architecture)(config.facts, options)
-        targets = weight_targets(model)
-        tensors = _open_checkpoint(config, targets)
-        used = _match(config.facts.path, tensors, targets)
-        _fill(model, used, targets, config.load.use_tqdm_on_load)
+            model = model_class(facts, options)
+        fills = _fills(config, rules, weight_targets(model))
+        _fill(model, fills, config.load.use_tqdm_on_load)
     return model
 
 
@@ -86,38 +93,69 @@ def _refusals_name(path: str) -> Iterator[None]:
         ) from None
 
 
-def _open_checkpoint(config: VllmConfig, targets: dict[str, Target]) -> Sequence[CheckpointTensor]:
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """A tensor of the checkpoint, and the view of it that a target takes."""
+
+    tensor: CheckpointTensor
+    target: Target
+    part: Part
+
+
+def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]) -> list[_Fill]:
+    """What to read for each target; raises CheckpointError unless model and checkpoint agree."""
     facts = config.facts
     if config.load.load_format == "dummy":
-        return make_dummies(targets, config.model.seed)
+        dummies = make_dummies(targets, config.model.seed)
+        return [_Fill(dummy, targets[dummy.name], WHOLE) for dummy in dummies]
     if facts.format == "gguf":
-        return open_gguf(facts)
-    needed = {name: target.slot.tensor.dtype for name, target in targets.items()}
-    return open_safetensors(Path(facts.path), needed)
+        return _match(facts.path, open_gguf(facts), rules, targets)
+
+    def wanted(name: str) -> torch.dtype | None:
+        takers = [target for target, _ in rules.parts_of(name) if target in targets]
+        return targets[takers[0]].slot.tensor.dtype if takers else None
+
+    return _match(facts.path, open_safetensors(Path(facts.path), wanted), rules, targets)
 
 
 def _match(
-    path: str, tensors: Sequence[CheckpointTensor], targets: dict[str, Target]
-) -> list[CheckpointTensor]:
-    """The tensors to read; raises CheckpointError unless they are the model's, one for one."""
-    found = {tensor.name: tensor for tensor in tensors}
-    missing = [name for name in targets if name not in found]
+    path: str,
+    tensors: Iterable[CheckpointTensor],
+    rules: WeightRules,
+    targets: Mapping[str, Target],
+) -> list[_Fill]:
+    """The checkpoint's tensors, each with what takes it: all that the model needs, and no other."""
+    fills: dict[str, _Fill] = {}
+    unexpected: list[str] = []
+    for tensor in tensors:
+        parts = rules.parts_of(tensor.name)
+        for name, part in parts:
+            if name in targets:
+                fills[name] = _Fill(tensor, targets[name], part)
+            elif not is_ignorable(name, targets):
+                unexpected.append(tensor.name)
+    missing = [_source_of(rules, name) for name in targets if name not in fills]
     if missing:
-        raise CheckpointError(f"{path} lacks {_listed(missing)}; is the checkpoint complete?")
-    unexpected = [name for name in found if name not in targets and not is_ignorable(name, targets)]
+        listed = _listed(list(dict.fromkeys(missing)))
+        raise CheckpointError(f"{path} lacks {listed}; is the checkpoint complete?")
     if unexpected:
-        raise CheckpointError(
-            f"{path} has {_listed(unexpected)}, for which its configuration has no place"
-        )
-    for name, target in targets.items():
-        shape, expected = tuple(found[name].shape), target.slot.full_shape
+        listed = _listed(list(dict.fromkeys(unexpected)))
+        raise CheckpointError(f"{path} has {listed}, for which its configuration has no place")
+    for fill in fills.values():
+        slot, stored = fill.target.slot, tuple(fill.tensor.shape)
         # A single number may have no dimension.
-        if (shape or (1,)) != expected:
+        shape = fill.part.shape_of(stored, slot)
+        if (shape or (1,)) != slot.full_shape:
             raise CheckpointError(
-                f"{path}: the tensor {name!r} has the shape {list(shape)}, "
-                f"but its configuration asks for {list(expected)}"
+                f"{path}: the tensor {fill.tensor.name!r} has the shape {list(stored)}, "
+                f"but its configuration asks for {fill.part.expected(slot)}"
             )
-    return [tensor for name, tensor in found.items() if name in targets]
+    return list(fills.values())
+
+
+def _source_of(rules: WeightRules, name: str) -> str:
+    layer, _, suffix = name.rpartition(".")
+    return f"{rules.source_of(layer)}.{suffix}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -126,17 +164,12 @@ def _listed(names: Sequence[str]) -> str:
     return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
 
 
-def _fill(
-    model: nn.Module,
-    tensors: Iterable[CheckpointTensor],
-    targets: dict[str, Target],
-    show_progress: bool,
-) -> None:
+def _fill(model: nn.Module, fills: Iterable[_Fill], show_progress: bool) -> None:
     """Fill and finish every layer, several at a time, in the order of the file."""
     jobs: dict[int, _LayerJob] = {}
-    for tensor in tensors:
-        layer, slot = targets[tensor.name].layer, targets[tensor.name].slot
-        jobs.setdefault(id(layer), _LayerJob(layer)).fills.append((tensor, slot))
+    for fill in fills:
+        layer = fill.target.layer
+        jobs.setdefault(id(layer), _LayerJob(layer)).fills.append(fill)
     _run_jobs(list(jobs.values()), show_progress)
     # Layers without tensors of their own come last: they may depend on others'.
     for module in model.modules():
@@ -149,22 +182,26 @@ class _LayerJob:
     """A layer, and what to read for it."""
 
     layer: WeightedLayer
-    fills: list[tuple[CheckpointTensor, WeightSlot]] = field(default_factory=list)
+    fills: list[_Fill] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(fill.tensor.nbytes for fill in self.fills)
 
     @torch.inference_mode()
     def run(self) -> int:
         """Fill and finish the layer; the bytes that were read."""
-        for tensor, slot in self.fills:
-            tensor.fill(slot)
+        for fill in self.fills:
+            fill.tensor.fill(fill.target.slot, fill.part)
         self.layer.process_weights_after_loading()
-        return sum(tensor.nbytes for tensor, _ in self.fills)
+        return self.nbytes
 
 
 def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
     """Each thread takes whole layers: splitting every copy over all threads would make them wait
     for each other at each of hundreds of copies, which on a busy machine takes seconds."""
     num_threads = torch.get_num_threads()
-    total = sum(tensor.nbytes for job in jobs for tensor, _ in job.fills)
+    total = sum(job.nbytes for job in jobs)
     pool = ThreadPoolExecutor(num_threads, "load", torch.set_num_threads, (1,))
     try:
         futures = [pool.submit(job.run) for job in jobs]

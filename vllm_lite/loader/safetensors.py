@@ -7,7 +7,7 @@ ones. Nothing is read before a slot asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
+from vllm_lite.loader.weight_rules import Part
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+# The type that a slot reads a tensor as, by its name; None: nothing here takes it.
+Wanted = Callable[[str], torch.dtype | None]
 # Plain numbers, of which each can be read as any; and those that are read as what they are.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NARROW = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
@@ -38,46 +41,47 @@ class SafetensorsTensor:
     path: Path
     file: Any
 
-    def fill(self, slot: WeightSlot) -> None:
+    def fill(self, slot: WeightSlot, part: Part) -> None:
         try:
-            part = self.file.get_tensor(self.name) if slot.is_whole else self._part_of(slot)
+            stored = self._read(part.region(slot))
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(self.path, error) from None
         # Outside: a device that fails is no fault of the file.
-        write_weights(slot.tensor, part)
+        write_weights(slot.tensor, part.values(stored))
 
-    def _part_of(self, slot: WeightSlot) -> Tensor:
-        if not self.shape:
-            number: Tensor = self.file.get_tensor(self.name)
-            return number
-        bounds = zip(slot.starts, slot.tensor.shape, strict=True)
-        region = tuple(slice(start, start + size) for start, size in bounds)
-        part: Tensor = self.file.get_slice(self.name)[region]
+    def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
+        sizes = zip(region, self.shape, strict=False)
+        if all(isinstance(r, slice) and (r.start, r.stop) == (0, size) for r, size in sizes):
+            whole: Tensor = self.file.get_tensor(self.name)
+            return whole
+        slices = tuple(r if isinstance(r, slice) else slice(None) for r in region)
+        part: Tensor = self.file.get_slice(self.name)[slices]
+        for dim, chosen in enumerate(region):
+            if not isinstance(chosen, slice):
+                part = part.index_select(dim, chosen)
         return part
 
 
-def open_safetensors(directory: Path, needed: Mapping[str, torch.dtype]) -> list[SafetensorsTensor]:
+def open_safetensors(directory: Path, wanted: Wanted) -> list[SafetensorsTensor]:
     """The tensors of the checkpoint in `directory`, in file order.
 
-    With an index, only files that hold a tensor of `needed` are opened; the types that those are
-    read as must be able to hold them. Raises CheckpointError.
+    With an index, only files that hold a tensor which is wanted are opened; the types that those
+    are read as must be able to hold them. Raises CheckpointError.
     """
-    files = _indexed_files(directory, set(needed)) or dict.fromkeys(_all_files(directory))
+    files = _indexed_files(directory, wanted) or dict.fromkeys(_all_files(directory))
     tensors = []
     for path, names in files.items():
-        tensors += _open_file(path, names, needed)
+        tensors += _open_file(path, names, wanted)
     return tensors
 
 
-def _open_file(
-    path: Path, names: set[str] | None, needed: Mapping[str, torch.dtype]
-) -> list[SafetensorsTensor]:
+def _open_file(path: Path, names: set[str] | None, wanted: Wanted) -> list[SafetensorsTensor]:
     """Tensors of one file; `names` limits it to those that the index places there."""
     try:
         file: Any = safe_open(path, framework="pt")
         found = list(file.offset_keys())
         own = [name for name in found if names is None or name in names]
-        return [_describe(path, file, name, needed.get(name)) for name in own]
+        return [_describe(path, file, name, wanted(name)) for name in own]
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from None
 
@@ -97,7 +101,7 @@ def _describe(path: Path, file: Any, name: str, wanted: torch.dtype | None) -> S
     return SafetensorsTensor(name, shape, math.prod(shape) * item_size, path, file)
 
 
-def _indexed_files(directory: Path, needed: set[str]) -> dict[Path, set[str] | None]:
+def _indexed_files(directory: Path, wanted: Wanted) -> dict[Path, set[str] | None]:
     """File to the names it holds, for files with a needed tensor; {} where there is no index."""
     index = directory / _INDEX
     if not index.is_file():
@@ -110,7 +114,7 @@ def _indexed_files(directory: Path, needed: set[str]) -> dict[Path, set[str] | N
             f"{index} is not a valid index of safetensors files; fetch it again"
         ) from None
     files: dict[Path, set[str] | None] = {}
-    for file in sorted({places[name] for name in needed if name in places}):
+    for file in sorted({file for name, file in places.items() if wanted(name) is not None}):
         path = directory / file
         if path.parent != directory or not path.is_file():
             raise CheckpointError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from vllm_lite.layers.weights import WeightSlot
+from vllm_lite.loader.weight_rules import Part
 
 
 class CheckpointTensor(Protocol):
-    """One tensor of a checkpoint, not yet read; `name` is Hugging Face's."""
+    """One tensor of a checkpoint, not yet read; `name` is the checkpoint's."""
 
     @property
     def name(self) -> str: ...
@@ -21,6 +22,6 @@ class CheckpointTensor(Protocol):
         """Bytes that reading it moves, for progress."""
         ...
 
-    def fill(self, slot: WeightSlot) -> None:
-        """Read and write this rank's part; raises CheckpointError on damage."""
+    def fill(self, slot: WeightSlot, part: Part) -> None:
+        """Read and write what is this rank's of a view; raises CheckpointError on damage."""
         ...

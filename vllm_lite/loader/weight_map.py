@@ -1,18 +1,20 @@
-"""Which checkpoint tensor fills which slot of a model, by Hugging Face's names.
+"""The tensors that a model needs, by name, and those of a checkpoint that it does not.
 
-Checkpoints name the parts of a fused layer one by one; this is the one place that knows.
+Names are the model's own: those of Llama's Hugging Face checkpoints, where the parts of a fused
+layer are named one by one. What other checkpoints call them is told by weight_rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
 
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 
-# Fused module: its shards' names in checkpoints.
-_FUSED = {
+# Fused module: its shards' names.
+FUSED = {
     "qkv_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj"},
     "gate_up_proj": {"0": "gate_proj", "1": "up_proj"},
 }
@@ -32,29 +34,35 @@ class Target:
 
 
 def weight_targets(model: nn.Module) -> dict[str, Target]:
-    """Every tensor that a checkpoint must have for `model`, by name."""
+    """Every tensor that `model` needs, by name."""
     targets = {}
     for path, module in model.named_modules():
         if isinstance(module, WeightedLayer):
             for shard, suffix, slot in module.weight_slots():
-                targets[f"{_checkpoint_path(path, shard)}.{suffix}"] = Target(module, slot)
+                targets[f"{_layer_name(path, shard)}.{suffix}"] = Target(module, slot)
     return targets
 
 
-def is_ignorable(name: str, targets: dict[str, Target]) -> bool:
-    """Whether a tensor without a target may be passed over in silence."""
+def is_ignorable(name: str, targets: Collection[str]) -> bool:
+    """Whether a tensor that no target takes may be passed over in silence."""
     # Quantising wrote biases of zeros for layers that have none.
     if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
         return True
-    if name.endswith(_UNUSED) and name not in targets:
+    if name.endswith(_UNUSED):
         return True
     # A head that is tied has no target of its own; some checkpoints hold it all the same.
-    return name.endswith(_DERIVED) or (name == "lm_head.weight" and name not in targets)
+    return name.endswith(_DERIVED) or name == "lm_head.weight"
 
 
-def _checkpoint_path(path: str, shard: str) -> str:
+def parts_of_layer(path: str) -> list[str]:
+    """The layers that the module at `path` holds: itself, or those that are fused in it."""
+    parent, _, module = path.rpartition(".")
+    return [f"{parent}.{name}" for name in FUSED[module].values()] if module in FUSED else [path]
+
+
+def _layer_name(path: str, shard: str) -> str:
     parent, _, module = path.rpartition(".")
     if module == "attn":  # has no module of its own in checkpoints
         return parent
-    name = _FUSED[module][shard] if module in _FUSED else module
+    name = FUSED[module][shard] if module in FUSED else module
     return f"{parent}.{name}" if parent else name

@@ -6,8 +6,8 @@ Modules bear the names of Hugging Face's checkpoints. Blocks call each other's `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,57 +19,71 @@ from vllm_lite.layers.attention import Attention, attention
 from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP
-from vllm_lite.layers.norm import RMSNorm
-from vllm_lite.layers.rotary import RotaryEmbedding
-from vllm_lite.models.spec import DecoderSpec, decoder_spec
+from vllm_lite.layers.norm import make_norm
+from vllm_lite.layers.rotary import RotaryEmbedding, RotaryTables
+from vllm_lite.loader.weight_rules import Rule
+from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, decoder_spec
 from vllm_lite.quantization.method import LinearMethod
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How the engine wants a model built, whatever its architecture."""
+    """How the engine wants the layer at `path` built, whatever the model's architecture."""
 
     dtype: torch.dtype
     cache_format: CacheFormat
     max_model_len: int
-    linear_method: LinearMethod
+    # By the path of a layer.
+    methods: Callable[[str], LinearMethod]
     # Whether the checkpoint has a scale for the numbers of each layer's cached keys and values.
     cache_has_scales: bool = False
+    path: str = ""
+
+    def at(self, name: str) -> BuildOptions:
+        """For the layer `name` of the one at `path`."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    @property
+    def linear_method(self) -> LinearMethod:
+        """How the layer at `path` stores its weights."""
+        return self.methods(self.path)
 
 
 class SelfAttention(nn.Module):
     """Projections, rotation and attention of one layer."""
 
     def __init__(
-        self, spec: DecoderSpec, options: BuildOptions, layer: int, rotary: RotaryEmbedding
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        options: BuildOptions,
+        rotary: RotaryEmbedding | None,
     ) -> None:
         super().__init__()
         heads, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
         self._split = [heads.size, kv_heads.size, kv_heads.size]
         self._shape = (-1, sum(self._split), spec.head_size)
         self._width = heads.size * spec.head_size
-        self._rotate = rotary.forward
-        method = options.linear_method
+        self._rotate = None if rotary is None else rotary.forward
         self.qkv_proj = QKVParallelLinear(
-            method,
-            spec.hidden_size,
+            options.at("qkv_proj").linear_method,
+            hidden_size,
             spec.head_size,
             spec.num_heads,
             spec.num_kv_heads,
             bias=spec.qkv_bias,
         )
         self.o_proj = RowParallelLinear(
-            method, spec.num_heads * spec.head_size, spec.hidden_size, bias=spec.output_bias
+            options.at("o_proj").linear_method,
+            spec.num_heads * spec.head_size,
+            hidden_size,
+            bias=spec.output_bias,
         )
-        self._qk_norm = spec.qk_norm
-        if spec.qk_norm:
-            self.q_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
-            self.k_norm = RMSNorm(spec.head_size, spec.norm_eps, options.dtype)
-        self.attn = attention(
-            spec.head_size**-0.5,
-            spec.sliding_windows[layer],
-            cache_has_scales=options.cache_has_scales,
-        )
+        self._qk_norm = spec.qk_norm is not None
+        if spec.qk_norm is not None:
+            self.q_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
+            self.k_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
+        self.attn = attention(spec.scale, spec.window, cache_has_scales=options.cache_has_scales)
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         """[T] and what qkv_proj made of the normalised stream -> [T, N]."""
@@ -77,7 +91,8 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.split_with_sizes(self._split, 1)
         if self._qk_norm:
             query, key = self.q_norm.norm_heads(query), self.k_norm.norm_heads(key)
-        self._rotate(positions, query, key)
+        if self._rotate is not None:
+            self._rotate(positions, query, key)
         mixed = self.attn.forward(query, key, value)
         return self.o_proj.kernel(mixed.view(-1, self._width))
 
@@ -86,18 +101,25 @@ class DecoderLayer(nn.Module):
     """Attention, then MLP, each behind a norm and added to the residual stream."""
 
     def __init__(
-        self, spec: DecoderSpec, options: BuildOptions, layer: int, rotary: RotaryEmbedding
+        self,
+        spec: LayerSpec,
+        decoder: DecoderSpec,
+        options: BuildOptions,
+        rotary: RotaryEmbedding | None,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
-        self.self_attn = SelfAttention(spec, options, layer, rotary)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
+        size = decoder.hidden_size
+        self.input_layernorm = make_norm(decoder.norm, size, options.dtype)
+        self.self_attn = SelfAttention(spec.mixer, size, options.at("self_attn"), rotary)
+        self.post_attention_layernorm = make_norm(decoder.norm, size, options.dtype)
+        mlp = options.at("mlp")
         self.mlp = GatedMLP(
-            options.linear_method,
-            spec.hidden_size,
-            spec.intermediate_size,
-            spec.hidden_act,
-            bias=spec.mlp_bias,
+            mlp.at("gate_up_proj").linear_method,
+            mlp.at("down_proj").linear_method,
+            size,
+            spec.ffn.intermediate_size,
+            spec.ffn.act,
+            bias=spec.ffn.bias,
         )
 
     def forward(
@@ -117,13 +139,18 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
-            options.linear_method, spec.vocab_size, spec.hidden_size
+            options.at("embed_tokens").linear_method, spec.vocab_size, spec.hidden_size
         )
-        self.rotary_emb = RotaryEmbedding(spec.rotary, options.max_model_len)
+        self.rotary_emb = RotaryTables(
+            [layer.mixer.rotary for layer in spec.layers], options.max_model_len
+        )
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, options, layer, self.rotary_emb) for layer in range(spec.num_layers)
+            DecoderLayer(
+                layer, spec, options.at(f"layers.{i}"), self.rotary_emb.of(layer.mixer.rotary)
+            )
+            for i, layer in enumerate(spec.layers)
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, options.dtype)
+        self.norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
@@ -140,21 +167,27 @@ class DecoderForCausalLM(nn.Module):
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__()
         spec = self.spec(facts)
-        self.model = Decoder(spec, options)
+        self.model = Decoder(spec, options.at("model"))
         self.lm_head = ParallelLMHead(
-            options.linear_method,
+            options.at("lm_head").linear_method,
             spec.vocab_size,
             spec.hidden_size,
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
         )
         self._spec = spec
-        self._num_kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)[1].size
+        mixer = spec.layers[0].mixer
+        self._num_kv_heads = head_shards(mixer.num_heads, mixer.num_kv_heads)[1].size
         self._cache_format = options.cache_format
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         """What this family's checkpoints describe."""
         return decoder_spec(facts)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        """Layers of this family's checkpoints that do not bear the names of the model's own."""
+        return ()
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -169,12 +202,12 @@ class DecoderForCausalLM(nn.Module):
         return self.lm_head.greedy_tokens(hidden)
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        spec = self._spec
-        windows = set(spec.sliding_windows)
+        mixers = [layer.mixer for layer in self._spec.layers]
+        windows = {mixer.window for mixer in mixers}
         return KVCacheSpec(
-            num_layers=spec.num_layers,
+            num_layers=len(mixers),
             num_kv_heads=self._num_kv_heads,
-            head_size=spec.head_size,
+            head_size=mixers[0].head_size,
             dtype=self._cache_format.dtype,
             has_row_scales=self._cache_format.has_row_scales,
             # Blocks may be let go only when no layer looks further back.

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.loader.weight_rules import Rule, interleaved_pairs
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.spec import DecoderSpec, decoder_spec
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """DecoderSpec's own defaults."""
+    """The plain decoder (Touvron et al., 2023)."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config.get("attention_bias"))
+        mlp_bias = bool(facts.hf_config.get("mlp_bias"))
+        return decoder_spec(facts, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        return gguf_pairs(facts)
+
+
+def gguf_pairs(facts: ModelFacts) -> Sequence[Rule]:
+    """The order that llama.cpp's converter gives the queries and keys of Llama and Mistral."""
+    if facts.format != "gguf":
+        return ()
+    heads = {"q": facts.num_heads, "k": facts.num_kv_heads}
+    return [
+        interleaved_pairs(
+            f"blk.*.attn_{name}", f"model.layers.*.self_attn.{name}_proj", count, facts.head_size
+        )
+        for name, count in heads.items()
+    ]

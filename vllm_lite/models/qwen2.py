@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, windows_by_layer
+from vllm_lite.models.spec import DecoderSpec, decoder_spec
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
@@ -14,10 +12,4 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        return replace(
-            decoder_spec(facts),
-            sliding_windows=windows_by_layer(facts),
-            qkv_bias=True,
-            output_bias=False,
-            mlp_bias=False,
-        )
+        return decoder_spec(facts, qkv_bias=True)

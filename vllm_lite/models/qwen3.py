@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, windows_by_layer
+from vllm_lite.models.spec import DecoderSpec, decoder_spec
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
@@ -14,9 +12,5 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        return replace(
-            decoder_spec(facts),
-            sliding_windows=windows_by_layer(facts),
-            qk_norm=True,
-            mlp_bias=False,
-        )
+        bias = bool(facts.hf_config.get("attention_bias"))
+        return decoder_spec(facts, qkv_bias=bias, output_bias=bias, has_qk_norm=True)

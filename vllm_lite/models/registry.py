@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import importlib
 
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.models.decoder import DecoderForCausalLM
-
-_MODULES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 
 
 def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
     """The class of the Hugging Face architecture; raises CheckpointError if there is none."""
-    module = _MODULES.get(architecture)
-    if module is None:
+    row = ARCHITECTURES.get(architecture)
+    if row is None:
         raise CheckpointError(
-            f"the architecture {architecture} is not supported; known: {', '.join(_MODULES)}"
+            f"the architecture {architecture} is not supported; known: {', '.join(ARCHITECTURES)}"
         )
-    home = importlib.import_module(f"vllm_lite.models.{module}")
+    home = importlib.import_module(f"vllm_lite.models.{row.module}")
     model_class: type[DecoderForCausalLM] = getattr(home, architecture)
     return model_class

@@ -1,97 +1,140 @@
-"""DecoderSpec: what sets one decoder-only transformer apart from another, as plain data.
+"""DecoderSpec: a decoder-only transformer as plain data, layer by layer.
 
-A field is here when real families differ in it; what only one family does is a block class of
-its own. Read from ModelFacts, with the defaults of the family's configuration.
+A layer is a mixer and a feed-forward block, each described by a spec of its own. A field is here
+when several families differ in it; what one family alone does is a block class of its own. Read
+from ModelFacts, which has the defaults of the family's configuration.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.rotary import RotarySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
-    """A pre-norm decoder with rotary attention and a gated MLP."""
+class AttentionSpec:
+    """Self-attention over one layer's cached keys and values."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_size: int
-    hidden_act: str
-    norm_eps: float
-    rotary: RotarySettings
-    tie_word_embeddings: bool
-    # Of each layer: how many tokens it looks back, itself included; None is all of them.
-    sliding_windows: tuple[int | None, ...]
+    # Scores are multiplied by it.
+    scale: float
+    # None: no rotation.
+    rotary: RotarySettings | None
+    # How many tokens a query looks back, itself included; None is all of them.
+    window: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
     # Each head of the queries and of the keys is normalised before it is rotated.
-    qk_norm: bool = False
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.sliding_windows)
+    qk_norm: NormSpec | None = None
 
 
-def decoder_spec(facts: ModelFacts) -> DecoderSpec:
-    """The plain decoder of `facts`: full attention, and biases where the config asks for them."""
-    hf = facts.hf_config
-    attention_bias = bool(hf.get("attention_bias", False))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPSpec:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate."""
+
+    intermediate_size: int
+    act: str
+    is_gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A mixer and a feed-forward block, and how the residual stream runs through them."""
+
+    mixer: AttentionSpec
+    ffn: MLPSpec
+    # Before each block, after each, or both; what comes after is applied to what is added.
+    norms: Literal["before", "after", "both"] = "before"
+    # Both blocks read the same stream: with a norm for each, or one for both.
+    parallel: Literal["no", "two norms", "one norm"] = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Embedding, layers, last norm and output head."""
+
+    vocab_size: int
+    hidden_size: int
+    norm: NormSpec
+    layers: tuple[LayerSpec, ...]
+    tie_word_embeddings: bool
+    embedding_scale: float = 1.0
+    # Rows of a table of learned positions, which are added to the embedding.
+    num_learned_positions: int = 0
+    head_bias: bool = False
+
+
+def decoder_spec(
+    facts: ModelFacts,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    has_qk_norm: bool = False,
+) -> DecoderSpec:
+    """Llama's shape: RMSNorm before each block, rotation, a gated MLP, windows as `facts` say."""
+    norm = NormSpec(eps=positive(facts, "rms_norm_eps", 1e-6))
+    rotary = rotary_settings(facts)
+    ffn = MLPSpec(
+        intermediate_size=size(facts, "intermediate_size"),
+        act=facts.hf_config.get("hidden_act", "silu"),
+        bias=mlp_bias,
+    )
+    layers = tuple(
+        LayerSpec(
+            mixer=AttentionSpec(
+                num_heads=facts.num_heads,
+                num_kv_heads=facts.num_kv_heads,
+                head_size=facts.head_size,
+                scale=facts.head_size**-0.5,
+                rotary=rotary,
+                window=window,
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
+                qk_norm=norm if has_qk_norm else None,
+            ),
+            ffn=ffn,
+        )
+        for window in facts.layer_windows
+    )
     return DecoderSpec(
         vocab_size=facts.vocab_size,
         hidden_size=facts.hidden_size,
-        intermediate_size=_size(facts, "intermediate_size"),
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_kv_heads,
-        head_size=facts.head_size,
-        hidden_act=hf.get("hidden_act", "silu"),
-        norm_eps=_positive(facts, "rms_norm_eps", 1e-6),
-        rotary=RotarySettings(
-            head_size=facts.head_size,
-            max_position_embeddings=hf.get("max_position_embeddings", facts.max_position),
-            parameters=hf["rope_parameters"],
-            has_frequency_factors=facts.has_rope_freqs,
-        ),
-        tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-        sliding_windows=(None,) * facts.num_layers,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(hf.get("mlp_bias", False)),
+        norm=norm,
+        layers=layers,
+        tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings", False)),
     )
 
 
-def windows_by_layer(facts: ModelFacts) -> tuple[int | None, ...]:
-    """Windows where a config switches them on and names the layers (Qwen2 and Qwen3)."""
-    hf = facts.hf_config
-    window = hf.get("sliding_window") if hf.get("use_sliding_window") else None
-    kinds = hf.get("layer_types")
-    if not window:
-        return (None,) * facts.num_layers
-    if kinds is None:
-        first = hf.get("max_window_layers", 28)
-        return tuple(window if i >= first else None for i in range(facts.num_layers))
-    if len(kinds) != facts.num_layers:
-        raise CheckpointError(
-            f"{facts.path}: layer_types names {len(kinds)} layers of {facts.num_layers}"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+def rotary_settings(facts: ModelFacts, kind: str = "full_attention") -> RotarySettings:
+    """The rotation of layers of a `kind`, as layer_types calls them."""
+    rope = facts.hf_config["rope_parameters"]
+    return RotarySettings(
+        head_size=facts.head_size,
+        max_position_embeddings=facts.hf_config.get("max_position_embeddings", facts.max_position),
+        parameters=rope.get(kind, rope),
+        has_frequency_factors=facts.has_rope_freqs,
+    )
 
 
-def _size(facts: ModelFacts, key: str) -> int:
+def size(facts: ModelFacts, key: str) -> int:
+    """The whole positive number `key` of the configuration; raises CheckpointError."""
     value = facts.hf_config.get(key)
     if not isinstance(value, int):
         raise _not_positive(facts, key, value)
-    return int(_positive(facts, key, 0))
+    return int(positive(facts, key, 0))
 
 
-def _positive(facts: ModelFacts, key: str, default: float) -> float:
+def positive(facts: ModelFacts, key: str, default: float) -> float:
+    """The positive number `key` of the configuration; raises CheckpointError."""
     value = facts.hf_config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise _not_positive(facts, key, value)

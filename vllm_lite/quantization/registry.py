@@ -1,11 +1,16 @@
-"""The name of a quantization method, or what a checkpoint is stored as, to its object."""
+"""The name of a quantization method, or what a checkpoint is stored as, to its object.
+
+A checkpoint may leave layers as they are: the method is chosen by the layer's path.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, StoredForm
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, narrow_ops
 from vllm_lite.quantization.awq import AWQLayout
 from vllm_lite.quantization.gguf import GGUFLinearMethod
@@ -16,6 +21,27 @@ from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
 from vllm_lite.quantization.scaled_checkpoint import ScaledCheckpointMethod
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+
+
+class LinearMethods:
+    """How each linear layer of a model stores its weights."""
+
+    def __init__(
+        self, quantization: str | None, dtype: torch.dtype, form: StoredForm | None
+    ) -> None:
+        self._method = get_linear_method(quantization, dtype, form)
+        self._plain = UnquantizedLinearMethod(dtype)
+        self._is_plain = form.is_plain if form is not None else lambda layer: False
+
+    def of(self, layers: Sequence[str]) -> LinearMethod:
+        """The method of `layers`, by the checkpoint's names, that are one product here."""
+        plain = [layer for layer in layers if self._is_plain(layer)]
+        if plain and len(plain) < len(layers):
+            raise CheckpointError(
+                f"{plain[0]} is not quantised and is one product with layers that are: "
+                f"{', '.join(layer for layer in layers if layer not in plain)}"
+            )
+        return self._plain if plain else self._method
 
 
 def get_linear_method(

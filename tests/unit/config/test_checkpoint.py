@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.checkpoints import LLAMA_GGUF, LLAMA_TENSORS, write_gguf, write_hf
-from vllm_lite.config.architectures import SUPPORTED_ARCHITECTURES
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.checkpoint import ModelFacts, read_facts
 from vllm_lite.errors import CheckpointError
+
+SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 128}
 
 
 def hf_facts(folder: Path, **changes: Any) -> ModelFacts:
@@ -23,7 +27,7 @@ def test_sizes_are_read(tmp_path: Path) -> None:
     assert (facts.hidden_size, facts.head_size, facts.vocab_size) == (64, 16, 100)
     assert (facts.max_position, facts.dtype, facts.format) == (512, "bfloat16", "hf")
     assert (facts.eos_token_ids, facts.bos_token_id) == ((2,), 1)
-    assert facts.sliding_window is None
+    assert facts.layer_windows == (None, None)
 
 
 def test_head_dim_and_kv_heads_have_defaults(tmp_path: Path) -> None:
@@ -81,54 +85,49 @@ def test_eos_ids_come_from_both_files_without_repeats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "window"),
+    ("family", "changes", "windows"),
     [
-        ("Llama", {"sliding_window": 128}, None),
-        ("Mistral", {"sliding_window": 128}, 128),
-        ("Mistral", {}, 4096),
-        ("Qwen2", {"sliding_window": 128}, None),
-        ("Qwen2", {"use_sliding_window": True, "sliding_window": 128}, None),
-        ("Qwen2", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, 128),
+        ("Llama", {"sliding_window": 128}, (None, None)),
+        ("Mistral", {"sliding_window": 128}, (128, 128)),
+        ("Mistral", {}, (4096, 4096)),
         (
-            "Qwen3",
-            {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
-            None,
+            "Mistral",
+            {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]},
+            (None, 128),
         ),
-        (
-            "Qwen3",
-            {
-                "use_sliding_window": True,
-                "sliding_window": 128,
-                "layer_types": ["sliding_attention", "sliding_attention"],
-            },
-            128,
-        ),
+        ("Qwen2", {"sliding_window": 128}, (None, None)),
+        ("Qwen2", SWITCHED_ON, (None, None)),
+        ("Qwen2", {**SWITCHED_ON, "max_window_layers": 0}, (128, 128)),
+        ("Qwen3", {**SWITCHED_ON, "max_window_layers": 1}, (None, 128)),
+        ("Qwen3", {**SWITCHED_ON, "layer_types": ["sliding_attention"] * 2}, (128, 128)),
+        ("Phi3", {}, (None, None)),
+        ("Phi3", {"sliding_window": 128}, (128, 128)),
     ],
 )
-def test_a_window_counts_where_every_layer_has_it(
-    tmp_path: Path, family: str, changes: dict[str, Any], window: int | None
+def test_each_layer_has_its_window(
+    tmp_path: Path, family: str, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
     facts = hf_facts(tmp_path, architectures=[f"{family}ForCausalLM"], **changes)
-    assert facts.sliding_window == window
+    assert facts.layer_windows == windows
 
 
 def test_without_its_window_a_model_is_as_long_as_the_window(tmp_path: Path) -> None:
     path = str(write_hf(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128))
     facts = read_facts(path, disable_sliding_window=True)
-    assert (facts.sliding_window, facts.max_position) == (None, 128)
+    assert (facts.layer_windows, facts.max_position) == ((None, None), 128)
     assert facts.hf_config["sliding_window"] is None
 
 
 def test_a_null_window_is_no_window(tmp_path: Path) -> None:
     config = write_hf(tmp_path, architectures=["MistralForCausalLM"]) / "config.json"
     config.write_text(config.read_text()[:-1] + ', "sliding_window": null}')
-    assert read_facts(str(tmp_path)).sliding_window is None
+    assert read_facts(str(tmp_path)).layer_windows == (None, None)
 
 
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ", ".join(SUPPORTED_ARCHITECTURES)),
+        ({"architectures": ["OtherLMHeadModel"]}, ", ".join(ARCHITECTURES)),
         ({"architectures": None}, "without architectures"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
@@ -136,12 +135,14 @@ def test_a_null_window_is_no_window(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_key_value_heads": 3}, "cannot share"),
-        ({"vocab_size": None}, "vocab_size is None"),
         ({"hidden_size": 2**63}, "more than 2147483647"),
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"unheard_of": 10**30}, "at most 64 bits"),
         ({"unheard_of": "\ud800"}, "valid Unicode"),
+        ({"logit_scale": 0.25}, "sets logit_scale to 0.25"),
+        ({"layer_types": ["full_attention"]}, "names 1 layers of 2"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(
@@ -151,6 +152,49 @@ def test_what_cannot_run_is_refused_by_name(
         hf_facts(tmp_path, **changes)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_a_config_leaves_out_is_what_its_class_assumes(
+    architecture: str, tmp_path: Path
+) -> None:
+    row = ARCHITECTURES[architecture]
+    config = getattr(transformers, architecture).config_class()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    facts = read_facts(str(tmp_path))
+    assert (facts.num_layers, facts.num_heads) == (
+        config.num_hidden_layers,
+        config.num_attention_heads,
+    )
+    assert (facts.hidden_size, facts.vocab_size) == (config.hidden_size, config.vocab_size)
+    assert facts.head_size == getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    assert facts.max_position == config.max_position_embeddings
+    for name, value in row.defaults.items():
+        assert value == getattr(config, name), name
+    assert facts.hf_config.get("tie_word_embeddings", False) == config.tie_word_embeddings
+    assert facts.bos_token_id == config.bos_token_id
+    assert list(facts.eos_token_ids) == [config.eos_token_id] * (config.eos_token_id is not None)
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
+def test_an_unknown_field_that_says_nothing_is_passed_over(tmp_path: Path, value: Any) -> None:
+    config = write_hf(tmp_path) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "logit_scale": value}))
+    assert read_facts(str(tmp_path)).num_layers == 2
+
+
+def test_an_unknown_field_can_be_declared_harmless(tmp_path: Path) -> None:
+    path = str(write_hf(tmp_path, logit_scale=0.25))
+    assert read_facts(path, hf_overrides={"logit_scale": None}).num_layers == 2
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_the_trained_length_may_stand_beside_the_scaling(tmp_path: Path, kind: str) -> None:
+    scaling = {"rope_type": kind, "factor": 4.0}
+    facts = hf_facts(tmp_path, rope_scaling=scaling, original_max_position_embeddings=128)
+    assert facts.hf_config["rope_parameters"]["original_max_position_embeddings"] == 128
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 10**5, '{"a":' * 10**5])
@@ -192,7 +236,7 @@ def test_gguf_tensors_say_what_the_metadata_does_not(tmp_path: Path) -> None:
 def test_a_gguf_llama_with_a_window_is_mistral(tmp_path: Path) -> None:
     metadata = {**LLAMA_GGUF, "llama.attention.sliding_window": 128}
     facts = read_facts(str(write_gguf(tmp_path / "m.gguf", metadata)))
-    assert (facts.architecture, facts.sliding_window) == ("MistralForCausalLM", 128)
+    assert (facts.architecture, facts.layer_windows) == ("MistralForCausalLM", (128, 128))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral"])

@@ -68,7 +68,7 @@ def test_defaults_of_a_server_and_of_the_llm_class(model: str) -> None:
 
 
 def test_a_config_travels_as_msgpack_unchanged(model: str) -> None:
-    config = resolved(model, hf_overrides={"a": {"b": [1, None]}}, seed=7)
+    config = resolved(model, hf_overrides={"id2label": {"b": [1, None]}}, seed=7)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=VllmConfig) == config
 
 

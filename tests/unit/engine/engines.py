@@ -62,6 +62,7 @@ def engine_config(
         dtype="float32",
         max_position=4096,
         num_layers=1,
+        layer_windows=(None,),
         hidden_size=8,
         num_heads=1,
         num_kv_heads=1,

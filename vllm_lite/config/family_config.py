@@ -1,0 +1,132 @@
+"""A family's configuration with every field under its usual name, defaults filled in, none unknown.
+
+A field that a family neither reads nor is known to be without effect may change what the model
+computes: it is refused rather than passed over. Reads no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_lite.config.architectures import Architecture
+from vllm_lite.errors import CheckpointError
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Read for every family, or seen in the tensors themselves (biases, a tied head).
+READ_BY_ALL = _names(
+    """
+    architectures model_type dtype torch_dtype quantization_config
+    vocab_size hidden_size intermediate_size hidden_act num_hidden_layers
+    num_attention_heads num_key_value_heads head_dim rms_norm_eps
+    max_position_embeddings n_positions max_seq_len seq_length
+    rope_parameters rope_theta rope_scaling original_max_position_embeddings partial_rotary_factor
+    sliding_window layer_types
+    attention_bias qkv_bias mlp_bias tie_word_embeddings
+    bos_token_id eos_token_id
+    """
+)
+# What configurations carry of training, of generation, of other tasks and of other programs.
+HARMLESS = _names(
+    """
+    transformers_version auto_map use_cache pretraining_tp gradient_checkpointing torchscript
+    initializer_range initializer_factor init_std rescale_prenorm_residual
+    attention_dropout attn_pdrop hidden_dropout resid_pdrop resid_dropout embd_pdrop
+    embedding_dropout dropout classifier_dropout attention_probs_dropout_prob hidden_dropout_prob
+    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    output_attentions output_hidden_states output_router_logits output_scores return_dict
+    return_dict_in_generate use_return_dict chunk_size_feed_forward pruned_heads use_bfloat16
+    tf_legacy_loss id2label label2id num_labels problem_type finetuning_task task_specific_params
+    tokenizer_class prefix pad_token_id sep_token_id mask_token_id unk_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens
+    begin_suppress_tokens max_length min_length max_new_tokens do_sample early_stopping num_beams
+    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
+    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+    remove_invalid_values exponential_decay_length_penalty transformers.js_config
+    attn_implementation use_flash_attn flash_attn use_fused_rms_norm use_fused_mlp
+    router_aux_loss_coef aux_loss_alpha vocab_file keys_to_ignore_at_inference name_or_path
+    base_model_tp_plan base_model_pp_plan model_max_length tokenizer_model_max_length
+    """
+)
+# Names that begin like this are a program's own notes.
+_HARMLESS_PREFIXES = ("_", "unsloth_")
+# The first of these that a configuration holds is the longest context it was made for.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_KINDS = ("full_attention", "sliding_attention")
+# A field that is not known and says nothing.
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+def family_config(
+    path: str, row: Architecture, raw: Mapping[str, Any], has_class_defaults: bool
+) -> dict[str, Any]:
+    """The configuration `raw` of the model at `path`, as the rest of the engine reads it.
+
+    With has_class_defaults, fields that are not there have the values of transformers' class.
+    Raises CheckpointError for a field that would change the model and is not read.
+    """
+    known = READ_BY_ALL | HARMLESS | row.reads | row.harmless
+    hf: dict[str, Any] = {}
+    for name, value in raw.items():
+        usual = row.aliases.get(name, name)
+        if usual not in known and value not in _NOTHING and not name.startswith(_HARMLESS_PREFIXES):
+            raise CheckpointError(
+                f"{path}: its configuration sets {name} to {_shown(value)}, which {row.name} does "
+                f"not read here and which may change what the model computes; if it does not, "
+                f"""pass --hf-overrides '{{"{name}": null}}'"""
+            )
+        hf[usual] = value
+    lengths = [hf[name] for name in _LENGTHS if hf.get(name) is not None]
+    if lengths:
+        hf["max_position_embeddings"] = lengths[0]
+    if has_class_defaults:
+        hf = {**row.defaults, **hf}
+    return hf
+
+
+def layer_windows(
+    path: str, row: Architecture, hf: Mapping[str, Any], count: int
+) -> tuple[int | None, ...]:
+    """Of each layer: how many tokens it looks back, itself included; None is all of them."""
+    window, kinds = hf.get("sliding_window"), hf.get("layer_types")
+    _check_kinds(path, kinds, count)
+    if not window or (row.windows == "switched" and not hf.get("use_sliding_window")):
+        return (None,) * count
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise CheckpointError(
+            f"{path}: sliding_window is {window!r} in its configuration, not a positive number"
+        )
+    if kinds is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if row.windows == "every":
+        return (window,) * count
+    if row.windows == "switched":
+        # The first max_window_layers layers attend to everything.
+        first = hf.get("max_window_layers", 28)
+        return tuple(window if i >= first else None for i in range(count))
+    if row.windows == "pattern":
+        period = hf.get("sliding_window_pattern") or 6
+        return tuple(window if (i + 1) % period else None for i in range(count))
+    return (None,) * count
+
+
+def _check_kinds(path: str, kinds: Any, count: int) -> None:
+    if kinds is None:
+        return
+    if not isinstance(kinds, list) or len(kinds) != count:
+        size = len(kinds) if isinstance(kinds, list) else "no"
+        raise CheckpointError(f"{path}: layer_types names {size} layers of {count}")
+    for kind in kinds:
+        if kind not in _KINDS:
+            raise CheckpointError(
+                f"{path}: layer_types has {kind!r}; supported are {' and '.join(_KINDS)}"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,92 @@
+"""Rotary settings of a configuration in one form, whichever way it spells them.
+
+One dict of rope_type, rope_theta and what the type needs; or such a dict for each kind of layer,
+by the names of layer_types. The order in which spellings win is that of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_lite.config.architectures import SUPPORTED_ROPE_TYPES
+from vllm_lite.errors import CheckpointError
+
+_INF = float("inf")
+_KINDS = ("full_attention", "sliding_attention")
+# Scalings that know the length a model was trained for.
+_KNOW_TRAINED_LENGTH = {"llama3", "yarn", "longrope"}
+# Fields beside the dicts that belong into them.
+_LOOSE = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
+
+
+def take_rope_parameters(path: str, hf: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Leave in `hf` one `rope_parameters`, in place of every older spelling.
+
+    Raises CheckpointError for what is not a number, and for a scaling that no layer knows.
+    """
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(hf.get(key) or {}, dict):
+            raise CheckpointError(f"{path}: {key} is {hf[key]!r} in its configuration, no object")
+    given = dict(hf.get("rope_parameters") or {})
+    nested = [kind for kind in _KINDS if isinstance(given.get(kind), dict)]
+    if nested:
+        hf["rope_parameters"] = {kind: _flat(path, hf, given[kind], {}) for kind in nested}
+    else:
+        hf["rope_parameters"] = _flat(path, hf, given, overrides)
+    for key in _LOOSE:
+        hf.pop(key, None)
+
+
+def main_rope(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of layers that attend to everything."""
+    rope: dict[str, Any] = hf["rope_parameters"]
+    main: dict[str, Any] = rope.get("full_attention", rope)
+    return main
+
+
+def _flat(
+    path: str, hf: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    rope = dict(given)
+    scaling = hf.get("rope_scaling")
+    if scaling and (not rope or "rope_scaling" in overrides):
+        rope = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **scaling}
+    if "rope_theta" in overrides or rope.get("rope_theta") is None:
+        rope["rope_theta"] = hf.get("rope_theta") or 10000.0
+    if hf.get("partial_rotary_factor") is not None:
+        rope.setdefault("partial_rotary_factor", hf["partial_rotary_factor"])
+    # The oldest spellings of rope_type and of longrope.
+    old = rope.pop("type", None)
+    rope.setdefault("rope_type", old or "default")
+    if rope["rope_type"] == "su":
+        rope["rope_type"] = "longrope"
+    if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
+        raise CheckpointError(
+            f"{path} uses the rotary scaling {rope['rope_type']!r}; "
+            f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
+        )
+    trained = hf.get("original_max_position_embeddings")
+    if trained is not None and rope["rope_type"] in _KNOW_TRAINED_LENGTH:
+        rope["original_max_position_embeddings"] = trained
+    needed = {"rope_theta"}
+    if rope["rope_type"] not in ("default", "longrope"):
+        needed.add("factor")
+    for key in needed:
+        value = rope.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _INF:
+            raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a positive number")
+    if rope["rope_type"] == "longrope":
+        _check_factors(path, rope)
+    return rope
+
+
+def _check_factors(path: str, rope: Mapping[str, Any]) -> None:
+    for key in ("short_factor", "long_factor"):
+        factors = rope.get(key)
+        if not isinstance(factors, list) or not all(
+            isinstance(factor, int | float) and 0 < factor < _INF for factor in factors
+        ):
+            raise CheckpointError(
+                f"{path}: rotary scaling of type longrope needs {key}, a list of positive numbers"
+            )

@@ -1,0 +1,178 @@
+"""How layers of a checkpoint become layers of a model: rules of names and views, as plain data.
+
+A view is stated in features, whatever a weight is stored as: the same rule serves weights, biases,
+packed codes and their scales. A layer that no rule names goes to the layer of its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.weights import WeightSlot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one layer of the model takes of a layer of the checkpoint.
+
+    `outputs` are the output features that it takes, in its order: a slice, or [n] int64; None is
+    all of them. `is_transposed`: the checkpoint stores inputs by outputs. `transform` is applied
+    to the values.
+    """
+
+    target: str
+    outputs: slice | Tensor | None = None
+    num_stored: int | None = None  # output features of the checkpoint's layer
+    is_transposed: bool = False
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    def shape_of(self, stored: Sequence[int], slot: WeightSlot) -> tuple[int, ...]:
+        """The shape of the view of a tensor that is stored as `stored`."""
+        shape = list(reversed(stored) if self.is_transposed else stored)
+        if self.outputs is None or slot.output_dim is None or slot.output_dim >= len(shape):
+            return tuple(shape)
+        items = -(-(self.num_stored or 0) // slot.outputs_per_item)
+        if shape[slot.output_dim] != items:
+            return tuple(shape)  # not what the rule is about: the mismatch is the error
+        shape[slot.output_dim] = len(self._items(slot))
+        return tuple(shape)
+
+    def expected(self, slot: WeightSlot) -> list[int]:
+        """The shape of the tensor as a checkpoint stores it, whose view `slot` takes."""
+        shape = list(slot.full_shape)
+        if self.num_stored is not None and slot.output_dim is not None:
+            shape[slot.output_dim] = -(-self.num_stored // slot.outputs_per_item)
+        return shape[::-1] if self.is_transposed else shape
+
+    def region(self, slot: WeightSlot) -> tuple[slice | Tensor, ...]:
+        """What `slot` takes along each dimension of the tensor as it is stored."""
+        ranges = zip(slot.starts, slot.tensor.shape, strict=True)
+        taken: list[slice | Tensor] = [slice(start, start + size) for start, size in ranges]
+        if self.outputs is not None and slot.output_dim is not None:
+            items = self._items(slot)
+            start, size = slot.starts[slot.output_dim], slot.tensor.shape[slot.output_dim]
+            if isinstance(items, range):
+                part = items[start : start + size]
+                taken[slot.output_dim] = slice(part.start, part.stop)
+            else:
+                taken[slot.output_dim] = items[start : start + size]
+        return tuple(reversed(taken) if self.is_transposed else taken)
+
+    def values(self, part: Tensor) -> Tensor:
+        """What the model computes with, of a region as it is stored."""
+        part = part.t() if self.is_transposed else part
+        return part if self.transform is None else self.transform(part)
+
+    def _items(self, slot: WeightSlot) -> range | Tensor:
+        """The stored items that hold the outputs; raises CheckpointError where one would be cut."""
+        per_item = slot.outputs_per_item
+        if isinstance(self.outputs, slice):
+            first, end = self.outputs.start, self.outputs.stop
+            if first % per_item or (end % per_item and end != self.num_stored):
+                raise _cut(self.target, per_item)
+            return range(first // per_item, -(-end // per_item))
+        assert self.outputs is not None
+        if per_item == 1:
+            return self.outputs
+        if len(self.outputs) % per_item:
+            raise _cut(self.target, per_item)
+        runs = self.outputs.view(-1, per_item)
+        is_whole = (runs == runs[:, :1] + torch.arange(per_item)).all() & (
+            runs[:, 0] % per_item == 0
+        ).all()
+        if not is_whole:
+            raise _cut(self.target, per_item)
+        return runs[:, 0] // per_item
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """A layer of checkpoints, and what takes it; `*` in names stands for a number.
+
+    Without parts: tensors that follow from the configuration, and are passed over.
+    """
+
+    source: str
+    parts: tuple[Part, ...] = ()
+
+
+def renamed(names: Mapping[str, str], *, is_transposed: bool = False) -> list[Rule]:
+    """Layers that are stored whole, under another name."""
+    return [
+        Rule(source, (Part(target, is_transposed=is_transposed),))
+        for source, target in names.items()
+    ]
+
+
+def fused(
+    source: str, parent: str, sizes: Mapping[str, int], *, is_transposed: bool = False
+) -> Rule:
+    """A layer that holds several of `parent`'s, of so many outputs each, one after another."""
+    parts, start, total = [], 0, sum(sizes.values())
+    for name, size in sizes.items():
+        taken = slice(start, start + size)
+        parts.append(Part(f"{parent}.{name}", taken, total, is_transposed))
+        start += size
+    return Rule(source, tuple(parts))
+
+
+def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) -> Rule:
+    """Heads whose rotated pairs are neighbours, as llama.cpp's converter leaves Llama's.
+
+    The model's own order has an element's partner half a head away.
+    """
+    total = num_heads * head_size
+    order = torch.arange(total).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+    return Rule(source, (Part(target, order, total),))
+
+
+# The view of a tensor that is taken as it is.
+WHOLE = Part("")
+
+
+class WeightRules:
+    """The rules of one checkpoint; of two for one layer the later counts."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = {rule.source: rule for rule in rules}
+        self._sources = {
+            part.target: rule.source for rule in self._rules.values() for part in rule.parts
+        }
+
+    def parts_of(self, name: str) -> list[tuple[str, Part]]:
+        """What takes the tensor `name`: names of the model's tensors, each with its view."""
+        layer, _, suffix = name.rpartition(".")
+        pattern, numbers = _pattern(layer)
+        rule = self._rules.get(pattern)
+        if rule is None:
+            return [(name, WHOLE)]
+        return [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in rule.parts]
+
+    def source_of(self, layer: str) -> str:
+        """The checkpoint's name of what goes to `layer` of the model."""
+        pattern, numbers = _pattern(layer)
+        source = self._sources.get(pattern)
+        return layer if source is None else _numbered(source, numbers)
+
+
+def _pattern(layer: str) -> tuple[str, list[str]]:
+    parts = layer.split(".")
+    numbers = [part for part in parts if part.isdigit()]
+    return ".".join("*" if part.isdigit() else part for part in parts), numbers
+
+
+def _numbered(pattern: str, numbers: Sequence[str]) -> str:
+    left = iter(numbers)
+    return ".".join(next(left) if part == "*" else part for part in pattern.split("."))
+
+
+def _cut(target: str, per_item: int) -> CheckpointError:
+    return CheckpointError(
+        f"the weights of {target} are not whole groups of {per_item} outputs, as they are packed; "
+        "use the unquantised checkpoint"
+    )
