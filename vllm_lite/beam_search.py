@@ -105,7 +105,9 @@ class BeamSearch:
         # Stable among equals: the earlier beam, the likelier token.
         self._running = heapq.nsmallest(width, candidates, key=lambda beam: -beam.logprob)
         self._completed = self._ranked(self._completed)
-        if self._running and len(self._running[0].token_ids) >= self._max_tokens:
+        if not self._running:  # every candidate ended
+            return
+        if len(self._running[0].token_ids) >= self._max_tokens:
             self._end("length")
         elif len(self._completed) == width and not self._can_improve():
             self._running = []

@@ -65,16 +65,20 @@ def test_a_search_as_wide_as_its_tree_finds_the_best(seed: int, penalty: float) 
     assert [beam.finish_reason for beam in best] == [beam.finish_reason for beam in every[:64]]
 
 
-@given(st.integers(0, 10**6), st.integers(1, 3), st.floats(-2, 3))
-def test_an_early_end_changes_nothing(seed: int, width: int, penalty: float) -> None:
+@given(
+    st.integers(0, 10**6), st.integers(1, 3), st.floats(-2, 3), st.sets(st.integers(0, VOCAB - 1))
+)
+def test_an_early_end_changes_nothing(
+    seed: int, width: int, penalty: float, ends: set[int]
+) -> None:
     class Patient(BeamSearch):
         def _can_improve(self) -> bool:
             return True
 
     params = BeamSearchParams(beam_width=width, max_tokens=8, length_penalty=penalty)
-    early, steps = searched(seed, BeamSearch(params, [EOS]))
-    late, all_steps = searched(seed, Patient(params, [EOS]))
-    assert early == late
+    early, steps = searched(seed, BeamSearch(params, ends))
+    late, all_steps = searched(seed, Patient(params, ends))
+    assert early == late and early
     assert steps <= all_steps <= 8
 
 
