@@ -61,7 +61,8 @@ class ScriptedExecutor:
 
     The default "model" caches mix(token, position, sum of what it sees) and samples from the
     sum of what the last position sees. `next_token(request_id, token_ids)` replaces the sampling
-    alone. `raise_next` is raised by the next step; `fail_next` makes single requests fail.
+    alone. `raise_next` is raised by the next step, `lose_next` by the next that ran to its end;
+    `fail_next` makes single requests fail.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ScriptedExecutor:
         self.vocab_size = vocab_size
         self.next_token = next_token
         self.raise_next: BaseException | None = None
+        self.lose_next: BaseException | None = None
         self.fail_next: dict[str, str] = {}
         self.steps: list[SchedulerOutput] = []
         self.is_shut_down = False
@@ -113,6 +115,9 @@ class ScriptedExecutor:
             if request_id in self.fail_next:
                 output.errors[request_id] = self.fail_next.pop(request_id)
                 output.sampled_token_ids.pop(request_id, None)
+        if self.lose_next is not None:
+            error, self.lose_next = self.lose_next, None
+            raise error
         return output
 
     def describe(self) -> str:
@@ -127,10 +132,9 @@ class ScriptedExecutor:
         return len(self._sequences)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
-        for request_id in (*step.finished_request_ids, *step.preempted_request_ids):
+        for request_id in step.dropped_request_ids:
             self._sequences.pop(request_id, None)
         for new in step.new_requests:
-            assert new.request_id not in self._sequences, "already known to the workers"
             self._sequences[new.request_id] = _Sequence(
                 new, new.prompt_token_ids + new.output_token_ids, list(new.block_ids)
             )

@@ -98,8 +98,6 @@ class Request:
         detection = params.repetition_detection
         if detection is not None and detection.max_pattern_size:
             self.repetition = RepetitionDetector(detection)
-        if params.ignore_eos:
-            self.eos_token_ids = frozenset()
 
     @classmethod
     def from_message(cls, message: EngineCoreRequest) -> Request:

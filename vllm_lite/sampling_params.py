@@ -138,6 +138,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
+    def banning_fields(self) -> list[str]:
+        """The fields in use that may forbid every token at once."""
+        return [name for name in _BANNING if getattr(self, name)]
+
+    @property
     def stop_strings(self) -> list[str]:
         """`stop` as the list it always is after validation."""
         return self.stop if isinstance(self.stop, list) else []
@@ -263,6 +268,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 _Tokens = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]]
+_BANNING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 _FLAGS = (
     "ignore_eos",
     "detokenize",

@@ -134,14 +134,17 @@ class Scheduler:
     def fail_step(self, step: SchedulerOutput, message: str) -> list[EngineCoreOutput]:
         """Finish a thrown step's requests with the cause; the others go on.
 
-        What the step told the workers about departures is told again: they may not know.
+        What the step told the workers about departures is told again: they may not know. But a
+        later step, planned before the failure showed, may have admitted such a request anew.
         """
         outputs = []
         for request in self._unanswered.popleft():
             if request.status is RequestStatus.RUNNING:
                 outputs.append(self._fail(request, message))
         self._drop_finished_from_running()
-        self._departed += step.finished_request_ids + step.preempted_request_ids
+        gone = step.finished_request_ids + step.preempted_request_ids
+        back = {request.request_id for request in self.running}
+        self._departed += [request_id for request_id in gone if request_id not in back]
         return outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -270,6 +273,9 @@ class Scheduler:
         """Enter what a step computed of one request; None where there is nothing to tell."""
         request_id = request.request_id
         if output.errors and request_id in output.errors:
+            fields = request.sampling_params.banning_fields if request_id in output.stuck else ()
+            if fields:
+                return self._fail(request, f"{' and '.join(fields)} leave no token to generate")
             # What made its last logits unsound may lie in blocks that earlier steps published.
             self.kv_manager.withdraw(request)
             return self._fail(request, output.errors[request_id])

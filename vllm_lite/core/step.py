@@ -8,7 +8,7 @@ the scheduler can build them without knowing the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -110,7 +110,8 @@ class SchedulerOutput:
     forgotten by the workers and comes back as new. A request samples a token in this step
     iff num_computed_tokens + num_scheduled_tokens == its number of known tokens.
     Workers drop first and add after: one step may name an id as gone and as new. An id that
-    they never met may be named as gone too.
+    they never met may be named as gone too, and one that they still know as new, where the step
+    that told of its going failed.
     """
 
     new_requests: list[NewRequestData]
@@ -122,6 +123,14 @@ class SchedulerOutput:
     preempted_request_ids: list[str]
     # Filled in after scheduling, which knows nothing of it.
     token_masks: TokenMasks | None = None
+
+    @property
+    def dropped_request_ids(self) -> Iterator[str]:
+        """Whose state workers drop before they add the new requests."""
+        yield from self.finished_request_ids
+        yield from self.preempted_request_ids
+        for request in self.new_requests:
+            yield request.request_id
 
     @property
     def says_anything(self) -> bool:
@@ -142,3 +151,5 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     # request id -> cause, for requests that alone failed in this step.
     errors: dict[str, str] = field(default_factory=dict)
+    # Those of `errors` whose logits are sound, if they have bans, but leave no token to sample.
+    stuck: list[str] = field(default_factory=list)

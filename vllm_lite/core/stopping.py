@@ -20,7 +20,7 @@ def check_stop(request: Request) -> RequestStatus | None:
     is_repeating = request.repetition is not None and request.repetition.append(token_id)
     may_stop = num_tokens - request.num_prompt_tokens >= request.sampling_params.min_tokens
     if may_stop:
-        if token_id in request.eos_token_ids:
+        if token_id in request.eos_token_ids and not request.sampling_params.ignore_eos:
             return RequestStatus.FINISHED_STOPPED
         if token_id in request.stop_token_ids:
             request.stop_reason = token_id

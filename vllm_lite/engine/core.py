@@ -134,7 +134,8 @@ class EngineCore:
         can_plan = self._is_step_due() and self._can_plan()
         if can_plan:
             self._submit()
-        if self._in_flight and (len(self._in_flight) == self._max_in_flight or not can_plan):
+        is_full = len(self._in_flight) == self._max_in_flight
+        if self._in_flight and (is_full or not can_plan or self._has_failed):
             outputs += self._collect()
         return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
 
@@ -208,8 +209,15 @@ class EngineCore:
         """Whether a step can be planned with what is known now."""
         if not self._in_flight:
             return True
+        if self._has_failed:
+            return False
         # A mask says what may follow the token before.
         return self._scheduler.can_plan_ahead and not self.constraints.num_running
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the newest step in flight could not be submitted: workers may not know of it."""
+        return isinstance(self._in_flight[-1].pending, FailedOutput)
 
     def _submit(self) -> None:
         """Plan a step and hand it over."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class SamplerOutput:
     token_ids: list[int]
     # Rows whose logits admit no token: not finite, or all of them banned.
     failed_rows: list[int]
+    # Those among them whose logits are all -inf, as bans make them.
+    stuck_rows: list[int]
     # row -> its log-probabilities, for the rows that asked.
     logprobs: dict[int, TokenLogprobs]
 
@@ -52,9 +55,16 @@ class Choice:
     def read(self) -> SamplerOutput:
         """The same on the host; waits for the device."""
         # By numpy: after a step nothing is in the caches, and a torch operation costs 40 us.
-        is_sound = np.isfinite(self.largest.numpy(force=True))
-        failed = [] if is_sound.all() else (~is_sound).nonzero()[0].tolist()
-        return SamplerOutput(self.token_ids.tolist(), failed, self.logprobs)
+        failed, stuck = rows_without_token(self.largest.numpy(force=True))
+        return SamplerOutput(self.token_ids.tolist(), failed, stuck, self.logprobs)
+
+
+def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
+    """The failed and the stuck rows of a SamplerOutput, by the largest logit of each row [R]."""
+    is_sound = np.isfinite(largest)
+    if is_sound.all():
+        return [], []
+    return (~is_sound).nonzero()[0].tolist(), np.isneginf(largest).nonzero()[0].tolist()
 
 
 class Sampler:

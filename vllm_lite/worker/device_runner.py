@@ -21,7 +21,7 @@ from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM
-from vllm_lite.sample.sampler import Choice, Sampler
+from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Int64s
@@ -33,7 +33,7 @@ from vllm_lite.worker.device_inputs import (
     ModelInputs,
     StepRows,
 )
-from vllm_lite.worker.model_runner import UNSOUND_LOGITS
+from vllm_lite.worker.model_runner import report_failed
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import RequestStates
 
@@ -135,11 +135,10 @@ class DeviceRunner:
         return pending
 
     def _update_requests(self, step: SchedulerOutput) -> None:
-        for request_ids in (step.finished_request_ids, step.preempted_request_ids):
-            for request_id in request_ids:
-                slot = self._requests.remove(request_id)
-                if slot is not None:
-                    self._sampling.remove(slot)
+        for request_id in step.dropped_request_ids:
+            slot = self._requests.remove(request_id)
+            if slot is not None:
+                self._sampling.remove(slot)
         for request in step.new_requests:
             slot = self._requests.add(request)
             self._tenancies[slot] += 1
@@ -220,9 +219,9 @@ class _DeviceOutput:
         self._choice = choice
         if choice is not None:
             self._tenancies = runner.tenancies(plan)
-            # Ids and soundness go over in one copy.
-            is_sound = choice.largest.isfinite().long()
-            self._arriving = Arriving(torch.stack([choice.token_ids, is_sound]))
+            # Ids and largest logits, as their bits, go over in one copy.
+            bits = choice.largest.view(torch.int32).long()
+            self._arriving = Arriving(torch.stack([choice.token_ids, bits]))
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the ids; the answer, which is made once."""
@@ -234,15 +233,12 @@ class _DeviceOutput:
         return self._output
 
     def _fill(self, choice: Choice) -> None:
-        host_ids, is_sound = self._arriving.wait()
+        host_ids, bits = self._arriving.wait()
         plan, output = self._plan, self._output
         self._runner.read(plan, self._positions, host_ids, self._tenancies)
         request_ids = [plan.request_ids[row] for row in plan.sampling.tolist()]
         output.sampled_token_ids = dict(zip(request_ids, host_ids.tolist(), strict=True))
         for row, logprobs in choice.logprobs.items():
             output.logprobs[request_ids[row]] = logprobs
-        for row in (is_sound == 0).nonzero()[0].tolist():
-            request_id = request_ids[row]
-            del output.sampled_token_ids[request_id]
-            output.logprobs.pop(request_id, None)
-            output.errors[request_id] = UNSOUND_LOGITS
+        largest = bits.astype(np.int32).view(np.float32)
+        report_failed(output, request_ids, *rows_without_token(largest))

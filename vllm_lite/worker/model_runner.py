@@ -29,6 +29,18 @@ UNSOUND_LOGITS = (
 )
 
 
+def report_failed(
+    output: ModelRunnerOutput, request_ids: list[str], failed: list[int], stuck: list[int]
+) -> None:
+    """Enter the rows that sampled nothing in `output`; `request_ids` are those of all rows."""
+    for row in failed:
+        request_id = request_ids[row]
+        del output.sampled_token_ids[request_id]
+        output.logprobs.pop(request_id, None)
+        output.errors[request_id] = UNSOUND_LOGITS
+    output.stuck += [request_ids[row] for row in stuck]
+
+
 class ModelRunner:
     """Executes steps on one device."""
 
@@ -78,11 +90,10 @@ class ModelRunner:
         return output
 
     def _update_requests(self, step: SchedulerOutput) -> None:
-        for request_ids in (step.finished_request_ids, step.preempted_request_ids):
-            for request_id in request_ids:
-                slot = self._requests.remove(request_id)
-                if slot is not None:
-                    self._sampling.remove(slot)
+        for request_id in step.dropped_request_ids:
+            slot = self._requests.remove(request_id)
+            if slot is not None:
+                self._sampling.remove(slot)
         for request in step.new_requests:
             slot = self._requests.add(request)
             self._sampling.add(slot, request.sampling_params, request.eos_token_ids)
@@ -117,11 +128,7 @@ class ModelRunner:
         output.sampled_token_ids = dict(zip(request_ids, sampled.token_ids, strict=True))
         for row, logprobs in sampled.logprobs.items():
             output.logprobs[request_ids[row]] = logprobs
-        for row in sampled.failed_rows:
-            request_id = request_ids[row]
-            del output.sampled_token_ids[request_id]
-            output.logprobs.pop(request_id, None)
-            output.errors[request_id] = UNSOUND_LOGITS
+        report_failed(output, request_ids, sampled.failed_rows, sampled.stuck_rows)
 
     @staticmethod
     def _sampling_ids(batch: Batch) -> list[str]:

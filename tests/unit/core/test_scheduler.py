@@ -343,6 +343,29 @@ def test_what_a_failed_request_computed_is_never_hit() -> None:
     assert again.num_cached_tokens == 0
 
 
+def test_a_prefix_survives_those_that_ban_every_token_after_it() -> None:
+    s = scheduler()
+    add(s, request(30, max_tokens=1))
+    advance(s)
+    num_cached = s.make_stats().num_cached_blocks
+    assert num_cached
+    for options, left in (({"allowed_token_ids": [5]}, num_cached), ({}, 0)):
+        r = request(30, **options)
+        add(s, r)
+        errors = {r.request_id: "no usable logits"}
+        result = ModelRunnerOutput({}, errors=errors, stuck=[*errors])
+        (output,) = s.update_from_output(s.schedule(), result)
+        assert (output.stop_reason == errors[r.request_id]) is (not options)
+        assert s.make_stats().num_cached_blocks == left
+
+
+def test_min_tokens_bans_an_end_that_is_ignored_after_it() -> None:
+    s = scheduler()
+    add(s, request(5, eos=(3,), ignore_eos=True, min_tokens=2))
+    (new,) = s.schedule().new_requests
+    assert new.eos_token_ids == (3,)
+
+
 def test_a_step_that_throws_ends_its_requests_and_no_others() -> None:
     s = scheduler(max_num_seqs=1)
     a, b = request(5), request(6)
@@ -393,3 +416,27 @@ def test_a_window_gives_blocks_back_while_it_runs() -> None:
         advance(s)
         most = max(most, s.make_stats().num_used_blocks)
     assert most <= 4
+
+
+def test_who_was_preempted_by_a_step_that_fails_may_be_back_already() -> None:
+    s = scheduler(enable_prefix_caching=False)
+    executor = executor_of(s)
+    leaves, stays, victim = requests = [request(n, max_tokens=9) for n in (39, 63, 23)]
+    add(s, *requests)
+    for _ in range(2):
+        step = s.schedule()
+        s.update_from_output(step, executor.execute_model(step))
+    failing = s.schedule()
+    assert failing.preempted_request_ids == [victim.request_id]
+    s.finish_requests(leaves.request_id, ABORTED)
+    ahead = s.schedule()
+    assert [new.request_id for new in ahead.new_requests] == [victim.request_id]
+    executor.execute_model(failing)  # and its answer is lost
+    (failed,) = s.fail_step(failing, "lost")
+    assert failed.request_id == stays.request_id
+    s.update_from_output(ahead, executor.execute_model(ahead))
+    while s.has_requests():
+        step = s.schedule()
+        s.update_from_output(step, executor.execute_model(step))
+    assert victim.output_token_ids == scripted_tokens(victim.prompt_token_ids, 9)
+    assert executor.num_known_requests == 0

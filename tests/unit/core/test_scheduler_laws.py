@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.step()
 
-    @rule(data=st.data(), trouble=st.sampled_from(["abort", "within", "fail", "raise"]))
+    @rule(data=st.data(), trouble=st.sampled_from(["abort", "within", "fail", "raise", "lose"]))
     def disturb(self, data: st.DataObject, trouble: str) -> None:
         ids = [*self.scheduler.requests, "nobody"]
         chosen = data.draw(st.lists(st.sampled_from(ids), max_size=3, unique=True))
@@ -121,6 +121,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.executor.fail_next = dict.fromkeys(chosen, "broken")
             self.step()
             self.executor.fail_next = {}
+        elif trouble == "lose":
+            # The next that preempts is lost, and a step planned on it may admit whom it preempted.
+            for _ in range(20):
+                while self.in_flight:
+                    self.answer()
+                if self.plan().preempted_request_ids:
+                    break
+            self.finish(chosen or [r.request_id for r in self.scheduler.running[:1]])
+            if self.max_in_flight > 1 and self.scheduler.can_plan_ahead:
+                self.plan()
+            self.executor.lose_next = RuntimeError("lost")
+            self.answer()
         else:
             while self.in_flight:
                 self.answer()

@@ -68,6 +68,19 @@ def test_a_step_is_planned_while_the_one_before_runs_where_asked() -> None:
     assert executor.made.num_known_requests == 0
 
 
+def test_nothing_is_planned_on_a_step_that_could_not_be_submitted() -> None:
+    executor = Scripted()
+    engine = EngineCore(engine_config(async_scheduling=True), executor)
+    engine.add_requests([message(5, request_id="lost", max_tokens=3)])
+    executor.made.raise_next = RuntimeError("broken")
+    (output,) = engine.step().outputs
+    assert (output.request_id, output.finish_reason) == ("lost", "error")
+    engine.add_requests([message(5, max_tokens=1)])
+    told = [output for _ in range(4) for output in engine.step().outputs]
+    assert [output.finish_reason for output in told] == ["length"]
+    assert executor.made.num_known_requests == 0
+
+
 def test_failures_in_a_row_end_the_core() -> None:
     engine, executor = core()
     for _ in range(MAX_FAILED_STEPS - 1):
