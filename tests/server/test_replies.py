@@ -158,14 +158,28 @@ async def test_the_generation_config_gives_defaults_that_clients_override() -> N
 
 
 @pytest.mark.parametrize(
-    ("configured", "asked", "chat_limit", "completion_limit"),
-    [(None, None, None, 16), (None, 20, 20, 20), (7, None, 7, 7), (7, 20, 7, 7), (7, 5, 5, 5)],
+    ("configured", "cap", "asked", "chat_limit", "completion_limit"),
+    [
+        (None, None, None, None, 16),
+        (None, None, 20, 20, 20),
+        (7, None, None, 7, 16),
+        (7, None, 20, 20, 20),
+        (20, None, None, 20, 16),
+        (7, 7, None, 7, 7),
+        (7, 7, 20, 7, 7),
+        (7, 7, 5, 5, 5),
+    ],
 )
 async def test_max_tokens_comes_from_the_client_the_config_or_the_api(
-    configured: int | None, asked: int | None, chat_limit: int | None, completion_limit: int
+    configured: int | None,
+    cap: int | None,
+    asked: int | None,
+    chat_limit: int | None,
+    completion_limit: int,
 ) -> None:
     defaults = {} if configured is None else {"max_tokens": configured}
-    client = FakeEngineClient(defaults=defaults)
+    given = {} if cap is None else {"override_generation_config": {"max_new_tokens": cap}}
+    client = FakeEngineClient(defaults=defaults, **given)
     await chat(client, max_tokens=asked)
     await complete(client, max_tokens=asked)
     assert [params.max_tokens for _, params, _ in client.seen] == [chat_limit, completion_limit]

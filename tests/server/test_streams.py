@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,23 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, chunks, error_of, http
 from vllm_lite.errors import EngineDeadError, EngineGenerateError, QueueFullError
+from vllm_lite.outputs import RequestOutput
 from vllm_lite.server.sse import KEEP_ALIVE, with_keep_alive
+
+
+class LateFirst(FakeEngineClient):
+    """Lets the first choice, which alone scores the prompt, speak after the others."""
+
+    async def _run(self, *asked: Any) -> AsyncIterator[RequestOutput]:
+        held: list[RequestOutput] = []
+        async for output in super()._run(*asked):
+            first = [choice for choice in output.outputs if not choice.index]
+            output.outputs = [choice for choice in output.outputs if choice.index]
+            held.append(replace(output, outputs=first))
+            yield replace(output, prompt_logprobs=None, finished=False)
+        for output in held:
+            yield output
+
 
 GOLDEN = Path(__file__).parent / "golden"
 USAGE = {"stream_options": {"include_usage": True}}
@@ -173,3 +190,22 @@ async def test_a_stream_with_comments_ends_with_its_reader() -> None:
         await asyncio.sleep(0)
     await connection.leave()
     assert not client.running
+
+
+@pytest.mark.parametrize("prompt", ["ab", ["ab", "c"]])
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"echo": True}, {}])
+async def test_choices_may_begin_in_any_order(prompt: Any, fields: dict[str, Any]) -> None:
+    body = {"prompt": prompt, "n": 2, "max_tokens": 3, **fields}
+    texts: list[dict[int, str]] = []
+    tokens: list[dict[int, list[str]]] = []
+    for kind in (FakeEngineClient, LateFirst):
+        payloads = chunks(await stream("/v1/completions", body, kind("Hél", "Bye")))
+        texts.append({})
+        tokens.append({})
+        for choice in [choice for payload in payloads for choice in payload["choices"]]:
+            index = choice["index"]
+            texts[-1][index] = texts[-1].get(index, "") + choice["text"]
+            shown = (choice["logprobs"] or {"tokens": []})["tokens"]
+            tokens[-1].setdefault(index, []).extend(shown)
+    assert texts[0] == texts[1] and tokens[0] == tokens[1]
+    assert len(texts[0]) == 2 * (len(prompt) if isinstance(prompt, list) else 1)

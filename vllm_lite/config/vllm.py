@@ -211,7 +211,22 @@ class VllmConfig:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """SamplingParams fields that the generation config sets for requests that do not."""
-        chosen = {**self.facts.generation_config, **self.model.override_generation_config}
+        return self._sampling_fields(self.facts.generation_config)
+
+    @property
+    def max_tokens_cap(self) -> int | None:
+        """Most tokens that a request may ask a server for: what the user's own config says.
+
+        The checkpoint's is a default and no more.
+        """
+        is_own = self.model.generation_config not in ("auto", "vllm")
+        cap: int | None = self._sampling_fields(self.facts.generation_config if is_own else {}).get(
+            "max_tokens"
+        )
+        return cap
+
+    def _sampling_fields(self, generation_config: dict[str, Any]) -> dict[str, Any]:
+        chosen = {**generation_config, **self.model.override_generation_config}
         if "max_new_tokens" in chosen:
             chosen["max_tokens"] = chosen.pop("max_new_tokens")
         return {key: chosen[key] for key in _SAMPLING_KEYS if chosen.get(key) is not None}

@@ -64,6 +64,7 @@ class ServingContext:
         self.max_logprobs = model.max_logprobs
         self.vocab_size = client.config.facts.vocab_size
         self.sampling_defaults = client.get_default_sampling_params()
+        self.max_tokens_cap = client.config.max_tokens_cap
         self.chat_template = load_chat_template(server_config.chat_template)
         self.fingerprint = _fingerprint(client, server_config)
         self.started = int(time.time())

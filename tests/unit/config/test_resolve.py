@@ -161,6 +161,19 @@ def test_sampling_defaults_follow_the_generation_config(tmp_path: Path) -> None:
     assert resolved(model, generation_config="vllm").sampling_defaults == {}
     other = str(write_hf(tmp_path / "other", generation={"top_p": 0.9}))
     assert resolved(model, generation_config=other).sampling_defaults == {"top_p": 0.9}
+    limits = {"max_new_tokens": 9}
+    Path(other, "generation_config.json").write_text('{"max_new_tokens": 9}')
+    caps = [
+        resolved(model, **options).max_tokens_cap
+        for options in (
+            {},
+            {"generation_config": "vllm"},
+            {"generation_config": other},
+            {"override_generation_config": limits},
+            {"generation_config": "vllm", "override_generation_config": limits},
+        )
+    ]
+    assert caps == [None, None, 9, 9, 9]
     merged = resolved(model, override_generation_config={"top_k": 5}).sampling_defaults
     assert (merged["top_k"], merged["temperature"]) == (5, 0.6)
 

@@ -82,20 +82,20 @@ class CompletionService:
         return await reply.whole(request, generation)
 
     def _sampling_params(self, body: CompletionRequest) -> SamplingParams:
-        defaults = self._context.sampling_defaults
+        context = self._context
         scored = body.prompt_logprobs
         if scored is None and body.echo:
             scored = body.logprobs
         # A prompt is scored in the step that samples after it, so one token is generated.
         asked = 1 if body.is_prompt_only else body.max_tokens
         return body.sampling_params(
-            defaults,
+            context.sampling_defaults,
             max_tokens=effective_max_tokens(
                 asked,
                 "max_tokens",
-                defaults,
                 default=DEFAULT_MAX_TOKENS,
-                limit=self._context.max_model_len,
+                cap=context.max_tokens_cap,
+                limit=context.max_model_len,
             ),
             logprobs=body.logprobs,
             prompt_logprobs=scored,

@@ -66,6 +66,8 @@ class CompletionStream:
         self._options = options
         self._choices: dict[int, _Choice] = {}
         self._prompts: dict[int, RequestOutput] = {}
+        # Of a prompt whose first choice has said nothing: what the others said.
+        self._held: dict[int, list[CompletionOutput]] = {}
 
     async def events(
         self, outputs: AsyncIterable[tuple[int, RequestOutput]]
@@ -74,16 +76,28 @@ class CompletionStream:
         last: RequestOutput | None = None
         async for prompt_index, output in outputs:
             last = output
-            if prompt_index not in self._prompts:
-                self._prompts[prompt_index] = output
-                self._usage.add_prompt(output)
-            yield b"".join([self._delta(prompt_index, choice) for choice in output.outputs])
+            choices = self._known(prompt_index, output)
+            if choices:
+                yield b"".join([self._delta(prompt_index, choice) for choice in choices])
         timings = None
         if self._options.has_timings and last is not None:
             timings = request_timings(last.metrics, self._usage.num_completion_tokens)
         usage = self._writer.usage_chunk(timings)
         if usage:
             yield usage
+
+    def _known(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
+        """What to show now: nothing before the choice that scores the prompt it is to echo."""
+        choices = output.outputs
+        if prompt_index not in self._prompts:
+            scores = self._options.echoes is not None and self._options.logprobs is not None
+            if scores and all(choice.index for choice in choices) and not output.finished:
+                self._held.setdefault(prompt_index, []).extend(choices)
+                return []
+            self._prompts[prompt_index] = output
+            self._usage.add_prompt(output)
+            choices = [*self._held.pop(prompt_index, ()), *choices]
+        return choices
 
     def _delta(self, prompt_index: int, choice: CompletionOutput) -> bytes:
         options = self._options
@@ -132,11 +146,11 @@ class CompletionStream:
 
 def with_echo(output: RequestOutput, echo: str, shown: Part) -> Part:
     """`shown` after its prompt, whose text is `echo`."""
-    return Part(
-        echo + shown.text,
-        output.prompt_token_ids + shown.token_ids,
-        [*(output.prompt_logprobs or ()), *(shown.logprobs or ())],
-    )
+    ids = output.prompt_token_ids
+    scores = list(output.prompt_logprobs or ())
+    # A request that was ended before its prompt was computed has no score for all of it.
+    scores += [None] * (len(ids) - len(scores))
+    return Part(echo + shown.text, ids + shown.token_ids, scores + (shown.logprobs or []))
 
 
 def finish_of(
