@@ -227,6 +227,27 @@ async def test_thinking_is_a_budget(
     assert plain.seen[0][1].thinking_token_budget is None
 
 
+async def test_a_message_starts_with_all_of_its_input_and_ends_with_what_was_new() -> None:
+    client, options = FakeEngineClient(), {"enable_prompt_tokens_details": True}
+    turns = [{"role": "user", "content": "as long as a block of the cache"}]
+    start, *_, end, _ = events_of((await create(client, options, messages=turns, stream=True)).text)
+    whole = (await create(client, options, messages=turns)).json()["usage"]
+    begun = start["message"]["usage"]["input_tokens"]
+    assert begun == whole["input_tokens"] + whole["cache_read_input_tokens"]
+    assert whole["cache_read_input_tokens"] and end["usage"] == whole
+
+
+@pytest.mark.parametrize("given", [{}, {"input": None}, {"input": {}}])
+async def test_a_tool_use_that_broke_off_can_be_sent_back(given: dict[str, Any]) -> None:
+    block = {"type": "tool_use", "id": "t", "name": "f", **given}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [block]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]},
+    ]
+    assert (await create(messages=turns)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -27,6 +27,7 @@ _CLOSER = {"{": "}", "[": "]", "(": ")"}
 _ESCAPES = {c: f"\\{c}" for c in '"\\bfnrt'}
 _PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
 _HEX_ESCAPES = {"u": 4, "x": 2, "U": 8}
+_NO_TEXT = "\\ufffd"
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,22 @@ def _read_escape(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
         # An escape that the dialect does not have is a backslash.
         put(dialect.escapes.get(char, "\\\\" + quoted(char)))
         return
+    half = ""  # of a surrogate pair; alone it is no text
+    while True:
+        digits = yield from _read_hex(source, width)
+        code = int(digits, 16) if len(digits) == width else -1
+        if half:
+            put(f"\\u{half}\\u{digits}" if 0xDC00 <= code < 0xE000 else _NO_TEXT)
+            if 0xDC00 <= code < 0xE000:
+                return
+        if 0xD800 <= code < 0xDC00 and (yield from source.try_literal("\\u")):
+            half, char, width = f"{code:04x}", "u", 4
+            continue
+        put(_escaped(char, digits, code))
+        return
+
+
+def _read_hex(source: Source, width: int) -> Reading[str]:
     digits = ""
     while len(digits) < width:
         next_char = yield from source.peek()
@@ -214,12 +231,16 @@ def _read_escape(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
         if not _HEX.fullmatch(next_char):
             break
         digits += yield from source.read()
-    if len(digits) < width or int(digits, 16) > 0x10FFFF:
-        put("\\\\" + char + digits)
-    elif width == 4:
-        put("\\u" + digits)
-    else:
-        put(quoted(chr(int(digits, 16))))
+    return digits
+
+
+def _escaped(char: str, digits: str, code: int) -> str:
+    """The escape of a character in JSON; one of no character is text."""
+    if not 0 <= code <= 0x10FFFF:
+        return "\\\\" + char + digits
+    if 0xD800 <= code < 0xE000:
+        return _NO_TEXT
+    return "\\u" + digits if len(digits) == 4 else quoted(chr(code))
 
 
 def convert(text: str, dialect: Dialect) -> str | None:

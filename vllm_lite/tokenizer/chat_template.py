@@ -7,6 +7,7 @@ client may see. Messages were validated before; the prompt is encoded without sp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -43,6 +44,7 @@ _TEXT_PARTS = {
     "thinking": "thinking",
 }
 # The space tells whether the template trims what it is given.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _END_MARK, _AFTER_MARK = "\ue000CONTINUE_HERE\ue001", " "
 
 
@@ -211,6 +213,7 @@ def render_chat(
     except Exception as error:  # a template may fail in any way that Python can
         known = isinstance(error, jinja2.TemplateError)
         raise RequestError(_explain(error), "messages") from (None if known else error)
+    rendered = _LONE_SURROGATE.sub("\ufffd", rendered)
     return _cut_at_mark(rendered) if continue_final_message else rendered
 
 
@@ -247,6 +250,8 @@ def _explain(error: Exception) -> str:
 def _prepare_message(message: Mapping[str, Any], as_parts: bool) -> dict[str, Any]:
     """A copy in the shape that templates are written for."""
     prepared = dict(message)
+    # Templates take what a tool says as text, whatever they do with the rest.
+    as_parts = as_parts and message.get("role") != "tool"
     prepared["content"] = _prepare_content(message.get("content"), as_parts)
     reasoning = next((message[k] for k in _REASONING if message.get(k) is not None), None)
     if reasoning is not None:
@@ -289,15 +294,19 @@ def _prepare_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Templates expect the arguments of a call as an object; the API sends JSON text."""
     prepared = dict(call)
     function = call.get("function")
-    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            raise RequestError(
-                "The arguments of a tool call in messages are not valid JSON", "messages"
-            ) from None
-        prepared["function"] = {**function, "arguments": arguments}
+    if isinstance(function, Mapping):
+        prepared["function"] = {**function, "arguments": _arguments(function.get("arguments"))}
     return prepared
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    """The object that a call's arguments are; {} where they are none, as where a call broke off."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return {}
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

@@ -71,12 +71,35 @@ def test_arguments_of_calls_come_as_objects() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert render(template, [message]) == "3"
     assert call["function"]["arguments"] == '{"x": 3}'  # the caller's message is untouched
-    broken = {**message, "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}
-    with pytest.raises(RequestError, match="not valid JSON"):
-        render(template, [broken])
     present = "{{ 'tool_calls' in messages[0] }}"
     assert render(present, [message]) == "True"
     assert render(present, [{**message, "tool_calls": []}]) == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "{x", '{"x": 3', "[1]", "3", "null", "[" * 100_000, "9" * 5000, None, [1], 5, {}],
+)
+def test_arguments_that_are_no_object_come_as_an_empty_one(arguments: Any) -> None:
+    template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    for function in ({"name": "f", "arguments": arguments}, {"name": "f"}):
+        message = {"role": "assistant", "tool_calls": [{"function": function}]}
+        assert render(template, [message]) == "{}"
+
+
+def test_half_a_surrogate_pair_in_arguments_is_no_text() -> None:
+    function = {"name": "f", "arguments": '{"\\ud800": "a\\udfff", "b": "\\ud83d\\ude00"}'}
+    message = {"role": "assistant", "tool_calls": [{"function": function}]}
+    template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert render(template, [message]) == '{"\ufffd": "a\ufffd", "b": "\U0001f600"}'
+
+
+def test_what_a_tool_says_comes_as_text() -> None:
+    template = "{% for c in messages[0].content %}{% endfor %}{{ messages[0].content }}"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for content in (parts, "a\nb"):
+        assert render(template, [{"role": "tool", "content": content}]) == "a\nb"
+    assert render(template, [{"role": "user", "content": "a"}]).startswith("[")
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 
@@ -107,7 +105,7 @@ def _assistant(path: str, blocks: list[Block]) -> ChatMessage:
 
 
 def _call(path: str, block: Block) -> ChatMessage:
-    arguments = block.get("input", {})
+    arguments = block.get("input") or {}
     if not isinstance(arguments, dict):
         raise RequestError(f"{path}.input must be an object", f"{path}.input")
     return {
@@ -115,7 +113,7 @@ def _call(path: str, block: Block) -> ChatMessage:
         "type": "function",
         "function": {
             "name": _string(path, block, "name"),
-            "arguments": msgspec.json.encode(arguments).decode(),
+            "arguments": arguments,
         },
     }
 

@@ -168,7 +168,7 @@ class _MessageReply:
                 is_first = self._prompt is None
                 news = self._take(output)
                 if is_first:
-                    news.insert(0, {"type": "message_start", "message": self._message()})
+                    news.insert(0, {"type": "message_start", "message": self._beginning()})
                 if news:
                     yield b"".join([_framed(event) for event in news])
             stop = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
@@ -218,6 +218,12 @@ class _MessageReply:
             "stop_sequence": None,
             "usage": self._usage(),
         }
+
+    def _beginning(self) -> Payload:
+        """The message as it starts; what of its input was cached is told at the end, as in vLLM."""
+        num_input = len(self._prompt.prompt_token_ids) if self._prompt is not None else 0
+        usage = {"input_tokens": num_input, "output_tokens": self._num_output_tokens}
+        return {**self._message(), "usage": usage}
 
     def _usage(self) -> dict[str, Any]:
         """What comes from the cache is no input token by Anthropic's count."""

@@ -149,7 +149,7 @@ def _call(path: str, item: Item) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": _text_field(path, item, "name"),
-            "arguments": _text_field(path, item, "arguments"),
+            "arguments": item.get("arguments"),
         },
     }
 
