@@ -364,14 +364,24 @@ def _clamped_bias(bias: object) -> object:
     if not isinstance(bias, Mapping):
         return bias
     clamped: dict[object, object] = {}
+    bad: list[str] = []
     for token_id, value in bias.items():
         if isinstance(token_id, str):
             try:
                 token_id = int(token_id)
             except ValueError:
-                raise _refused("logit_bias", "keys must be token ids", token_id) from None
+                bad.append(token_id)
+                continue
         # An int may be beyond float's range; isfinite would overflow on it.
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             value = max(-MAX_BIAS, min(MAX_BIAS, value))
         clamped[token_id] = value
+    if bad:
+        raise RequestError(f"logit_bias keys must be token ids, got {listed(bad)}", "logit_bias")
     return clamped
+
+
+def listed(values: Sequence[object], most: int = 32) -> str:
+    """`values` for an error's message: at most `most` of them, and how many more there are."""
+    shown = ", ".join(f"{value!r:.40}" for value in values[:most])
+    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"

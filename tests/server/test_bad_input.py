@@ -79,6 +79,18 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         "response_format",
     ),
     ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"prompt_logprobs": "2"}, "prompt_logprobs"),
+    ({"allowed_token_ids": [97, 98], "bad_words": ["a", "b"]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids"),
+    (
+        {
+            "allowed_token_ids": [97, 98],
+            "bad_words": ["a"],
+            "stop_token_ids": [98],
+            "min_tokens": 1,
+        },
+        "allowed_token_ids",
+    ),
     ({"stream_interval": 0}, "stream_interval"),
     ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection.min_count"),
     ({"thinking_token_budget": -2}, "thinking_token_budget"),
@@ -109,6 +121,10 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 10_000}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": "2"}, "top_logprobs"),
+    ({"logprobs": "2"}, "logprobs"),
+    ({"tool_choice": "auto"}, "tool_choice"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"tools": []}, "tools"),
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
@@ -136,6 +152,7 @@ ONLY_COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 1025}, "prompt"),
     ({"logprobs": 10_000}, "logprobs"),
     ({"logprobs": -2}, "logprobs"),
+    ({"logprobs": "2"}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "tail"}, "suffix"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
@@ -164,6 +181,28 @@ async def test_a_bad_completion_request_names_its_field(body: dict[str, Any], pa
     assert (response.status_code, error["param"]) == (400, param)
     assert param.split(".")[0] in error["message"]
     assert client.seen == []
+
+
+async def test_every_bad_key_of_a_bias_is_named() -> None:
+    for bias, words in (
+        ({"5": 1, "258": 1, "9999": 2}, "258, 9999"),
+        ({"5": 1, "x": 1, "7.5": 2}, "'x', '7.5'"),
+    ):
+        error = error_of(await complete(logit_bias=bias))
+        assert error["param"] == "logit_bias" and error["message"].endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"bad_words": ["a", "b"]}, "allowed_token_ids and bad_words leave"),
+        ({"stop_token_ids": [97, 98], "min_tokens": 2}, "allowed_token_ids and min_tokens leave"),
+    ],
+)
+async def test_fields_that_leave_no_token_are_named(fields: dict[str, Any], words: str) -> None:
+    error = error_of(await complete(allowed_token_ids=[97, 98], **fields))
+    assert error["message"].startswith(words)
+    assert (await complete(allowed_token_ids=[97, 98, 99], **fields)).status_code == 200
 
 
 @pytest.mark.parametrize(

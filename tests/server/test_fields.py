@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.fake_client import FakeEngineClient
+from tests.server.fake_client import VOCAB_SIZE, FakeEngineClient
 from tests.server.harness import HI, chat, chunks, complete, http, post
 from tests.server.test_openai_client import openai_client
 from vllm_lite.config.server import ServerConfig
@@ -114,11 +114,28 @@ async def test_chosen_tokens_take_the_place_of_the_likeliest() -> None:
     reply = (await chat(FakeEngineClient("A"), logprobs=True, top_logprobs=2, **ids)).json()
     (entry,) = reply["choices"][0]["logprobs"]["content"]
     assert entry["token"] == "A"
-    assert [top["token"] for top in entry["top_logprobs"]] == ["Z", "A", "["]
+    assert [top["token"] for top in entry["top_logprobs"]] == ["A", "Z", "["]
     body = {"logprobs": 1, **ids, "stream": True}
     response = await complete(FakeEngineClient("B"), **body)
     shown = chunks(response.text)[0]["choices"][0]["logprobs"]
     assert list(shown["top_logprobs"][0]) == ["B", "Z", "A", "["]
+
+
+async def test_the_token_itself_is_always_among_the_chosen_ones() -> None:
+    ids = {"logprob_token_ids": [90, 91], "max_tokens": 1}
+    reply = (await chat(FakeEngineClient("A"), logprobs=True, **ids)).json()
+    (entry,) = reply["choices"][0]["logprobs"]["content"]
+    assert [top["token"] for top in entry["top_logprobs"]] == ["A", "Z", "["]
+
+
+@pytest.mark.parametrize("most", [-1, VOCAB_SIZE])
+async def test_all_candidates_are_shown_where_that_many_are_allowed(most: int) -> None:
+    client = FakeEngineClient("A", max_logprobs=most)
+    reply = await chat(client, logprobs=True, top_logprobs=-1, max_tokens=1)
+    assert reply.status_code == 200, reply.text
+    assert client.seen[0][1].logprobs == -1
+    (entry,) = reply.json()["choices"][0]["logprobs"]["content"]
+    assert len(entry["top_logprobs"]) == 256  # as many as the stand-in knows
 
 
 async def test_logprobs_without_candidates_still_score_the_token() -> None:

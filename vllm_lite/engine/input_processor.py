@@ -21,7 +21,7 @@ from vllm_lite.engine.codec import message_encoder
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.parsers.registry import reasoning_markers
-from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class InputProcessor:
                 f"its vocabulary has ids 0 to {self._vocab_size - 1}",
                 "prompt",
             )
-        changed = self.process_constraint(self._fit(params, len(token_ids)))
+        fitted = self._fit(params, len(token_ids))
+        self._check_bans(fitted)
+        changed = self.process_constraint(fitted)
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
 
     def process_constraint(self, params: SamplingParams) -> SamplingParams:
@@ -280,6 +282,25 @@ class InputProcessor:
                 sequences.append(inside)
         return sequences
 
+    def _check_bans(self, params: SamplingParams) -> None:
+        """Raise RequestError where nothing may be a request's first token."""
+        bans = {
+            "bad_words": {ids[0] for ids in params.bad_words_token_ids or () if len(ids) == 1},
+            "min_tokens": {*self._eos_token_ids, *(params.stop_token_ids or ())},
+        }
+        if not params.min_tokens:
+            del bans["min_tokens"]
+        banned = set[int]().union(*bans.values())
+        allowed = params.allowed_token_ids
+        if allowed is None and len(banned) < self._vocab_size:
+            return
+        if banned.issuperset(range(self._vocab_size) if allowed is None else allowed):
+            fields = ["allowed_token_ids"] * (allowed is not None)
+            fields += [name for name, ids in bans.items() if ids]
+            raise RequestError(
+                f"{' and '.join(fields)} leave no token to generate; loosen one of them", fields[0]
+            )
+
     def _check_vocabulary(self, params: SamplingParams) -> None:
         limit = self.config.model.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -304,10 +325,10 @@ class InputProcessor:
             )
 
     def _check_in_vocab(self, name: str, token_ids: Iterable[int] | None) -> None:
-        for token_id in token_ids or ():
-            if not 0 <= token_id < self._vocab_size:
-                raise RequestError(
-                    f"{name} holds token id {token_id}, which is not in the vocabulary of "
-                    f"{self._vocab_size}",
-                    name,
-                )
+        unknown = [i for i in token_ids or () if not 0 <= i < self._vocab_size]
+        if unknown:
+            raise RequestError(
+                f"{name} holds token ids that are not in the vocabulary of {self._vocab_size}: "
+                f"{listed(unknown)}",
+                name,
+            )

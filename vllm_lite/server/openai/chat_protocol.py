@@ -8,7 +8,7 @@ from pydantic import Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.sampling_protocol import HARMLESS, SamplingFields
+from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
 from vllm_lite.server.openai.tool_protocol import tool_specs
 
 MAX_MESSAGES = 16384
@@ -85,7 +85,7 @@ class ChatCompletionRequest(TemplateFields):
     """The same as max_tokens, and goes before it."""
     logprobs: bool | None = None
     """Give the log-probability of each token."""
-    top_logprobs: int | None = None
+    top_logprobs: Count | None = None
     """So many candidates beside each token; -1: all."""
     tool_choice: str | dict[str, Any] | None = None
     """none, auto, required, a function, or allowed_tools; auto where there are tools."""
@@ -100,7 +100,7 @@ class ChatCompletionRequest(TemplateFields):
     return_prompt_text: bool | None = None
     """Give the text that the template made."""
 
-    def check(self, *, trust_template: bool, max_logprobs: int) -> None:
+    def check(self, *, trust_template: bool, max_logprobs: int, vocab_size: int) -> None:
         """Raise RequestError for what the types alone do not refuse."""
         self.check_together()
         self.check_template_fields(trust_template=trust_template)
@@ -111,11 +111,11 @@ class ChatCompletionRequest(TemplateFields):
         top = self.top_logprobs
         if top is None:
             return
-        if top < -1 or (max_logprobs != -1 and not 0 <= top <= max_logprobs):
+        most = vocab_size if max_logprobs == -1 else max_logprobs
+        if top < -1 or max(top, vocab_size if top == -1 else 0) > most:
             raise RequestError(
-                f"top_logprobs must be in [0, {max_logprobs}] (--max-logprobs), got {top}"
-                if max_logprobs != -1
-                else f"top_logprobs must be at least -1, got {top}",
+                f"top_logprobs must be in [0, {most}] (--max-logprobs), or -1 for all "
+                f"{vocab_size} where that allows it; got {top}",
                 "top_logprobs",
             )
         if top and not self.logprobs:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.sampling_protocol import HARMLESS, SamplingFields
+from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
 
 MAX_PROMPTS = 1024
 
@@ -23,7 +23,7 @@ class CompletionRequest(SamplingFields):
     # str | list[str] | list[int] | list[list[int]]; read by `prompts`, whose errors are clearer.
     prompt: Any = None
     """A text, token ids, or a list of either; up to 1024."""
-    logprobs: int | None = None
+    logprobs: Count | None = None
     """So many candidates beside each token, and its own log-probability."""
     best_of: int | None = None
     """The same as n, or nothing."""

@@ -52,10 +52,11 @@ def _value(entry: Logprob) -> float:
     return max(entry.logprob, MIN_LOGPROB)
 
 
-def _chosen(position: PositionLogprobs, shown: Shown) -> Iterable[tuple[int, Logprob]]:
-    """The entries of a position that `shown` asks for, in its order."""
+def _chosen(own: int, position: PositionLogprobs, shown: Shown) -> Iterable[tuple[int, Logprob]]:
+    """The entries of a position that `shown` asks for, in its order; ids always with its `own`."""
     if not isinstance(shown, int):
-        return [(token_id, position[token_id]) for token_id in shown if token_id in position]
+        wanted = dict.fromkeys((own, *shown))
+        return [(token_id, position[token_id]) for token_id in wanted if token_id in position]
     if shown == -1:
         return position.items()
     return [item for item in position.items() if item[1].rank is None or item[1].rank <= shown]
@@ -68,7 +69,7 @@ def chat_logprobs(
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         entry = _chat_token(view, token_id, position.get(token_id))
-        others = _chosen(position, shown) if shown else ()
+        others = _chosen(token_id, position, shown) if shown else ()
         entry["top_logprobs"] = [_chat_token(view, other, value) for other, value in others]
         content.append(entry)
     return {"content": content}
@@ -122,7 +123,7 @@ def _top(
     own = position.get(token_id)
     if own is not None:
         top[view.text(token_id, own)] = _value(own)
-    for other_id, entry in _chosen(position, shown):
+    for other_id, entry in _chosen(token_id, position, shown):
         # Tokens that look alike share a key; the likelier one is met first.
         top.setdefault(view.text(other_id, entry), _value(entry))
     return top

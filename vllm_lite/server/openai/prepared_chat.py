@@ -45,6 +45,7 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
     body.check(
         trust_template=context.server_config.trust_request_chat_template,
         max_logprobs=context.max_logprobs,
+        vocab_size=context.vocab_size,
     )
     specs = tool_specs(body.tools)
     if context.server_config.tool_strict_level == "parameter":
@@ -171,7 +172,11 @@ def _sampling_params(
     return body.sampling_params(
         defaults,
         max_tokens=effective_max_tokens(
-            asked, name, defaults, default=None, limit=context.max_model_len
+            asked,
+            name,
+            default=defaults.get("max_tokens"),
+            cap=context.max_tokens_cap,
+            limit=context.max_model_len,
         ),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=scored,

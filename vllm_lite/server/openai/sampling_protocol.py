@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import RequestError
@@ -93,6 +94,16 @@ _SAMPLING = (
 )
 
 
+def _no_text(value: object) -> object:
+    if isinstance(value, str):
+        raise PydanticCustomError("int_type", "Input should be a whole number, not text")
+    return value
+
+
+# vLLM takes the text of a number for one, but not here.
+Count = Annotated[int, BeforeValidator(_no_text)]
+
+
 class StreamOptions(BaseModel):
     """What a stream carries beside text."""
 
@@ -166,7 +177,7 @@ class SamplingFields(BaseModel):
     """Leave special tokens out of the text; true unless it is said."""
     spaces_between_special_tokens: bool | None = None
     """For tokenizers that put spaces between tokens; true."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Count | None = None
     """So many candidates beside each token of the prompt; -1: all; not streamed."""
     truncate_prompt_tokens: int | None = None
     """Keep so many tokens of the prompt; -1: as many as fit."""
@@ -268,12 +279,12 @@ def refuse_unsupported(body: dict[str, Any], later: dict[str, str]) -> None:
 
 
 def effective_max_tokens(
-    asked: int | None, name: str, defaults: dict[str, Any], *, default: int | None, limit: int
+    asked: int | None, name: str, *, default: int | None, cap: int | None, limit: int
 ) -> int | None:
-    """Most tokens to generate; None is the rest of the context.
+    """Most tokens to generate, never more than `cap`; None is the rest of the context.
 
-    `asked` is the value of the field `name`. The generation config's own limit also caps what a
-    client asks for. Raises RequestError where `asked` cannot be met by a context of `limit`.
+    `asked` is the value of the field `name`, and `default` holds without one. Raises RequestError
+    where `asked` cannot be met by a context of `limit`.
     """
     if asked is not None and not 1 <= asked <= limit:
         raise RequestError(
@@ -281,10 +292,8 @@ def effective_max_tokens(
             f"got {asked}",
             name,
         )
-    configured: int | None = defaults.get("max_tokens")
-    if configured is None:
-        return asked if asked is not None else default
-    return configured if asked is None else min(asked, configured)
+    wanted = default if asked is None else asked
+    return min((count for count in (wanted, cap) if count is not None), default=None)
 
 
 class UsageChoice(NamedTuple):

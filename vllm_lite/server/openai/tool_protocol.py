@@ -84,9 +84,9 @@ def tool_choice_of(choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, .
     if choice is None:
         return "auto" if tools else "none"
     if isinstance(choice, str) and choice in _CHOICES:
-        if choice == "required" and not tools:
-            raise RequestError("tool_choice required needs tools", "tool_choice")
-        return choice if tools else "none"  # type: ignore[return-value]
+        if choice != "none" and not tools:
+            raise RequestError(f"tool_choice {choice} needs tools", "tool_choice")
+        return choice  # type: ignore[return-value]
     name = _name_of(choice)
     if not isinstance(name, str):
         raise RequestError(
