@@ -17,6 +17,9 @@ from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Put, Reading, 
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][+-]?[0-9]*)?")
+_LOOSE_NUMBER = re.compile(
+    r"([+-]?)0*([0-9](?:_?[0-9])*|(?=\.[0-9]))(?:\.([0-9]*))?([eE][+-]?[0-9]+)?"
+)
 _NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
 _ENDS_WORD = re.compile(r"[,:{}\[\]]")
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
@@ -40,6 +43,7 @@ class Dialect:
     )
     openers: tuple[str, ...] = ("{", "[")
     escapes: Mapping[str, str] = field(default_factory=lambda: _ESCAPES | {"/": "\\/"})
+    loose_numbers: bool = False  # see `plain_number`
     # Keys and strings stand without quotes too, up to the next mark of structure.
     bare_words: bool = False
 
@@ -55,10 +59,21 @@ PYTHON = Dialect(
     constants={"True": "true", "False": "false", "None": "null"} | dict(JSON.constants),
     openers=("{", "[", "("),
     escapes=_ESCAPES | _PYTHON_ESCAPES,
+    loose_numbers=True,
 )
 
 GEMMA = Dialect(quotes=('<|"|>', '"'), escapes={}, bare_words=True)
 FUNCTION_GEMMA = Dialect(quotes=("<escape>",), escapes={}, bare_words=True)
+
+
+def plain_number(word: str) -> str | None:
+    """The JSON of a number in a spelling that JSON lacks: `07`, `+1`, `.5`, `5.`, `1_000`."""
+    found = _LOOSE_NUMBER.fullmatch(word)
+    if found is None:
+        return None
+    sign, whole, part, power = found.groups(default="")
+    point = "." in word
+    return f"{sign.strip('+')}{whole or 0}{point * '.'}{(part or '0') * point}{power}".replace("_", "")
 
 
 def quoted(text: str) -> str:
@@ -148,6 +163,8 @@ def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Read
     yield from source.run(_ENDS_WORD if dialect.bare_words else _NOT_SCALAR, parts.append)
     word = "".join(parts).rstrip(SPACE)
     value = dialect.constants.get(word) or (word if NUMBER.fullmatch(word) else None)
+    if value is None and dialect.loose_numbers:
+        value = plain_number(word)
     if value is not None:
         put(comma + value)
         return

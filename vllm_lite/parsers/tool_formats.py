@@ -214,6 +214,7 @@ MINICPM5 = XmlTools(
     call_end="</function>",
     parameter=Tag("<param", attribute="name"),
     value_end="</param>",
+    has_cdata=True,
     id_style="call",
 )
 STEP3 = invoked(

@@ -11,6 +11,17 @@ from typing import Any, Literal
 
 _MAX_STEPS = 64  # of following references and alternatives within one argument's schema
 _TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
+# What clients write for them: the types of Python and of other schema languages.
+_ALIASES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "long", "short"), "integer"),
+    **dict.fromkeys(("uint", "uint32", "uint64", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("dict",), "object"),
+    **dict.fromkeys(("arr", "list", "tuple", "sequence"), "array"),
+    **dict.fromkeys(("none",), "null"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ def schema_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
         alternatives = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
         if isinstance(types, str | list):
             named = [types] if isinstance(types, str) else types
-            found |= {name for name in named if isinstance(name, str)} & _TYPES
+            found |= {type_named(name) for name in named if isinstance(name, str)} - {""}
         elif isinstance(part.get("$ref"), str):
             pending.append(resolve(part["$ref"], root))
         elif alternatives:
@@ -73,12 +84,21 @@ def schema_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     return frozenset() if pending else frozenset(found)
 
 
+def type_named(word: str) -> str:
+    """The JSON type that `word` means, an alias among them; "" where it means none."""
+    name = word.partition("[")[0].strip().lower()
+    name = _ALIASES.get(name, name)
+    return name if name in _TYPES else ""
+
+
 def property_schema(schema: object, name: str, root: Mapping[str, Any]) -> object:
     """What `schema`, a part of `root`, says of its property `name`; None where nothing."""
     for part in _alternatives(schema, root):
         properties = part.get("properties")
         if isinstance(properties, Mapping) and name in properties:
             return properties[name]
+        if isinstance(part.get("additionalProperties"), Mapping):
+            return part["additionalProperties"]
     return None
 
 

@@ -15,7 +15,7 @@ from vllm_lite.parsers.literals import quoted
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tool_spec import ToolSpec, type_named
 from vllm_lite.parsers.tool_values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
@@ -49,6 +49,7 @@ class XmlTools:
     type_tag: Tag | None = None  # an element between the two that says the type
     type_attribute: str = ""  # of the argument's tag: "true" for a string, or a type
     trims_newlines: bool = False
+    has_cdata: bool = False  # values may stand in CDATA sections
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
@@ -107,11 +108,10 @@ class XmlTools:
         calls.begin(name)
         calls.put("{")
         tool = calls.tools.get(name, _UNKNOWN)
-        comma = ""
+        seen: set[str] = set()
         while tag != self.call_end:
-            tag = yield from self._read_argument(calls, tool, comma)
+            tag = yield from self._read_argument(calls, tool, seen)
             tag = yield from self._next_tag(source, tag)
-            comma = ", "
         calls.put("}")
         calls.end()
 
@@ -123,8 +123,11 @@ class XmlTools:
         yield from source.skip_space()
         return (yield from source.expect(*tags))
 
-    def _read_argument(self, calls: CallWriter, tool: ToolSpec, comma: str) -> Reading[str]:
-        """One argument, its tag's start read; returns the tag that ended its value."""
+    def _read_argument(self, calls: CallWriter, tool: ToolSpec, seen: set[str]) -> Reading[str]:
+        """One argument, its tag's start read; returns the tag that ended its value.
+
+        One that the call has already is Malformed: nothing says which of the two is meant.
+        """
         source = calls.source
         said = ""
         if self.parameter.attribute:
@@ -142,13 +145,19 @@ class XmlTools:
         if self.value_start:
             yield from source.skip_space()
             yield from source.expect(self.value_start)
-        if not key:
+        if not key or key in seen:
             raise Malformed
-        calls.put(f'{comma}"{quoted(key)}": ')
+        calls.put(f'{", " if seen else ""}"{quoted(key)}": ')
+        seen.add(key)
         types = _said_types(said) or tool.argument_types(key)
         ends = (self.value_end, self.parameter.start, self.call_end)
         end = yield from read_text_value(
-            source, ends, types, calls.put, trims_newlines=self.trims_newlines
+            source,
+            ends,
+            types,
+            calls.put,
+            trims_newlines=self.trims_newlines,
+            has_cdata=self.has_cdata,
         )
         if end is None:
             raise EndOfText
@@ -157,13 +166,10 @@ class XmlTools:
 
 def _said_types(said: str) -> frozenset[str]:
     """The types that a tag names itself."""
-    word = said.partition("[")[0].strip(SPACE).lower()
-    if word in ("true", "string", "str"):
-        return frozenset(("string",))
-    if word == "false":
+    if said == "false":
         return frozenset(("number", "boolean", "null", "object", "array"))
-    known = ("number", "integer", "boolean", "null", "object", "array")
-    return frozenset((word,)) if word in known else frozenset()
+    name = "string" if said == "true" else type_named(said)
+    return frozenset((name,)) if name else frozenset()
 
 
 def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
