@@ -68,6 +68,8 @@ class TaggedReasoning:
     implied_ends: tuple[str, ...] = ()
     # Dropped from the answer: marks that stand around it.
     wrappers: tuple[str, ...] = ()
+    # Control tokens that mean nothing: dropped from the reasoning as well.
+    fillers: tuple[str, ...] = ()
     # White space before the end of the reasoning, and these before the answer, are layout.
     trims_end: bool = False
     trim_answer: str = ""
@@ -102,16 +104,16 @@ class TaggedReasoning:
     def dropped(self) -> tuple[str, ...]:
         """What is never part of the answer: its wrappers, and marks that open or close nothing."""
         marks = (*self.starts, *self.ends) if self.needs_special_tokens else ()
-        return (*self.wrappers, *(mark for mark in marks if mark not in self.interlude_starts))
+        return (*self.wrappers, *self.fillers, *(mark for mark in marks if mark not in self.interlude_starts))
 
     def read_interlude(self, source: Source, out: ReasoningSplitter) -> Reading[str | None]:
         """Reasoning within the answer, its start read; returns what ended it and belongs on."""
         out.has_ended = False
         put = EndTrimmed(out.put_reasoning) if self.trims_end else out.put_reasoning
-        again = self.starts if self.needs_special_tokens else ()
+        skipped = (*self.fillers, *(self.starts if self.needs_special_tokens else ()))
         while True:
-            end = yield from source.until((*self.ends, *self.implied_ends, *again), put)
-            if end not in again:  # a second start is dropped
+            end = yield from source.until((*self.ends, *self.implied_ends, *skipped), put)
+            if end not in skipped:  # a second start means nothing either
                 break
         out.has_ended = end is not None
         return end if end in self.implied_ends and end not in self.wrappers else None

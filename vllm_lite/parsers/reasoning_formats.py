@@ -31,6 +31,14 @@ THINK = TaggedReasoning(implied_ends=("<｜tool▁calls▁begin｜>",))
 # A call ends the reasoning that was left open.
 QWEN3 = TaggedReasoning(implied_ends=("<tool_call>",))
 GLM = replace(QWEN3, trims_end=True)
+MINICPMV = replace(
+    QWEN3,
+    is_anywhere=True,
+    fillers=(
+        "<|im_end|>",
+        *(mark.format(n) for n in range(12, 16) for mark in ("<reserved_{}>", "<|reserved_{}|>")),
+    ),
+)
 GRANITE_THINKING = replace(GLM, trim_answer=SPACE)
 DEEPSEEK_V4 = replace(GLM, implied_ends=("<｜DSML｜tool_calls>",))
 DEEPSEEK_V41 = replace(GLM, implied_ends=("<｜DSML｜ calls>",))
@@ -148,13 +156,14 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "kimi_k3": KIMI_K3,
     "ling3": GLM,
     "mimo": QWEN3,
-    "minicpmv": QWEN3,
+    "minicpmv": MINICPMV,
     "minimax_m2": MINIMAX_M2,
     "minimax_m2_append_think": PrefixedAnswer("<think>"),
     "minimax_m3": TaggedReasoning(
         starts=("<mm:think>",),
         ends=("</mm:think>",),
         is_bare=False,
+        is_anywhere=True,
         implied_ends=("]<]minimax[>[<tool_call>",),
     ),
     "mistral": TaggedReasoning(

@@ -23,13 +23,16 @@ ERNIE45 = JsonTools(
     closers=("</tool_call>",),
     wrappers=("<response>\n", "\n</response>", "<response>", "</response>"),
 )
-LLAMA_JSON = JsonTools(openers=("<|python_tag|>", "{"), bare=("{",), separators=(";",))
+LLAMA_JSON = JsonTools(
+    openers=("<|python_tag|>", "{"), bare=("{",), separators=(";",), needs_arguments=True
+)
 _TOOL_CALLS = JsonTools(openers=("<tool_calls>",), closers=("</tool_calls>",))
 XLAM = JsonTools(
     openers=("<tool_call>", "```json", "[TOOL_CALLS]", "["),
     bare=("[",),
     checked=("```json",),
     closers=("</tool_call>", "```"),
+    needs_arguments=True,
     id_style="call",
     needs_special_tokens=False,
 )

@@ -29,6 +29,7 @@ class JsonTools:
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     is_keyed_by_name: bool = False  # {"get_weather": {...}}
+    needs_arguments: bool = False  # an object without them is no call
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
@@ -56,11 +57,14 @@ class JsonTools:
             yield from self._read_sequence(calls, is_checked)
         yield from calls.read_end(self.closers)
 
-    def read_array(self, calls: CallWriter, is_checked: bool = False) -> Reading[None]:
-        """Calls in an array whose `[` has been read."""
+    def read_array(
+        self, calls: CallWriter, is_checked: bool = False, *, has_brace: bool = False
+    ) -> Reading[None]:
+        """Calls in an array whose `[` has been read; with `has_brace` the first `{` as well."""
         source = calls.source
-        yield from source.skip_space()
-        yield from source.expect("{")
+        if not has_brace:
+            yield from source.skip_space()
+            yield from source.expect("{")
         while True:
             yield from self.read_object(calls, is_checked)
             yield from source.skip_space()
@@ -126,7 +130,8 @@ class JsonTools:
                 break
             yield from source.skip_space()
         # What should have been the arguments may have another key.
-        if name is None or (has_more and not done and held is None):
+        is_required = has_more or self.needs_arguments
+        if name is None or (is_required and not done and held is None):
             raise Malformed
         if not done:
             calls.begin(name)

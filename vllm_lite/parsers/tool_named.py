@@ -15,6 +15,8 @@ from vllm_lite.parsers.tool_reader import CallWriter, is_control
 
 _MARK = re.compile(r"<[^<>]+>")
 
+_NO_NAME = re.compile(r"^\{|[\s\[\]].*\{$", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class NamedTools:
@@ -35,7 +37,7 @@ class NamedTools:
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
-    json: JsonTools | None = None  # how an array is read that stands where a name should
+    json: JsonTools | None = None  # how objects are read that stand where a name should
 
     @property
     def strays(self) -> tuple[str, ...]:
@@ -48,11 +50,6 @@ class NamedTools:
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
         source = calls.source
-        if self.json is not None:
-            yield from source.skip_space()
-            if (yield from source.try_literal("[")):
-                yield from self.json.read_array(calls)
-                return
         if not self.call or opener == self.call:
             yield from self._read_call(calls)
             yield from calls.read_end(self.closers)
@@ -69,10 +66,14 @@ class NamedTools:
         if self.lead:
             yield from source.expect(self.lead)
         parts: list[str] = []
-        end = yield from source.until((*self.name_ends, "{"), parts.append, MAX_NAME)
+        ends = (*self.name_ends, "{", *(self.openers if self.json else ()))
+        end = yield from source.until(ends, parts.append, MAX_NAME)
         if end is None:
             raise EndOfText
         name = "".join(parts).strip(SPACE)
+        if self.json is not None and (end in self.openers or _NO_NAME.search(f"{name}{end}")):
+            yield from self._read_objects(calls, name, end)
+            return
         call_id = None
         if self.has_ids:
             call_id = name if ":" in name else None
@@ -92,3 +93,18 @@ class NamedTools:
             yield from source.skip_space()
             if (yield from source.try_literal(call_end)):
                 source.record()
+
+    def _read_objects(self, calls: CallWriter, before: str, end: str) -> Reading[None]:
+        """Calls as JSON: an array of objects or one alone, whose first `{` has been read.
+
+        What stands before them is content. `end` may be another opener instead.
+        """
+        assert self.json is not None
+        text = before.removesuffix("[")
+        calls.content(text, "" if end in self.openers else f"{before[len(text) :]}{{")
+        if end in self.openers:
+            yield from self._read_call(calls)
+        elif text != before:
+            yield from self.json.read_array(calls, has_brace=True)
+        else:
+            yield from self.json.read_object(calls)

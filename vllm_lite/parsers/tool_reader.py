@@ -61,6 +61,12 @@ class CallWriter:
         self._is_open = False
         self.source.record()
 
+    def content(self, text: str, rest: str = "") -> None:
+        """Show `text`, which belongs to no call, of what was read so far; `rest` came after it."""
+        if text.strip(SPACE):
+            self._sink.content(text)
+        self.source.record(rest)
+
     def read_end(self, closers: Iterable[str]) -> Reading[None]:
         """Read one of `closers` after calls that are whole; what stands there else is content."""
         yield from self.source.skip_space()
