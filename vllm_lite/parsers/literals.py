@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vllm_lite.parsers.quotes import num_inner_quotes
 from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Put, Reading, Source
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -23,9 +24,17 @@ _LOOSE_NUMBER = re.compile(
 _NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
 _ENDS_WORD = re.compile(r"[,:{}\[\]]")
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_MAX_AHEAD = 2048
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
 _CLOSER = {"{": "}", "[": "]", "(": ")"}
+_SET = "} of a set"
+_JSON_BRACKET[_SET] = "]"
+# The first thing within braces and what follows it.
+_FIRST_ITEM = re.compile(
+    r"""\s*(?:([{(\[}])|(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"{}\[\](),:]+)\s*([,:}]))""",
+    re.DOTALL,
+)
 # What stands for itself in JSON too; then what only Python writes so.
 _ESCAPES = {c: f"\\{c}" for c in '"\\bfnrt'}
 _PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
@@ -44,6 +53,10 @@ class Dialect:
     openers: tuple[str, ...] = ("{", "[")
     escapes: Mapping[str, str] = field(default_factory=lambda: _ESCAPES | {"/": "\\/"})
     loose_numbers: bool = False  # see `plain_number`
+    joins_strings: bool = False  # strings side by side are one
+    has_sets: bool = False  # {1, 2} is [1, 2]
+    # Up to where the calls go: tells quotes within a string, that no backslash marks, from its end.
+    calls: re.Pattern[str] | None = None
     # Keys and strings stand without quotes too, up to the next mark of structure.
     bare_words: bool = False
 
@@ -60,6 +73,8 @@ PYTHON = Dialect(
     openers=("{", "[", "("),
     escapes=_ESCAPES | _PYTHON_ESCAPES,
     loose_numbers=True,
+    joins_strings=True,
+    has_sets=True,
 )
 
 GEMMA = Dialect(quotes=('<|"|>', '"'), escapes={}, bare_words=True)
@@ -73,7 +88,9 @@ def plain_number(word: str) -> str | None:
         return None
     sign, whole, part, power = found.groups(default="")
     point = "." in word
-    return f"{sign.strip('+')}{whole or 0}{point * '.'}{(part or '0') * point}{power}".replace("_", "")
+    return f"{sign.strip('+')}{whole or 0}{point * '.'}{(part or '0') * point}{power}".replace(
+        "_", ""
+    )
 
 
 def quoted(text: str) -> str:
@@ -88,7 +105,7 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
 
     `opener` is its first bracket where that has been read already.
     """
-    open_brackets: list[str] = []  # the closers, outermost first
+    open_brackets: list[str] = []  # the closers, outermost first; that of a set is _SET
     keys: list[set[str]] = []  # of the objects among them
     if opener:
         put(_JSON_BRACKET[opener])
@@ -98,7 +115,7 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
     is_after_item = False
     while True:
         yield from source.skip_space()
-        if open_brackets and (yield from source.try_literal(open_brackets[-1])):
+        if open_brackets and (yield from source.try_literal(open_brackets[-1][0])):
             put(_JSON_BRACKET[open_brackets.pop()])
             keys.pop()
             is_after_item = True
@@ -117,8 +134,9 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
                 comma = ""
             bracket = yield from source.try_any(dialect.openers)
             if bracket is not None:
-                put(comma + _JSON_BRACKET[bracket])
-                open_brackets.append(_CLOSER[bracket])
+                is_set = bracket == "{" and dialect.has_sets and (yield from _is_set(source))
+                put(comma + ("[" if is_set else _JSON_BRACKET[bracket]))
+                open_brackets.append(_SET if is_set else _CLOSER[bracket])
                 keys.append(set())
                 comma, is_after_item = "", False
                 continue
@@ -126,6 +144,16 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
             is_after_item = True
         if not open_brackets:
             return
+
+
+def _is_set(source: Source) -> Reading[bool]:
+    """Whether the brace that was read begins a set."""
+    first = yield from source.ahead(_FIRST_ITEM, _MAX_AHEAD)
+    found = _FIRST_ITEM.fullmatch(first) if first else None
+    if not found:
+        return False
+    opener, end = found.groups()
+    return opener != "}" if opener else end != ":"
 
 
 def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[str]:
@@ -157,7 +185,7 @@ def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Read
     quote = yield from source.try_any(dialect.quotes)
     if quote is not None:
         put(comma + '"')
-        yield from read_string(source, quote, dialect, put)
+        yield from _read_strings(source, quote, dialect, put)
         return
     parts: list[str] = []
     yield from source.run(_ENDS_WORD if dialect.bare_words else _NOT_SCALAR, parts.append)
@@ -188,8 +216,25 @@ def _begun(word: str, dialect: Dialect) -> str | None:
     return f'"{quoted(word)}' if dialect.bare_words else None
 
 
+def _read_strings(source: Source, quote: str | None, dialect: Dialect, put: Put) -> Reading[None]:
+    """As `read_string`; where the dialect joins strings, with those beside it."""
+    while quote is not None:
+        yield from read_string(source, quote, dialect, put, closer="")
+        if not dialect.joins_strings:
+            break
+        yield from source.skip_space()
+        quote = yield from source.try_any(dialect.quotes)
+    put('"')
+
+
 def read_string(
-    source: Source, quote: str, dialect: Dialect, put: Put, limit: int | None = None
+    source: Source,
+    quote: str,
+    dialect: Dialect,
+    put: Put,
+    limit: int | None = None,
+    *,
+    closer: str = '"',
 ) -> Reading[None]:
     """Read the rest of a string that `quote` opened; hands on its inside and the closing `"`.
 
@@ -197,6 +242,7 @@ def read_string(
     """
     ends = (quote, "\\") if dialect.has_escapes else (quote,)
     length = 0
+    num_inner: int | None = None  # quotes within the string, once one was looked at
 
     def put_text(text: str) -> None:
         nonlocal length
@@ -209,8 +255,14 @@ def read_string(
         if end is None:
             raise EndOfText
         if end == quote:
-            put('"')
-            return
+            if num_inner is None and dialect.calls is not None:
+                num_inner = yield from num_inner_quotes(source, quote, dialect.calls)
+            if not num_inner:
+                put(closer)
+                return
+            num_inner -= 1
+            put(quoted(quote))
+            continue
         length += 1
         if limit is not None and length > limit:
             raise Malformed

@@ -104,7 +104,11 @@ class TaggedReasoning:
     def dropped(self) -> tuple[str, ...]:
         """What is never part of the answer: its wrappers, and marks that open or close nothing."""
         marks = (*self.starts, *self.ends) if self.needs_special_tokens else ()
-        return (*self.wrappers, *self.fillers, *(mark for mark in marks if mark not in self.interlude_starts))
+        return (
+            *self.wrappers,
+            *self.fillers,
+            *(mark for mark in marks if mark not in self.interlude_starts),
+        )
 
     def read_interlude(self, source: Source, out: ReasoningSplitter) -> Reading[str | None]:
         """Reasoning within the answer, its start read; returns what ended it and belongs on."""

@@ -18,6 +18,7 @@ Put = Callable[[str], None]
 
 SPACE = " \t\r\n"
 MAX_NAME = 256  # characters of a tool's or argument's name; what is longer is no name
+_MAX_AHEAD = 1 << 18  # characters of a text that are looked at before they are read
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
@@ -67,6 +68,8 @@ class Source:
         self._at = 0
         self._closed = False
         self._record: list[str] | None = None
+        self._copy: list[str] | None = None
+        self._ahead_left = _MAX_AHEAD
 
     def push(self, text: str) -> None:
         """Append what has arrived."""
@@ -94,11 +97,22 @@ class Source:
             begin = 0
         self._at = begin
 
+    def copy(self) -> None:
+        """Begin to keep all that is read, beside `record`, until `copied` is asked."""
+        self._copy = []
+
+    def copied(self) -> str:
+        """What has been read since `copy`; ends the keeping."""
+        kept, self._copy = self._copy, None
+        return "".join(kept or ())
+
     def _take(self, end: int) -> str:
         taken = self._text[self._at : end]
         self._at = end
         if self._record is not None:
             self._record.append(taken)
+        if self._copy is not None:
+            self._copy.append(taken)
         return taken
 
     def more(self) -> Reading[None]:
@@ -115,6 +129,21 @@ class Source:
                 return ""
             yield
         return self._text[self._at]
+
+    def ahead(self, pattern: re.Pattern[str], limit: int) -> Reading[str | None]:
+        """What `pattern` matches of the text that comes next, or all of it at its end; not read.
+
+        It is asked again while more arrives, so no match may be the beginning of a longer one.
+        None where `limit` characters, or all that one text may be looked at so, are not enough.
+        """
+        while True:
+            found = pattern.match(self._text, self._at, self._at + limit)
+            length = (found.end() if found else len(self._text)) - self._at
+            if found or self._closed or length >= limit:
+                self._ahead_left -= length
+                is_known = self._ahead_left >= 0 and (found or length < limit)
+                return self._text[self._at : self._at + length] if is_known else None
+            yield
 
     def read(self) -> Reading[str]:
         """The next character."""

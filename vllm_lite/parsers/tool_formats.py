@@ -269,7 +269,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "k2_horizon": K2_HORIZON,
     "kimi_k2": KIMI_K2,
     "kimi_k3": KIMI_K3,
-    "lfm2": PythonicTools(openers=("<|tool_call_start|>",), closers=("<|tool_call_end|>",)),
+    "lfm2": PythonicTools(
+        openers=("<|tool_call_start|>",), closers=("<|tool_call_end|>",), repeats_calls=True
+    ),
     "ling3": GLM,
     "llama3_json": LLAMA_JSON,
     "llama4_json": LLAMA_JSON,

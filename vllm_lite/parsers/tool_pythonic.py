@@ -7,9 +7,10 @@ are no call.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from vllm_lite.parsers.literals import PYTHON, quoted, read_value
+from vllm_lite.parsers.literals import PYTHON, Dialect, quoted, read_value
 from vllm_lite.parsers.source import MAX_NAME, Malformed, Reading, Source
 from vllm_lite.parsers.tool_reader import CallWriter
 
@@ -26,6 +27,13 @@ class PythonicTools:
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
+    repeats_calls: bool = False  # the same text may stand once more after the calls: it is dropped
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How values are written."""
+        ends = "|".join(map(re.escape, self.closers)) or "(?!)"
+        return replace(PYTHON, calls=re.compile(f".*?(?={ends})", re.DOTALL))
 
     @property
     def strays(self) -> tuple[str, ...]:
@@ -34,6 +42,15 @@ class PythonicTools:
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
+        if not self.repeats_calls:
+            yield from self._read_calls(opener, calls)
+            return
+        calls.source.copy()
+        yield from self._read_calls(opener, calls)
+        if (yield from calls.source.try_literal(calls.source.copied())):
+            calls.source.record()
+
+    def _read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         source = calls.source
         is_bare = opener in self.bare
         yield from source.skip_space()
@@ -71,7 +88,7 @@ class PythonicTools:
         while True:
             calls.put(f'{comma}"{quoted(key)}": ')
             comma = ", "
-            yield from read_value(source, PYTHON, calls.put)
+            yield from read_value(source, self.dialect, calls.put)
             yield from source.skip_space()
             has_comma = yield from source.try_literal(",")
             yield from source.skip_space()

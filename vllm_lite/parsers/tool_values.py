@@ -1,8 +1,8 @@
 """Argument values that come as bare text between markers, made JSON by the tool's schema.
 
 Knows no format. Invariant: a value always becomes valid JSON; what does not fit the types that
-the schema allows, and is no JSON itself, is a string, as it stands. A value that can only be a string is handed on while
-it is read; the others once they are whole.
+the schema allows, and is no JSON itself, is a string, as it stands. A value that can only be a
+string is handed on while it is read; the others once they are whole.
 """
 
 from __future__ import annotations
