@@ -91,16 +91,24 @@ class NestedTools:
     @property
     def strays(self) -> tuple[str, ...]:
         """See ToolFormat."""
-        return (self.mark, *self.closers)
+        return (self.mark, *self.closers, *self._bare)
+
+    @property
+    def _bare(self) -> tuple[str, ...]:
+        """The tags around the calls where their mark is damaged."""
+        return tuple(tag.removeprefix(self.mark) for tag in (*self.openers, *self.closers))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """See ToolFormat."""
         source = calls.source
         while True:
             yield from source.skip_space()
-            found = yield from source.expect(*self.closers, f"{self.mark}<invoke name=")
+            again = (*self.openers, *self._bare[: len(self.openers)])
+            found = yield from source.expect(*self.closers, f"{self.mark}<invoke name=", *again)
             if found in self.closers:
                 return
+            if found in again:
+                continue
             name = (yield from source.name((">",))).strip("\"'")
             if not name:
                 raise Malformed
@@ -153,7 +161,7 @@ class NestedTools:
         if (yield from source.until((">",), parts.append, _MAX_TAG)) is None:
             raise EndOfText
         tag = "".join(parts).strip(SPACE)
-        if not tag or (tag[0] == "/" and tag[1:] != element.name):
+        if not tag or "<" in tag or (tag[0] == "/" and tag[1:] != element.name):
             raise Malformed
         return tag
 
@@ -184,17 +192,18 @@ def _beginning(stack: list[_Element], seen: set[str], root: Mapping[str, object]
         if is_last and depth and not element.has_children:
             return text + beginning("".join(element.text), schema_types(element.schema, root))
         name = "" if is_last else stack[depth + 1].name
-        values = [] if is_last else element.members.pop("" if element.is_array else name, [])
+        values = [] if element.is_array else element.members.pop(name, [])
         if depth:
             element.settle()
         begun = element.begun()
         if not depth:
             begun = (", " if seen and (element.members or name) else "") + begun.removeprefix("{")
-        text += begun
-        if not is_last:
-            comma = ", " if element.members else ""
-            opened = "" if element.is_array else f'{comma}"{quoted(name)}": '
-            if values:
-                opened += ("" if element.is_array else "[") + ", ".join(values) + ", "
-            text += opened
+        comma = ", " if element.members and not is_last else ""
+        text += begun + comma
+        if not is_last and not element.is_array:
+            text += (
+                f'"{quoted(name)}": '
+                + ("[" if values else "")
+                + "".join(f"{value}, " for value in values)
+            )
     return text
