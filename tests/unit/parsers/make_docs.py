@@ -32,7 +32,8 @@ events, and where the stream was cut never matters.
 - Text becomes a call once its name has been read and its arguments begin. What does not fit the
   format is content, less the format's marks, which are never shown.
 - Arguments are handed on while they arrive, in the spacing of `json.dumps`. Values that are bare
-  text get the type that the tool's schema allows; what fits none is a string.
+  text get the type that the tool's schema allows (`float`, `bool`, `int`, `dict` and `list` mean
+  what they say); what fits none is what it is in JSON, or else a string.
 - Where the text ends within arguments (`max_tokens`), they stay what there was: the beginning of a
   JSON object, which no client can mistake for a whole one. If it ends before the arguments of a
   call after the first, that call is dropped.
@@ -42,7 +43,7 @@ events, and where the stream was cut never matters.
   finish reason `tool_calls`.
 - Prose before, between and after calls is kept; white space alone around calls is not.
 - A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
-  only if it has the name of a tool of the request.
+  only if it has the name of a tool of the request, and `llama3_json` and `xlam` only with arguments.
 - `parallel_tool_calls: false` keeps the first call.
 - `tool_choice` `required` or a function always constrains the answer to the tools' schemas: in the
   model's own format where the last column says so and the format can say the schemas exactly, and
