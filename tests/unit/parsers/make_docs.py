@@ -43,7 +43,7 @@ events, and where the stream was cut never matters.
   finish reason `tool_calls`.
 - Prose before, between and after calls is kept; white space alone around calls is not.
 - A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
-  only if it has the name of a tool of the request, and `llama3_json` and `xlam` only with arguments.
+  only if it has the name of a tool of the request; `llama3_json` and `xlam` need arguments, too.
 - `parallel_tool_calls: false` keeps the first call.
 - `tool_choice` `required` or a function always constrains the answer to the tools' schemas: in the
   model's own format where the last column says so and the format can say the schemas exactly, and
