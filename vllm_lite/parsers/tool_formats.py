@@ -139,6 +139,7 @@ GLM = XmlTools(
     parameter=Tag("<arg_key>", "</arg_key>"),
     value_start="<arg_value>",
     value_end="</arg_value>",
+    checks_names=True,
 )
 K2_HORIZON = XmlTools(
     openers=("<ifm|tool_calls>",),
@@ -226,7 +227,11 @@ STEP3 = invoked(
     "steptml:",
     leads=("<｜tool_call_end｜>", "<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
 )
-DOTS = replace(invoked("<dots_function_call>", "</dots_function_call>"), json=JsonTools(openers=()))
+DOTS = replace(
+    invoked("<dots_function_call>", "</dots_function_call>"),
+    checks_names=True,
+    json=JsonTools(openers=()),
+)
 MUSE_XML = invoked("<atem:function_calls>", "</atem:function_calls>", "atem:")
 _M3 = "]<]minimax[>["
 MINIMAX_M3 = NestedTools(mark=_M3, openers=(f"{_M3}<tool_call>",), closers=(f"{_M3}</tool_call>",))
@@ -281,7 +286,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "longcat": JsonTools(openers=("<longcat_tool_call>",), closers=("</longcat_tool_call>",)),
     "mimo": MIMO,
     "minicpm5": MINICPM5,
-    "minimax_m2": invoked("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax_m2": replace(
+        invoked("<minimax:tool_call>", "</minimax:tool_call>"), checks_names=True
+    ),
     "minimax_m3": MINIMAX_M3,
     "mistral": MISTRAL,
     "muse_glimmer": ChannelTools(MUSE, MUSE_XML),
@@ -289,7 +296,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "openai": ChannelTools(HARMONY),
     "phi4_mini_json": JsonTools(openers=("functools",), needs_special_tokens=False),
     "plamo3": PLAMO3,
-    "poolside_v1": GLM,
+    "poolside_v1": replace(GLM, checks_names=False),
     "pythonic": PythonicTools(openers=("[",), bare=("[",), needs_special_tokens=False),
     "qwen3_coder": QWEN3_XML,
     "qwen3_json": HERMES,

@@ -101,7 +101,10 @@ class NamedTools:
         """
         assert self.json is not None
         text = before.removesuffix("[")
-        calls.content(text, "" if end in self.openers else f"{before[len(text) :]}{{")
+        calls.content(
+            text if text.strip(SPACE) else "",
+            "" if end in self.openers else f"{before[len(text) :]}{{",
+        )
         if end in self.openers:
             yield from self._read_call(calls)
         elif text != before:

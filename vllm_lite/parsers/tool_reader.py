@@ -63,8 +63,7 @@ class CallWriter:
 
     def content(self, text: str, rest: str = "") -> None:
         """Show `text`, which belongs to no call, of what was read so far; `rest` came after it."""
-        if text.strip(SPACE):
-            self._sink.content(text)
+        self._sink.content(text)
         self.source.record(rest)
 
     def read_end(self, closers: Iterable[str]) -> Reading[None]:

@@ -49,6 +49,7 @@ class XmlTools:
     type_tag: Tag | None = None  # an element between the two that says the type
     type_attribute: str = ""  # of the argument's tag: "true" for a string, or a type
     trims_newlines: bool = False
+    checks_names: bool = False  # what is no tool of the request is no call either
     has_cdata: bool = False  # values may stand in CDATA sections
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
@@ -82,7 +83,7 @@ class XmlTools:
             if found in self.leads:
                 continue
             if self.json is not None and found == "{":
-                yield from self.json.read_object(calls)
+                yield from self.json.read_object(calls, self.checks_names)
             else:
                 yield from self._read_call(calls, is_bare=False)
             if not self.closers:
@@ -104,6 +105,9 @@ class XmlTools:
             raise Malformed
         if is_bare:
             calls.require_known(name)
+        if self.checks_names and name not in calls.tools:
+            yield from self._read_over(calls, name, tag)
+            return
         tag = yield from self._next_tag(source, tag)
         calls.begin(name)
         calls.put("{")
@@ -114,6 +118,15 @@ class XmlTools:
             tag = yield from self._next_tag(source, tag)
         calls.put("}")
         calls.end()
+
+    def _read_over(self, calls: CallWriter, name: str, tag: str | None) -> Reading[None]:
+        """What should be a call, less its marks, is content; `tag` was read after its name."""
+        calls.content(name)
+        while tag != self.call_end:
+            marks = (*self.strays, self.call_end)
+            tag = yield from calls.source.until(marks, calls.content, drops_cut=True)
+            if tag is None:
+                raise EndOfText
 
     def _next_tag(self, source: Source, read: str) -> Reading[str]:
         """The start of an argument, or the end of the call; `read` if it is one of the two."""

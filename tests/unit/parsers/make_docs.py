@@ -44,6 +44,8 @@ events, and where the stream was cut never matters.
 - Prose before, between and after calls is kept; white space alone around calls is not.
 - A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
   only if it has the name of a tool of the request; `llama3_json` and `xlam` need arguments, too.
+- The name of no tool of the request makes no call in the formats of GLM, MiniMax M2, MiniCPM5 and
+  dots: its text is content. Elsewhere it is returned as it was written.
 - `parallel_tool_calls: false` keeps the first call.
 - `tool_choice` `required` or a function always constrains the answer to the tools' schemas: in the
   model's own format where the last column says so and the format can say the schemas exactly, and
