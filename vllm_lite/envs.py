@@ -138,7 +138,8 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable(
         _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, 300),
-        "Seconds after which a step that has not returned counts as stuck; default 300.",
+        "Seconds after which a step that still computes counts as stuck; default 300. On a CPU one "
+        "that does not compute does so within ten.",
     ),
     "VLLM_MAX_N_SEQUENCES": Variable(
         _parse("VLLM_MAX_N_SEQUENCES", int, 64), "The largest n a request may ask for; default 64."

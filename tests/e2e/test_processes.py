@@ -230,6 +230,28 @@ async def test_a_frozen_core_counts_as_dead(
     await engine.shutdown()
 
 
+def test_a_stopped_core_ends_the_server_within_seconds() -> None:
+    with ServerProcess(*SMALL_FLAGS) as server:
+        (core,) = [
+            child
+            for child in psutil.Process(server.process.pid).children()
+            if "core_process" in " ".join(child.cmdline())
+        ]
+        core.suspend()
+        began, status = time.monotonic(), 200
+        while status == 200 and time.monotonic() - began < 30:
+            time.sleep(0.1)
+            try:
+                status = httpx.get(f"{server.url}/health", timeout=5).status_code
+            except httpx.TransportError:
+                status = 0
+        assert status in (503, 0)
+        assert time.monotonic() - began < 15
+        assert server.process.wait(20) == 1
+        wait_gone([core.pid], 5)
+        assert "SIGSTOP" in server.log()
+
+
 def test_a_core_outlives_the_thread_that_asked_for_it(config: VllmConfig) -> None:
     handles: list[CoreProcess] = []
     thread = threading.Thread(target=lambda: handles.append(CoreProcess()))

@@ -47,6 +47,8 @@ class CoreProcess(StartedCore):
         return self._process.pid
 
     def start(self, config: VllmConfig) -> None:
+        # One that waits for a GPU may compute without a sign of it.
+        self.computing_pid = self.pid if config.device == "cpu" else None
         self._child.give(msgspec.msgpack.encode(config))
 
     def kill(self) -> None:

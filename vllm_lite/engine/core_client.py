@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from vllm_lite import envs
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.core_handle import CoreHandle
@@ -32,6 +31,7 @@ from vllm_lite.engine.messages import (
     Resume,
     StepOutputs,
 )
+from vllm_lite.engine.watch import INTERVAL, Watch
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.stats import SchedulerStats
@@ -40,8 +40,6 @@ from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 logger = init_logger(__name__)
 
-# Seconds between two looks at the heartbeat.
-HEARTBEAT_INTERVAL = 1.0
 # Seconds a core may take to end after its last step.
 STOP_TIMEOUT = 5.0
 
@@ -86,6 +84,7 @@ class SyncMPClient:
     def __init__(self, handle: CoreHandle) -> None:
         self.ready = handle.wait_ready()
         self._handle = handle
+        self._watcher = Watch(handle)
         self._call_ids = itertools.count()
         self._outputs: deque[StepOutputs] = deque()
         self._dead: EngineDeadError | None = None
@@ -155,9 +154,7 @@ class SyncMPClient:
         handle = self._handle
         while True:
             message = handle.channel.receive()
-            if message is None and not handle.channel.wait(
-                HEARTBEAT_INTERVAL, other_fd=handle.exit_fd
-            ):
+            if message is None and not handle.channel.wait(INTERVAL, other_fd=handle.exit_fd):
                 self._check_core()
             if isinstance(message, CoreFailed):
                 handle.wait_ended(STOP_TIMEOUT)
@@ -168,7 +165,7 @@ class SyncMPClient:
     def _check_core(self) -> None:
         if self._handle.wait_ended(0):
             self._die(self._handle.last_words())
-        cause = stuck_step(self._handle)
+        cause = self._watcher.verdict()
         if cause is not None:
             self._handle.kill()
             self._die(cause)
@@ -189,6 +186,7 @@ class AsyncMPClient:
         self.ready = handle.wait_ready()
         self.dead_error: EngineDeadError | None = None
         self._handle = handle
+        self._watcher = Watch(handle)
         self._call_ids = handle.seat.call_ids()
         self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
         self._prepares: dict[int, asyncio.Future[Refusal | None]] = {}
@@ -207,7 +205,7 @@ class AsyncMPClient:
         self._loop = loop = asyncio.get_running_loop()
         loop.add_reader(self._handle.channel.incoming_fd, self._on_messages)
         loop.add_reader(self._handle.exit_fd, self._on_exit)
-        self._watch = loop.call_later(HEARTBEAT_INTERVAL, self._on_watch)
+        self._watch = loop.call_later(INTERVAL, self._on_watch)
         # The descriptor is edge-triggered: what came before is announced by nobody.
         self._on_messages()
 
@@ -323,11 +321,11 @@ class AsyncMPClient:
             self._die(self._handle.last_words())
 
     def _on_watch(self) -> None:
-        cause = stuck_step(self._handle)
+        cause = self._watcher.verdict()
         if cause is not None:
             self.kill(cause)
         elif self._loop is not None:
-            self._watch = self._loop.call_later(HEARTBEAT_INTERVAL, self._on_watch)
+            self._watch = self._loop.call_later(INTERVAL, self._on_watch)
 
     def _die(self, cause: str) -> None:
         self._detach()
@@ -354,17 +352,6 @@ class AsyncMPClient:
                 call.set_exception(self.dead_error)
         self._calls.clear()
         self._prepares.clear()
-
-
-def stuck_step(handle: CoreHandle) -> str | None:
-    """Why the core counts as stuck; None where it does not. Two looks make a verdict."""
-    limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-    if not handle.heartbeat.is_stuck(limit):
-        return None
-    return (
-        f"a step has been due or running for {handle.heartbeat.seconds_in_step():.0f} s, longer "
-        f"than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit}"
-    )
 
 
 def log_ready(ready: CoreReady) -> None:

@@ -42,6 +42,8 @@ class CoreHandle(ABC):
         self.heartbeat = heartbeat
         # Readable (end of file) once the core has ended.
         self.exit_fd = exit_fd
+        # The process whose use of the processor tells whether a step computes, where one does.
+        self.computing_pid: int | None = None
 
     @abstractmethod
     def kill(self) -> None:

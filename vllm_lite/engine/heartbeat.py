@@ -23,7 +23,6 @@ class Heartbeat:
         self._map = mmap.mmap(fd, SIZE)
         # One aligned 8-byte store: a reader never sees half a stamp.
         self._stamp = memoryview(self._map).cast("q")
-        self._last_seen = 0
 
     @classmethod
     def create(cls) -> Heartbeat:
@@ -48,16 +47,10 @@ class Heartbeat:
         if not self._stamp[0]:
             self.begin_step()
 
-    def seconds_in_step(self) -> float:
-        """How long the step in hand has run; 0 where none does."""
-        stamp = self._stamp[0]
-        return (time.monotonic_ns() - stamp) / 1e9 if stamp else 0.0
-
-    def is_stuck(self, limit: float) -> bool:
-        """Whether two calls in turn found the same step, older than `limit` seconds."""
-        stamp, before = self._stamp[0], self._last_seen
-        self._last_seen = stamp
-        return stamp != 0 and stamp == before and self.seconds_in_step() > limit
+    @property
+    def stamp(self) -> int:
+        """When the step in hand began, in nanoseconds; 0 where none runs."""
+        return self._stamp[0]
 
     def close(self) -> None:
         """Unmap; the other process keeps its own mapping."""

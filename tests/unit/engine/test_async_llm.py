@@ -189,7 +189,7 @@ async def test_waiting_readers_raise_when_the_core_dies() -> None:
 
 async def test_a_stuck_step_kills_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1")
-    monkeypatch.setattr("vllm_lite.engine.core_client.HEARTBEAT_INTERVAL", 0.2)
+    monkeypatch.setattr("vllm_lite.engine.core_client.INTERVAL", 0.2)
     stuck = {"for": 0.0}
     async with async_engine(step=lambda _: time.sleep(stuck["for"])) as (engine, _):
         await text_of(engine, max_tokens=2)

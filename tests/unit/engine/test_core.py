@@ -10,7 +10,6 @@ from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.codec import core_codec, front_end_codec
 from vllm_lite.engine.core import MAX_FAILED_STEPS, EngineCore
-from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import AbortRequests, AddRequests, StepOutputs
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.metrics.stats import SchedulerStats
@@ -148,27 +147,3 @@ def test_messages_survive_the_wire() -> None:
     assert back.decode(front.encode(AbortRequests(["a"]))) == AbortRequests(["a"])
     outputs = StepOutputs([EngineCoreOutput("a", [1], finish_reason="stop")], SchedulerStats(1))
     assert front.decode(back.encode(outputs)) == outputs
-
-
-def test_a_step_is_stuck_when_two_looks_find_the_same_one() -> None:
-    heartbeat = Heartbeat.create()
-    other = Heartbeat(heartbeat.fd)
-    assert not other.is_stuck(0) and other.seconds_in_step() == 0
-    heartbeat.begin_step()
-    assert not other.is_stuck(0)
-    assert other.is_stuck(0) and not other.is_stuck(60)
-    assert 0 < other.seconds_in_step() < 5
-    heartbeat.end_step()
-    assert not other.is_stuck(0)
-
-
-def test_a_step_that_is_due_but_never_begins_is_stuck_too() -> None:
-    heartbeat = Heartbeat.create()
-    other = Heartbeat(heartbeat.fd)
-    other.expect_step()
-    assert not other.is_stuck(0) and other.is_stuck(0)
-    heartbeat.begin_step()
-    other.expect_step()  # adds nothing to a step that runs
-    assert not other.is_stuck(0)
-    heartbeat.end_step()
-    assert not other.is_stuck(0) and other.seconds_in_step() == 0

@@ -1,0 +1,125 @@
+"""A core counts as stuck when it shows no sign of life, not when it is slow or its watcher is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from vllm_lite.engine import watch
+from vllm_lite.engine.core_handle import CoreHandle
+from vllm_lite.engine.heartbeat import Heartbeat
+from vllm_lite.engine.watch import STALL_LIMIT, ProcessSign, Watch, process_sign
+
+
+class _Handle:
+    """What a Watch reads of a core, and what the kernel says of its process."""
+
+    def __init__(self) -> None:
+        self.heartbeat = Heartbeat.create()
+        self.computing_pid: int | None = 1
+        self.sign = ProcessSign("S", 0.0)
+
+
+@pytest.fixture
+def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Handle]:
+    one = _Handle()
+    monkeypatch.setattr(watch, "process_sign", lambda pid: one.sign)
+    clock = {"now": 0.0}
+
+    def monotonic() -> float:
+        clock["now"] += 1.0
+        return clock["now"]
+
+    monkeypatch.setattr(watch.time, "monotonic", monotonic)
+    yield one
+    one.heartbeat.close()
+
+
+def verdicts(handle: _Handle, looks: int, cpu: float = 0.0) -> list[str]:
+    """What so many looks find, while the core uses `cpu` seconds between two of them."""
+    one = Watch(cast("CoreHandle", handle))
+    found = []
+    for _ in range(looks):
+        found.append(one.verdict())
+        handle.sign = handle.sign._replace(cpu=handle.sign.cpu + cpu)
+    return [verdict for verdict in found if verdict]
+
+
+def test_an_idle_core_is_never_stuck(handle: _Handle) -> None:
+    assert not verdicts(handle, 1000)
+
+
+def test_a_step_without_a_sign_of_life_is_stuck_within_seconds(handle: _Handle) -> None:
+    handle.heartbeat.expect_step()
+    assert not verdicts(handle, int(STALL_LIMIT))
+    assert "computes not" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
+
+
+def test_a_stopped_core_is_stuck_even_with_nothing_to_do(handle: _Handle) -> None:
+    handle.sign = ProcessSign("T", 5.0)
+    assert "SIGSTOP" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
+
+
+@pytest.mark.parametrize("state", ["S", "R"])
+def test_a_step_that_computes_has_the_whole_limit(
+    handle: _Handle, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
+    handle.heartbeat.begin_step()
+    handle.sign = ProcessSign(state, 0.0)
+    assert not verdicts(handle, 100, cpu=0.02)
+    assert "TIMEOUT_SECONDS=100" in verdicts(handle, 105, cpu=0.02)[0]
+
+
+def test_waiting_for_a_disk_is_no_stall(handle: _Handle) -> None:
+    handle.heartbeat.begin_step()
+    handle.sign = ProcessSign("D", 0.0)
+    assert not verdicts(handle, 100)
+
+
+def test_steps_that_follow_each_other_are_no_step(handle: _Handle) -> None:
+    one = Watch(cast("CoreHandle", handle))
+    for _ in range(500):
+        handle.heartbeat.begin_step()
+        time.sleep(0.0001)
+        assert one.verdict() is None
+    handle.heartbeat.end_step()
+    handle.heartbeat.expect_step()
+    before = handle.heartbeat.stamp
+    handle.heartbeat.expect_step()  # adds nothing to a step that runs
+    assert handle.heartbeat.stamp == before
+
+
+def test_time_that_nobody_watched_does_not_count(
+    handle: _Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes of a container that was frozen wake up well."""
+    handle.heartbeat.begin_step()
+    one = Watch(cast("CoreHandle", handle))
+    assert one.verdict() is None and one.verdict() is None
+    monkeypatch.setattr(watch.time, "monotonic", lambda: 1e9)
+    assert one.verdict() is None
+
+
+def test_the_kernels_word_is_read_right() -> None:
+    name = "import os, time; open('/proc/self/comm', 'w').write('a) T (b'); print(flush=True); "
+    command = [sys.executable, "-c", name + "\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.3)
+        first = process_sign(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        last = process_sign(child.pid)
+        child.kill()
+    assert first is not None and last is not None
+    assert first.state == "R" and last.state == "T" and last.cpu >= first.cpu > 0
+    assert process_sign(2**22 + 5) is None
