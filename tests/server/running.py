@@ -23,6 +23,7 @@ class Running:
     def __init__(self, client: FakeEngineClient, timeout: float, options: dict[str, Any]) -> None:
         config = ServerConfig(host="127.0.0.1", port=0, **options)
         app = build_app(client, config)
+        self.app = app
         self.listener = Listener(config)
         self.server = http_server(app, config, self.listener.tls, client.config.logging)
         generations = app.state.context.generations

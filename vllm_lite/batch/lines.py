@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from vllm_lite.server.body import MAX_BODY_BYTES
+from vllm_lite.server.body_meter import MAX_BODY_BYTES
 
 # A line holds a body and a few short fields around it.
 MAX_LINE_BYTES = MAX_BODY_BYTES + (1 << 20)

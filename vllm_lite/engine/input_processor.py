@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 
@@ -100,6 +100,7 @@ class InputProcessor:
         self.config = config
         self._tokenizer = tokenizer
         self._vocab_size = config.facts.vocab_size
+        self._ids_type = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         eos = set(config.facts.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
@@ -179,7 +180,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             return prompt, self._tokenize(prompt, params), None
         if isinstance(prompt, list):
-            return None, self._checked_ids(prompt), None
+            return None, self._checked_ids(prompt, params), None
         if not isinstance(prompt, dict):
             raise RequestError(
                 "a prompt is text, a list of token ids, or a dict with prompt or "
@@ -191,7 +192,7 @@ class InputProcessor:
             raise RequestError("the value of prompt must be text", "prompt")
         token_ids = prompt.get("prompt_token_ids")
         if token_ids is not None:
-            return text, self._checked_ids(token_ids), salt
+            return text, self._checked_ids(token_ids, params), salt
         if text is None:
             raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
         return text, self._tokenize(text, params), salt
@@ -212,18 +213,24 @@ class InputProcessor:
             )
         return self._tokenizer.encode(text)
 
-    def _checked_ids(self, token_ids: Sequence[object]) -> list[int]:
+    def _checked_ids(self, token_ids: Sequence[object], params: SamplingParams) -> list[int]:
         if not isinstance(token_ids, list):
             raise RequestError("prompt token ids must be a list of integers", "prompt")
-        for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
-                raise RequestError(
-                    f"token id {token_id!r:.40} of the prompt is not in the vocabulary, which "
-                    f"has ids 0 to {self._vocab_size - 1}",
-                    "prompt",
-                )
-        # A copy: the caller may change its list while the request waits.
-        return cast("list[int]", token_ids.copy())
+        if params.truncate_prompt_tokens is None:
+            # A list that is too long is not even looked at.
+            self._check_length(token_ids)
+        try:
+            # A copy: the caller may change its list while the request waits.
+            return cast("list[int]", msgspec.convert(token_ids, self._ids_type))
+        except msgspec.ValidationError:
+            bad = next(i for i in token_ids if type(i) is not int or not 0 <= i < self._vocab_size)
+        except UnicodeEncodeError:
+            bad = next(i for i in token_ids if isinstance(i, str))
+        raise RequestError(
+            f"token id {bad!r:.40} of the prompt is not in the vocabulary, which has ids 0 to "
+            f"{self._vocab_size - 1}",
+            "prompt",
+        )
 
     def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         """Keep the part of the prompt that truncate_prompt_tokens and truncation_side ask for."""
@@ -239,7 +246,7 @@ class InputProcessor:
         count = longest - 1 if keep == -1 else keep
         return token_ids[:count] if params.truncation_side == "right" else token_ids[-count:]
 
-    def _check_length(self, token_ids: list[int]) -> None:
+    def _check_length(self, token_ids: Sequence[object]) -> None:
         longest = self.config.model.max_model_len
         if not token_ids:
             raise RequestError("the prompt is empty", "prompt")
@@ -324,11 +331,12 @@ class InputProcessor:
                 "stop strings need a tokenizer, which --skip-tokenizer-init left out", "stop"
             )
 
-    def _check_in_vocab(self, name: str, token_ids: Iterable[int] | None) -> None:
-        unknown = [i for i in token_ids or () if not 0 <= i < self._vocab_size]
-        if unknown:
-            raise RequestError(
-                f"{name} holds token ids that are not in the vocabulary of {self._vocab_size}: "
-                f"{listed(unknown)}",
-                name,
-            )
+    def _check_in_vocab(self, name: str, token_ids: Collection[int] | None) -> None:
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            return
+        unknown = [i for i in token_ids if not 0 <= i < self._vocab_size]
+        raise RequestError(
+            f"{name} holds token ids that are not in the vocabulary of {self._vocab_size}: "
+            f"{listed(unknown)}",
+            name,
+        )

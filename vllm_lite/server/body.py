@@ -5,6 +5,8 @@ Knows no particular request. Invariant: what comes out holds finite numbers only
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import math
 import re
@@ -17,18 +19,24 @@ from starlette.requests import Request
 
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
-from vllm_lite.server.errors import BodyTooLargeError
+from vllm_lite.server.body_meter import BodyMeter
 from vllm_lite.server.origin import note_user
 
 logger = init_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_BODY_BYTES = 64 << 20
+_LONG_PART = 1 << 15
+# Longer bodies that cannot be decoded are not read again to say where it is.
+_MAX_EXPLAINED = 1 << 18
+# Entries of a list or object of a field that is no prompt.
+MAX_ENTRIES = 1 << 14
 _MAX_WARNED = 256
 _MAX_NAMED = 8
 _MAX_REPORTED = 5
 _warned: set[str] = set()
+# What may have an entry for each token of a vocabulary or a context.
+_TOKEN_FIELDS = frozenset({"prompt", "tokens", "allowed_token_ids"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -37,13 +45,18 @@ async def read_json(request: Request) -> dict[str, Any]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("Send the body as JSON, with the header Content-Type: application/json")
-    parts, size = [], 0
+    parts, meter = [], BodyMeter(request.app.state.context.max_model_len)
     async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"The body is larger than {MAX_BODY_BYTES} bytes")
+        meter.feed(part)
         parts.append(part)
-    value = decode_json(b"".join(parts))
+        if len(part) > _LONG_PART:
+            await asyncio.sleep(0)
+    raw = b"".join(parts)
+    parts.clear()
+    value = decode_json(raw)
+    if len(raw) > _LONG_PART:
+        # What is made of a large body takes a turn of its own.
+        await asyncio.sleep(0)
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object")
     note_user(value.get("user"))
@@ -53,15 +66,21 @@ async def read_json(request: Request) -> dict[str, Any]:
 def decode_json(raw: bytes) -> Any:
     """Decode strict JSON; raises RequestError, naming the field that holds NaN or Infinity."""
     try:
+        # What comes of it has no cycles to look for.
+        gc.disable()
         return msgspec.json.decode(raw)
     except RecursionError:
         raise RequestError("The body is nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _json_error(raw, str(error)) from None
+    finally:
+        gc.enable()
 
 
 def _json_error(raw: bytes, reason: str) -> RequestError:
     """Why strict decoding failed, told by Python's lenient decoder where that knows more."""
+    if len(raw) > _MAX_EXPLAINED:
+        return RequestError(f"The body is not valid JSON: {reason}")
     if not raw.strip():
         return RequestError("The body is empty; send a JSON object")
     try:
@@ -116,12 +135,34 @@ def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozen
     Unknown fields are dropped, with a log line for those not met before; those in `ignored`
     without.
     """
+    _check_sizes(model, body)
     try:
         checked = model.model_validate(body)
     except ValidationError as error:
         raise _schema_error(error) from None
     warn_unknown(body.keys() - model.model_fields.keys() - ignored)
     return checked
+
+
+def _check_sizes(model: type[BaseModel], body: dict[str, Any]) -> None:
+    """Refuse long lists and objects before a model looks at each entry, and complains of it."""
+    for name in body.keys() & model.model_fields.keys():
+        value = body[name]
+        if not isinstance(value, list | dict) or len(value) <= MAX_ENTRIES:
+            continue
+        if not (name in _TOKEN_FIELDS and isinstance(value, list) and are_tokens(value)):
+            raise RequestError(
+                f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}", name
+            )
+
+
+def are_tokens(values: list[Any]) -> bool:
+    """Whether `values` are whole numbers and nothing else; True where there are none."""
+    try:
+        msgspec.convert(values, list[int])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def warn_unknown(names: set[str]) -> None:

@@ -24,6 +24,7 @@ from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations
+from vllm_lite.server.large_replies import LargeReplies
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
 from vllm_lite.server.template_pool import TemplatePool
@@ -68,6 +69,7 @@ class ServingContext:
         self.chat_template = load_chat_template(server_config.chat_template)
         self.fingerprint = _fingerprint(client, server_config)
         self.started = int(time.time())
+        self.large_replies = LargeReplies()
         self._tokenizer = _tokenizer_of(client)
         self._templates = TemplatePool()
 

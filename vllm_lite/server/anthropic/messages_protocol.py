@@ -42,7 +42,7 @@ _SAME = (
 )
 MIN_THINKING_BUDGET = 1024
 
-Blocks = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+Blocks = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class Message(BaseModel):
@@ -102,11 +102,11 @@ class CountTokensRequest(BaseModel):
 
     model: Annotated[str, Field(min_length=1)]
     """One of the served names."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     """Turns of text or of blocks: text, thinking, tool_use, tool_result."""
     system: str | Blocks | None = None
     """A system message before them."""
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the client runs."""
     tool_choice: ToolChoice | None = None
     """auto, any, none, or a tool by name."""
@@ -175,7 +175,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     """Most tokens to generate."""
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     """Up to four texts that end the message before them."""
     stream: bool | None = None
     temperature: float | None = None

@@ -30,14 +30,14 @@ from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 
 MAX_CONVERSATIONS = 1024
 
-Conversation = Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+Conversation = Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ChatBatchRequest(ChatCompletionRequest):
     """POST /v1/chat/completions/batch: as chat's, but for its messages."""
 
     messages: Annotated[  # type: ignore[assignment]
-        list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS)
+        list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS, fail_fast=True)
     ]
 
     def check_batch(self) -> None:
@@ -92,7 +92,7 @@ class ChatBatchService:
             await ChatReply(context, body, ready, request_id).payload(output)
             for body, ready, output in zip(singles, prepared, outputs, strict=True)
         ]
-        return Response(msgspec.json.encode(_merged(replies)), media_type="application/json")
+        return context.large_replies.response(msgspec.json.encode(_merged(replies)))
 
     async def _prepare(self, singles: list[ChatCompletionRequest]) -> list[PreparedChat]:
         prepared = []

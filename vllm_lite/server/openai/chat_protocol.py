@@ -32,11 +32,15 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinki
 class TemplateFields(SamplingFields):
     """What decides how messages become a prompt."""
 
-    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     """The conversation. Content is text, or a list of text parts."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
     """Functions that the model may call, each with a JSON schema."""
-    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    documents: (
+        Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None
+    ) = None
     """Documents, for templates that show them."""
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
     """Jinja, in place of the model's own; needs --trust-request-chat-template."""
@@ -95,7 +99,7 @@ class ChatCompletionRequest(TemplateFields):
     """False leaves reasoning out, and the tokens and logprobs that would show it."""
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     """none to max, for templates that know it; sets enable_thinking too."""
-    modalities: Annotated[list[str], Field(max_length=8)] | None = None
+    modalities: Annotated[list[str], Field(max_length=8, fail_fast=True)] | None = None
     """Only text."""
     return_prompt_text: bool | None = None
     """Give the text that the template made."""

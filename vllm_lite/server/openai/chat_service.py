@@ -129,9 +129,8 @@ class ChatReply:
             (output,) = await run_while_connected(request.receive, generation.last_outputs())
         finally:
             await generation.close()
-        return Response(
-            msgspec.json.encode(await self.payload(output)), media_type="application/json"
-        )
+        payload = await self.payload(output)
+        return self._context.large_replies.response(msgspec.json.encode(payload))
 
     async def payload(self, output: RequestOutput) -> dict[str, Any]:
         """The reply that the finished `output` makes, with every key."""

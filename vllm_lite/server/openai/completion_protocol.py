@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_lite.errors import RequestError
+from vllm_lite.server.body import are_tokens
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
 
@@ -52,6 +53,10 @@ class CompletionRequest(SamplingFields):
             given = [given]
             paths = ["prompt"]
         elif isinstance(given, list):
+            if len(given) > MAX_PROMPTS:
+                raise RequestError(
+                    f"prompt must have at most {MAX_PROMPTS} entries, got {len(given)}", "prompt"
+                )
             paths = [f"prompt.{index}" for index in range(len(given))]
         else:
             raise RequestError(
@@ -61,17 +66,13 @@ class CompletionRequest(SamplingFields):
             )
         if not given:
             raise RequestError("prompt must not be empty", "prompt")
-        if len(given) > MAX_PROMPTS:
-            raise RequestError(
-                f"prompt must have at most {MAX_PROMPTS} entries, got {len(given)}", "prompt"
-            )
         for path, one in zip(paths, given, strict=True):
             _check_prompt(path, one)
         return given
 
 
 def _is_ids(given: list[Any]) -> bool:
-    return bool(given) and all(type(item) is int for item in given)
+    return bool(given) and are_tokens(given)
 
 
 def _check_prompt(path: str, prompt: object) -> None:

@@ -197,7 +197,7 @@ class _CompletionReply:
             "ec_transfer_params": None,
             "metrics": timings,
         }
-        return Response(msgspec.json.encode(payload), media_type="application/json")
+        return self._context.large_replies.response(msgspec.json.encode(payload))
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -13,6 +13,7 @@ from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.chat_protocol import MAX_TOOLS
 from vllm_lite.server.openai.responses_input import MAX_ITEMS
+from vllm_lite.server.openai.sampling_protocol import Bias, TokenIds, Words
 
 MAX_METADATA = 16
 MAX_ID = 256
@@ -96,7 +97,7 @@ class TextConfig(BaseModel):
     verbosity: Annotated[str, Field(max_length=64)] | None = None
 
 
-Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
+Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
@@ -135,7 +136,7 @@ class ResponsesRequest(BaseModel):
     store: bool | None = None
     """Keep the response for GET and for previous_response_id; true unless it is said."""
     stream: bool | None = None
-    include: Annotated[list[Extra], Field(max_length=16)] | None = None
+    include: Annotated[list[Extra], Field(max_length=16, fail_fast=True)] | None = None
     """message.output_text.logprobs shows log-probabilities; the rest is OpenAI's tools'."""
     max_output_tokens: int | None = None
     """Most tokens to generate; the rest of the context unless it is said."""
@@ -146,7 +147,9 @@ class ResponsesRequest(BaseModel):
     """How much to reason; there are no summaries."""
     text: TextConfig | None = None
     """The format: text, json_object or json_schema."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """Whether an input that is too long loses its beginning (auto) or is refused."""
@@ -167,13 +170,13 @@ class ResponsesRequest(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Words | None = None
+    stop_token_ids: TokenIds | None = None
     min_tokens: int | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Words | None = None
+    allowed_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -184,7 +187,7 @@ class ResponsesRequest(BaseModel):
     repetition_detection: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None

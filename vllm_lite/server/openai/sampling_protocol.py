@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from vllm_lite.config.server import ServerConfig
@@ -102,6 +102,14 @@ def _no_text(value: object) -> object:
 
 # vLLM takes the text of a number for one, but not here.
 Count = Annotated[int, BeforeValidator(_no_text)]
+# One wrong entry is told of, however many there are.
+Words = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+# Token ids to numbers; checked with the other parameters.
+Bias = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
 
 
 class StreamOptions(BaseModel):
@@ -155,15 +163,15 @@ class SamplingFields(BaseModel):
     """Above 1, tokens of the prompt and the text become less likely."""
     seed: int | None = None
     """Makes the choices repeatable, whatever runs beside them; -1: none."""
-    stop: str | list[str] | None = None
+    stop: str | Words | None = None
     """A text, or up to four, that end a choice before them."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     """Tokens that end a choice."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     """Token id to what is added to its logit, from -100 to 100."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     """The only tokens that may be drawn."""
-    bad_words: list[str] | None = None
+    bad_words: Words | None = None
     """Words that may not be written."""
     max_tokens: int | None = None
     """Most tokens to generate. Chat: the rest of the context; completions: 16."""
@@ -183,7 +191,7 @@ class SamplingFields(BaseModel):
     """Keep so many tokens of the prompt; -1: as many as fit."""
     truncation_side: Literal["left", "right"] | None = None
     """Which side is cut off; left."""
-    logprob_token_ids: list[int] | None = None
+    logprob_token_ids: TokenIds | None = None
     """Up to 128 tokens to report in place of the likeliest ones."""
     repetition_detection: RepetitionDetection | None = None
     """When repeats end a text, with the finish_reason repetition."""

@@ -40,5 +40,7 @@ class DetokenizeRequest(BaseModel):
 
     model: str | None = None
     """One of the served names; without it, the model that is served."""
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS, fail_fast=True)
+    ]
     """Token ids."""

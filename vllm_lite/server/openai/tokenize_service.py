@@ -20,6 +20,9 @@ from vllm_lite.server.openai.tokenize_protocol import (
     TokenizeRequest,
 )
 
+# Characters below which a text makes no large answer.
+_LONG_TEXT = 1 << 14
+
 
 class TokenizeService:
     """Text, or messages, to tokens and back."""
@@ -30,6 +33,28 @@ class TokenizeService:
     async def tokenize(self, request: Request) -> Response:
         """Tokenize a prompt or a conversation."""
         raw = await read_json(request)
+        text = raw.get("prompt")
+        if isinstance(text, str) and len(text) < _LONG_TEXT and "messages" not in raw:
+            return self._context.large_replies.response(await self._tokenized(raw))
+        async with self._context.large_replies.making():
+            return self._context.large_replies.response(await self._tokenized(raw))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Give the text of tokens."""
+        body = parse(DetokenizeRequest, await read_json(request))
+        self._context.check_model(body.model)
+        limit = self._context.vocab_size
+        if body.tokens and (largest := max(body.tokens)) >= limit:
+            index = body.tokens.index(largest)
+            raise RequestError(
+                f"tokens.{index} is {largest}, which is not in the vocabulary of {limit}",
+                f"tokens.{index}",
+            )
+        async with self._context.large_replies.making():
+            text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
+            return self._context.large_replies.response(msgspec.json.encode({"prompt": text}))
+
+    async def _tokenized(self, raw: dict[str, Any]) -> bytes:
         if "messages" in raw:
             token_ids, with_strings = await self._tokenize_chat(raw)
         else:
@@ -38,7 +63,7 @@ class TokenizeService:
         if with_strings:
             spell = self._context.tokenizer.convert_ids_to_tokens
             strings = await asyncio.to_thread(spell, token_ids)
-        return _json(
+        return msgspec.json.encode(
             {
                 "count": len(token_ids),
                 "max_model_len": self._context.max_model_len,
@@ -46,20 +71,6 @@ class TokenizeService:
                 "token_strs": strings,
             }
         )
-
-    async def detokenize(self, request: Request) -> Response:
-        """Give the text of tokens."""
-        body = parse(DetokenizeRequest, await read_json(request))
-        self._context.check_model(body.model)
-        limit = self._context.vocab_size
-        for index, token_id in enumerate(body.tokens):
-            if token_id >= limit:
-                raise RequestError(
-                    f"tokens.{index} is {token_id}, which is not in the vocabulary of {limit}",
-                    f"tokens.{index}",
-                )
-        text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
-        return _json({"prompt": text})
 
     async def _tokenize_text(self, raw: dict[str, Any]) -> tuple[list[int], bool]:
         body = parse(TokenizeRequest, raw, CHAT_HARMLESS)
@@ -77,7 +88,3 @@ class TokenizeService:
         )
         prompt = await render_prompt(self._context, body, body.chat_template_kwargs)
         return prompt["prompt_token_ids"], body.return_token_strs
-
-
-def _json(payload: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

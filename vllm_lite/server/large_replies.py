@@ -1,0 +1,90 @@
+"""Answers that take megabytes: how many may be made and read at a time.
+
+Knows no route. Invariant: what all of them hold is bounded, however slowly clients read, and goes
+back to the system when they are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vllm_lite.errors import QueueFullError
+
+LARGE = 1 << 20
+# Bytes of large answers that clients have not read yet.
+MAX_UNREAD = 64 << 20
+_PIECE = 1 << 16
+
+
+class LargeReplies:
+    """The large answers of one process."""
+
+    def __init__(self) -> None:
+        self.unread = 0
+        # Objects take many times the bytes that they become: one answer is made at a time.
+        self._making = asyncio.Semaphore(1)
+        try:
+            self._trim = ctypes.CDLL(None).malloc_trim
+        except (OSError, AttributeError):
+            self._trim = lambda padding: 0  # a C library that gives memory back by itself
+
+    @asynccontextmanager
+    async def making(self) -> AsyncIterator[None]:
+        """Around what may make a large answer; waits for its turn. Raises QueueFullError."""
+        self._check_room()
+        async with self._making:
+            self._check_room()
+            yield
+
+    def _check_room(self) -> None:
+        if self.unread >= MAX_UNREAD:
+            raise QueueFullError(
+                f"Answers of {self.unread} bytes wait to be read by their clients; read them, or "
+                "ask again later"
+            )
+
+    def response(self, body: bytes) -> Response:
+        """A JSON answer; a large one counts until it was sent."""
+        if len(body) < LARGE:
+            return Response(body, media_type="application/json")
+        return _LargeResponse(body, self)
+
+    def begin(self, size: int) -> None:
+        """A client begins to read an answer of `size` bytes."""
+        self.unread += size
+
+    def end(self, size: int) -> None:
+        """It has gone, whether it read all or not."""
+        self.unread -= size
+        self._trim(0)
+
+
+class _LargeResponse(Response):
+    """Sent in pieces: each waits until the client has read those before it."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, replies: LargeReplies) -> None:
+        super().__init__(body)
+        self._replies = replies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, self.body = self.body, b""
+        size = len(body)
+        self._replies.begin(size)
+        try:
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            for start in range(0, size, _PIECE):
+                piece = body[start : start + _PIECE]
+                is_last = start + _PIECE >= size
+                await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        finally:
+            del body
+            self._replies.end(size)
