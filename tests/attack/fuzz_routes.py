@@ -146,6 +146,8 @@ class Report:
     def count(self, status: str, told: Callable[[], str]) -> None:
         """One answer."""
         self.statuses[status] += 1
+        if (total := self.statuses.total()) % 1000 == 0:
+            print(f"{total} answers, {self.aborts} left early", file=sys.stderr, flush=True)
         if (status.startswith("5") or status == "none") and len(self.faults) < 20:
             self.faults.append(f"{status} {told()}"[:600])
 
@@ -193,9 +195,9 @@ async def one_abort(client: httpx.AsyncClient, rng: random.Random, report: Repor
     """A request whose client leaves: before the answer, in the prompt, or in mid-stream."""
     path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
     name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    body = {**GOOD[path], name: 400, "ignore_eos": True, "stream": rng.random() < 0.7}
+    body = {**GOOD[path], name: 90, "ignore_eos": True, "stream": rng.random() < 0.7}
     if path == "/v1/completions" and rng.random() < 0.5:
-        body |= {"n": 2, "temperature": 1.0, "prompt": "word " * rng.choice((1, 300, 1500))}
+        body |= {"n": 2, "temperature": 1.0, "prompt": "word " * rng.choice((1, 100, 400))}
 
     async def read() -> None:
         num_parts = rng.randrange(12)
@@ -293,7 +295,7 @@ def main() -> int:
     counts = (arguments.requests, arguments.aborts, arguments.soak_minutes)
     began = time.monotonic()
     flags = ("--served-model-name", "demo", "--max-num-seqs", "16", "--disable-uvicorn-access-log")
-    with ServerProcess(*flags, "--max-model-len", "2048", model=arguments.model) as server:
+    with ServerProcess(*flags, "--max-model-len", "512", model=arguments.model) as server:
         report = asyncio.run(attack(server.url, server.process.pid, arguments.seed, counts))
         held = server.process.poll() is None
         tail = "" if held else server.log()[-2000:]

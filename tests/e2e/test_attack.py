@@ -7,11 +7,11 @@ import asyncio
 from tests.attack.fuzz_routes import attack
 from tests.e2e.server_process import ServerProcess
 
-FLAGS = ("--served-model-name", "demo", "--max-num-seqs", "16", "--max-model-len", "2048")
+FLAGS = ("--served-model-name", "demo", "--max-num-seqs", "16", "--max-model-len", "512")
 
 
 def test_no_request_and_no_leaving_client_is_the_servers_fault() -> None:
-    with ServerProcess(*FLAGS, "--num-gpu-blocks-override", "600") as server:
+    with ServerProcess(*FLAGS, "--num-gpu-blocks-override", "300") as server:
         report = asyncio.run(attack(server.url, server.process.pid, 20261122, (300, 40, 0.0)))
         assert server.process.poll() is None, server.log()[-2000:]
     assert not report.faults

@@ -216,7 +216,7 @@ async def test_every_field_has_a_bound(fields: dict[str, Any]) -> None:
     begun = time.monotonic()
     client = FakeEngineClient()
     answer = await post(COMPLETIONS, {"prompt": "hi", **fields}, client)
-    assert answer.status_code == 400, answer.text[:300]
+    assert answer.status_code in (400, 413), answer.text[:300]
     assert len(answer.text) < 2000, "an error must not send the attack back"
     assert time.monotonic() - begun < 20
     assert not client.seen
