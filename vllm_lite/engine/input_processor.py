@@ -11,7 +11,7 @@ import contextlib
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -221,7 +221,7 @@ class InputProcessor:
             self._check_length(token_ids)
         try:
             # A copy: the caller may change its list while the request waits.
-            return cast("list[int]", msgspec.convert(token_ids, self._ids_type))
+            return msgspec.convert(token_ids, self._ids_type)
         except msgspec.ValidationError:
             bad = next(i for i in token_ids if type(i) is not int or not 0 <= i < self._vocab_size)
         except UnicodeEncodeError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -29,10 +30,8 @@ class LargeReplies:
         self.unread = 0
         # Objects take many times the bytes that they become: one answer is made at a time.
         self._making = asyncio.Semaphore(1)
-        try:
-            self._trim = ctypes.CDLL(None).malloc_trim
-        except (OSError, AttributeError):
-            self._trim = lambda padding: 0  # a C library that gives memory back by itself
+        # A C library without it gives memory back by itself.
+        self._trim: Callable[[int], Any] = getattr(ctypes.CDLL(None), "malloc_trim", int)
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
