@@ -84,10 +84,12 @@ class PythonicTools:
             return
         key = yield from _keyword(source)
         calls.begin(name)
-        comma = "{"
+        seen: set[str] = set()
         while True:
-            calls.put(f'{comma}"{quoted(key)}": ')
-            comma = ", "
+            if key in seen:
+                raise Malformed  # nothing says which of the two is meant
+            calls.put(f'{", " if seen else "{"}"{quoted(key)}": ')
+            seen.add(key)
             yield from read_value(source, self.dialect, calls.put)
             yield from source.skip_space()
             has_comma = yield from source.try_literal(",")
