@@ -131,6 +131,8 @@ def render(document: dict[str, Any]) -> str:
             schema = content.get("application/json", {}).get("schema")
             if schema is not None:
                 model = resolved(schema, document)
+                if model.get("properties") in bodies.values():
+                    continue
                 bodies[path] = model.get("properties", {})
                 required[path] = set(model.get("required", ()))
     chat, completion = bodies["/v1/chat/completions"], bodies["/v1/completions"]
@@ -170,6 +172,9 @@ def section(
 
 def resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """What a reference stands for."""
+    if "anyOf" in schema:
+        # Of several bodies the first is the plainest.
+        return resolved(schema["anyOf"][0], document)
     if "$ref" not in schema:
         return schema
     found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].split("/")[-1]]

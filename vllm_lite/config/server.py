@@ -198,8 +198,8 @@ class ServerConfig(ReplyConfig):
     enable_offline_docs: bool = option(
         False,
         "Serve docs pages that load nothing from elsewhere.",
-        level="absent",
-        remedy="read /openapi.json with a viewer of your own",
+        level="idle",
+        why="/docs and /redoc never load anything from elsewhere",
     )
     enable_flash_late_interaction: bool = option(
         True,

@@ -46,14 +46,20 @@ from vllm_lite.server.openai.invocations_service import InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.responses_protocol import ResponsesRequest
 from vllm_lite.server.openai.responses_service import ResponsesService
-from vllm_lite.server.openai.tokenize_protocol import DetokenizeRequest, TokenizeRequest
+from vllm_lite.server.openai.tokenize_protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
 from vllm_lite.server.openai.tokenize_service import TokenizeService
 from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
-from vllm_lite.server.openapi import openapi_document
+from vllm_lite.server.openapi import Described, openapi_document
 from vllm_lite.server.peers import NoPeers, Peers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+# Whole, or as events where the request asks for a stream.
+_STREAMED = ("application/json", "text/event-stream")
 # What a client that has left would have been told; nobody reads it.
 _CLIENT_CLOSED_REQUEST = 499
 
@@ -65,12 +71,20 @@ class Route:
     method: str
     path: str
     endpoint: Endpoint
-    body: type[BaseModel] | None = None
+    # One or more models of which the body is one.
+    body: type[BaseModel] | tuple[type[BaseModel], ...] = ()
+    # Of what a successful reply holds.
+    media: tuple[str, ...] = ("application/json",)
     is_open: bool = False
     # Its replies tell of the load where they are asked to.
     tells_load: bool = False
     # How the route tells of a failure.
     refuse: Callable[[Failure], Response] = Failure.response
+
+    def described(self) -> Described:
+        """The route as the OpenAPI document tells of it."""
+        bodies = self.body if isinstance(self.body, tuple) else (self.body,)
+        return Described(self.method, self.path, bodies, self.media)
 
 
 def build_app(
@@ -118,23 +132,44 @@ def _routes(context: ServingContext) -> list[Route]:
     batch = ChatBatchService(context)
     responses, messages = ResponsesService(context), MessagesService(context)
     table = [
-        Route("GET", "/health", health.health, is_open=True),
-        Route("GET", "/ping", health.health, is_open=True),
-        Route("POST", "/ping", health.health, is_open=True),
+        Route("GET", "/health", health.health, media=(), is_open=True),
+        Route("GET", "/ping", health.health, media=(), is_open=True),
+        Route("POST", "/ping", health.health, media=(), is_open=True),
         Route("GET", "/version", health.version, is_open=True),
-        Route("GET", "/metrics", health.metrics, is_open=True),
+        Route("GET", "/metrics", health.metrics, media=("text/plain",), is_open=True),
         Route("GET", "/load", health.load),
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
-        Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, tells_load=True),
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            chat.create,
+            ChatCompletionRequest,
+            _STREAMED,
+            tells_load=True,
+        ),
         Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
-        Route("POST", "/v1/completions", completion.create, CompletionRequest, tells_load=True),
-        Route("POST", "/v1/responses", responses.create, ResponsesRequest),
-        Route("GET", "/v1/responses/{response_id}", responses.retrieve),
+        Route(
+            "POST",
+            "/v1/completions",
+            completion.create,
+            CompletionRequest,
+            _STREAMED,
+            tells_load=True,
+        ),
+        Route("POST", "/v1/responses", responses.create, ResponsesRequest, _STREAMED),
+        Route("GET", "/v1/responses/{response_id}", responses.retrieve, media=_STREAMED),
         Route("DELETE", "/v1/responses/{response_id}", responses.delete),
         Route("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
-        Route("POST", "/v1/messages", messages.create, MessagesRequest, refuse=error_response),
+        Route(
+            "POST",
+            "/v1/messages",
+            messages.create,
+            MessagesRequest,
+            _STREAMED,
+            refuse=error_response,
+        ),
         Route(
             "POST",
             "/v1/messages/count_tokens",
@@ -142,9 +177,16 @@ def _routes(context: ServingContext) -> list[Route]:
             CountTokensRequest,
             refuse=error_response,
         ),
-        Route("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
+        Route("POST", "/tokenize", tokens.tokenize, (TokenizeRequest, TokenizeChatRequest)),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
-        Route("POST", "/invocations", InvocationsService(chat, completion).create, tells_load=True),
+        Route(
+            "POST",
+            "/invocations",
+            InvocationsService(chat, completion).create,
+            (ChatCompletionRequest, CompletionRequest),
+            _STREAMED,
+            tells_load=True,
+        ),
     ]
     if context.server_config.enable_tokenizer_info_endpoint:
         table.append(Route("GET", "/tokenizer_info", TokenizerInfoService(context).describe))
@@ -166,9 +208,9 @@ def _dev_routes(context: ServingContext) -> list[Route]:
 def _document_routes(documents: DocumentService) -> list[Route]:
     return [
         Route("GET", "/openapi.json", documents.schema),
-        Route("GET", "/docs", documents.swagger),
-        Route("GET", "/docs/{name}", documents.asset),
-        Route("GET", "/redoc", documents.redoc),
+        Route("GET", "/docs", documents.swagger, media=("text/html",)),
+        Route("GET", "/docs/{name}", documents.asset, media=("*/*",)),
+        Route("GET", "/redoc", documents.redoc, media=("text/html",)),
     ]
 
 
@@ -233,8 +275,7 @@ def _describe(app: FastAPI, table: list[Route]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            bodies = [(r.method, r.path, r.body) for r in table if r.body is not None]
-            app.openapi_schema = openapi_document(app, bodies)
+            app.openapi_schema = openapi_document(app, [route.described() for route in table])
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,13 +1,13 @@
 """The OpenAPI document: routes, the bodies that endpoints read by themselves, and the one error.
 
-Knows a route by its method, path and body model. Invariant: every reference in it resolves.
+Knows a route by what is Described of it. Invariant: every reference in it resolves.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -16,6 +16,11 @@ from pydantic.json_schema import models_json_schema
 
 _REFERENCE = "#/components/schemas/{model}"
 _PARAMETER = re.compile(r"{(\w+)}")
+_REPLIES = {
+    "text/event-stream": {"type": "string"},
+    "text/html": {"type": "string"},
+    "text/plain": {"type": "string"},
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -34,31 +39,52 @@ _ERROR = {
 }
 
 
-def openapi_document(
-    app: FastAPI, bodies: Sequence[tuple[str, str, type[BaseModel]]]
-) -> dict[str, Any]:
-    """The document of `app`; `bodies` are method, path and model of the routes that have one."""
+class Described(NamedTuple):
+    """What an operation takes and gives."""
+
+    method: str
+    path: str
+    # Models of which the body is one; empty where there is no body.
+    bodies: Sequence[type[BaseModel]]
+    # Types of what a successful reply holds; empty where that is nothing.
+    media: Sequence[str]
+
+
+def openapi_document(app: FastAPI, operations: Sequence[Described]) -> dict[str, Any]:
+    """The document of `app`, whose routes are `operations`."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models = [(model, "validation") for _, _, model in bodies]
+    models = [(model, "validation") for one in operations for model in one.bodies]
     references, found = models_json_schema(
         list(dict.fromkeys(models)),  # type: ignore[arg-type]
         ref_template=_REFERENCE,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {**found.get("$defs", {}), "ErrorResponse": _ERROR}
-    for method, path, model in bodies:
-        document["paths"][_plain(path)][method.lower()]["requestBody"] = {
-            "content": {"application/json": {"schema": references[model, "validation"]}},
-            "required": True,
-        }
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            _complete(path, operation)
+    for one in operations:
+        path = _plain(one.path)
+        operation = document["paths"][path][one.method.lower()]
+        known = [references[model, "validation"] for model in one.bodies]
+        _complete(operation, path, known, one.media)
     return document
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Add the parameters that a path names, and how every route tells of a failure."""
+def _complete(
+    operation: dict[str, Any],
+    path: str,
+    bodies: Sequence[dict[str, Any]],
+    media: Sequence[str],
+) -> None:
+    """Add a path's parameters, the body, the reply and how every route tells of a failure."""
+    if bodies:
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
+        operation["requestBody"] = {
+            "content": {"application/json": {"schema": schema}},
+            "required": True,
+        }
+    reply = operation["responses"]["200"]
+    reply.pop("content", None)
+    if media:
+        reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in media}
     names = _PARAMETER.findall(path)
     if names:
         operation["parameters"] = [

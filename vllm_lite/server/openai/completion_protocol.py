@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import are_tokens
@@ -10,6 +12,12 @@ from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
 
 MAX_PROMPTS = 1024
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_EITHER = {"anyOf": [_TEXT, _IDS]}
+_MANY = {"type": "array", "items": _EITHER, "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {"anyOf": [_TEXT, _IDS, _MANY]}
 
 COMPLETION_HARMLESS = HARMLESS
 COMPLETION_LATER = {
@@ -21,8 +29,8 @@ COMPLETION_LATER = {
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    # str | list[str] | list[int] | list[list[int]]; read by `prompts`, whose errors are clearer.
-    prompt: Any = None
+    # Read by `prompts`, whose errors are clearer than those of a union.
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A text, token ids, or a list of either; up to 1024."""
     logprobs: Count | None = None
     """So many candidates beside each token, and its own log-probability."""
