@@ -104,7 +104,7 @@ def build_app(
     context.peers = peers or NoPeers()
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
-    table = _routes(context)
+    table = _watching_routes(context) + _routes(context)
     if envs.VLLM_SERVER_DEV_MODE:
         table += _dev_routes(context)
     if not server_config.disable_fastapi_docs:
@@ -124,20 +124,25 @@ def build_app(
     return app
 
 
-def _routes(context: ServingContext) -> list[Route]:
+def _watching_routes(context: ServingContext) -> list[Route]:
     health = HealthService(context)
-    models = ModelsService(context)
-    tokens = TokenizeService(context)
-    chat, completion = ChatService(context), CompletionService(context)
-    batch = ChatBatchService(context)
-    responses, messages = ResponsesService(context), MessagesService(context)
-    table = [
+    return [
         Route("GET", "/health", health.health, media=(), is_open=True),
         Route("GET", "/ping", health.health, media=(), is_open=True),
         Route("POST", "/ping", health.health, media=(), is_open=True),
         Route("GET", "/version", health.version, is_open=True),
         Route("GET", "/metrics", health.metrics, media=("text/plain",), is_open=True),
         Route("GET", "/load", health.load),
+    ]
+
+
+def _routes(context: ServingContext) -> list[Route]:
+    models = ModelsService(context)
+    tokens = TokenizeService(context)
+    chat, completion = ChatService(context), CompletionService(context)
+    batch = ChatBatchService(context)
+    responses, messages = ResponsesService(context), MessagesService(context)
+    table = [
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
         Route(

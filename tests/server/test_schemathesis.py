@@ -1,0 +1,71 @@
+"""The OpenAPI document tells the truth: schemathesis, with every check it has, finds nothing.
+
+300 requests from a fixed seed; `SCHEMATHESIS_EXAMPLES=3000` before the command makes it 3,000.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.config import SchemathesisConfig
+
+from tests.server.fake_client import FakeEngineClient
+from tests.server.harness import app_of
+
+SEED = 20261122
+TOTAL = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "300"))
+# A document does not say everything that is refused: which fields exclude each other, say.
+CONFIG = {"checks": {"positive_data_acceptance": {"expected-statuses": [200, 400, 404]}}}
+
+load_all_checks()
+EVERY_CHECK = [CHECKS.get_one(name) for name in CHECKS.get_all_names()]
+schema = schemathesis.openapi.from_asgi(
+    "/openapi.json", app_of(FakeEngineClient()), config=SchemathesisConfig.from_dict(CONFIG)
+)
+OPERATIONS = [result.ok() for result in schema.get_all_operations()]
+WITH_BODY = [one for one in OPERATIONS if one.body]
+# What has a path only has nothing more to vary.
+FEW = 3
+MANY = (TOTAL - 2 * FEW * (len(OPERATIONS) - len(WITH_BODY))) // (2 * len(WITH_BODY)) + 1
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Keeps warnings of fields that nobody knows out of the report."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(before)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
+def test_every_check_of_schemathesis_passes(operation: Any, mode: GenerationMode) -> None:
+    @hypothesis.seed(SEED)
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=MANY if operation.body else FEW,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    def send(case: Any) -> None:
+        case.validate_response(case.call(), checks=EVERY_CHECK)
+
+    try:
+        send()
+    except Unsatisfiable:
+        # Nothing that could be wrong with a request without parameters.
+        assert mode is GenerationMode.NEGATIVE and not operation.body
