@@ -172,6 +172,16 @@ def test_reasoning_can_be_constrained_too(llm: LLM) -> None:
     assert set(found[0][0]) <= {"a", "b"}
 
 
+@pytest.mark.parametrize("budget", [1, 3])
+def test_a_budget_holds_where_reasoning_is_constrained(llm: LLM, budget: int) -> None:
+    regex = "[ab]{1,20}</think>[ab]"
+    params = constrained(regex=regex, enable_in_reasoning=True, thinking_token_budget=budget)
+    result = run(llm, [params], "<think>")[0].outputs[0]
+    assert result.finish_reason == "stop", result.stop_reason
+    thought, mark, _ = result.text.partition("</think>")
+    assert mark and len(thought) <= budget
+
+
 @pytest.mark.parametrize("budget", [0, 3])
 def test_a_thinking_budget_needs_no_grammar(llm: LLM, budget: int) -> None:
     params = SamplingParams(

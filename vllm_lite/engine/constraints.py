@@ -21,10 +21,10 @@ from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import prompt_ends_in_reasoning
 from vllm_lite.request import Request, RequestStatus
 from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
-from vllm_lite.structured_output.grammar import MatcherError, Refusal
+from vllm_lite.structured_output.grammar import Matcher, MatcherError, Refusal
 from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.structured_output.reasoning import Reasoning
-from vllm_lite.structured_output.sequence import ConstrainedSequence
+from vllm_lite.structured_output.sequence import BudgetedSequence, ConstrainedSequence
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 # Tokens of a prompt in which its last mark of reasoning is looked for.
@@ -185,15 +185,16 @@ class Constraints:
         facts = self._pool.facts
         reasoning = self._reasoning(held.request, facts)
         if matcher is not None or reasoning is not None:
-            self._sequences[held.request.request_id] = ConstrainedSequence(
-                facts.vocabulary, matcher, reasoning
+            self._sequences[held.request.request_id] = _sequence(
+                held.request, facts, matcher, reasoning
             )
         return None
 
     def _reasoning(self, request: Request, facts: TokenizerFacts) -> Reasoning | None:
         params = request.sampling_params
         constraint = params.structured_outputs
-        if facts.reasoning is None or (constraint and constraint.enable_in_reasoning):
+        is_free = params.thinking_token_budget is None
+        if facts.reasoning is None or (is_free and constraint and constraint.enable_in_reasoning):
             return None
         tail = request.prompt_token_ids[-_PROMPT_TAIL:]
         tokens = facts.vocabulary.tokens
@@ -212,6 +213,15 @@ class Constraints:
             words = -(-self._config.facts.vocab_size // 32)
             self._masks = np.zeros((2 * count, words), np.int32)
         return self._masks
+
+
+def _sequence(
+    request: Request, facts: TokenizerFacts, matcher: Matcher | None, reasoning: Reasoning | None
+) -> ConstrainedSequence:
+    constraint = request.sampling_params.structured_outputs
+    if matcher and reasoning and constraint and constraint.enable_in_reasoning:
+        return BudgetedSequence(facts.vocabulary, matcher, reasoning)
+    return ConstrainedSequence(facts.vocabulary, matcher, reasoning)
 
 
 def _follow(sequence: ConstrainedSequence, output: EngineCoreOutput) -> str | None:

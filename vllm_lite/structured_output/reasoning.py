@@ -75,7 +75,9 @@ class Reasoning:
 
     def accept(self, token_id: int, text: bytes) -> bytes | None:
         """Go on by one token; what it holds after the reasoning's end, if it ends the reasoning."""
-        if self.phase is Phase.FORCED:
+        if self.phase is Phase.FORCED and token_id != self.forced_id:
+            self._num_forced = 0  # a grammar does not let the end come here
+        elif self.phase is Phase.FORCED:
             self._num_forced += 1
             if self._num_forced == len(self._tokens.end_ids):
                 self.phase = Phase.PAST

@@ -128,3 +128,32 @@ def _bit(token_id: int) -> int:
     """The mask of one token within its word, as a signed 32-bit number."""
     bit = 1 << (token_id & 31)
     return bit - (1 << 32) if bit >> 31 else bit
+
+
+class BudgetedSequence(ConstrainedSequence):
+    """A grammar from the first token on, with a budget for the reasoning that it lets a text have.
+
+    Once that is spent the end of reasoning is dictated, from the first place on where the grammar
+    allows it.
+    """
+
+    __slots__ = ("_budgeted",)
+
+    def __init__(self, vocabulary: Vocabulary, matcher: Matcher, reasoning: Reasoning) -> None:
+        super().__init__(vocabulary, matcher, None)
+        self._budgeted = reasoning
+
+    def fill(self, masks: Masks, row: int) -> bool:
+        """As of any sequence with a grammar."""
+        super().fill(masks, row)
+        forced = self._budgeted.forced_id
+        if forced is not None and masks[row, forced >> 5] & _bit(forced):
+            masks[row] = 0
+            self._allow(masks, row, forced)
+        return True
+
+    def accept(self, token_id: int) -> None:
+        """As of any sequence with a grammar."""
+        super().accept(token_id)
+        if self._budgeted.phase is not Phase.PAST:
+            self._budgeted.accept(token_id, self._vocabulary.tokens[token_id])

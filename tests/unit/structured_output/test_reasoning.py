@@ -9,7 +9,7 @@ from tests.unit.structured_output.walks import BYTES, EOS, allowed, compiled
 from vllm_lite.structured_output.compiler import GrammarEngines
 from vllm_lite.structured_output.grammar import MatcherError, Refusal
 from vllm_lite.structured_output.reasoning import Phase, Reasoning, ReasoningTokens
-from vllm_lite.structured_output.sequence import ConstrainedSequence
+from vllm_lite.structured_output.sequence import BudgetedSequence, ConstrainedSequence
 
 TOKENS = ReasoningTokens(b"<t>", b"</t>", (1, 2, 3), (4, 5))
 
@@ -124,3 +124,24 @@ def test_a_sequence_knows_when_it_can_only_end(engines: GrammarEngines) -> None:
     assert not constrained.must_end(masks, 0)
     constrained.accept(ord("b"))
     assert constrained.must_end(masks, 0)
+
+
+@pytest.mark.parametrize("budget", range(6))
+def test_a_budget_holds_within_a_grammar_from_the_start(
+    engines: GrammarEngines, budget: int
+) -> None:
+    # Reasoning that may only end after pairs of letters, as far as the grammar is concerned.
+    grammar = compiled(engines, regex="([ab][ab])+</t>[ab]")
+    assert not isinstance(grammar, Refusal)
+    marks = ReasoningTokens(b"<t>", b"</t>", (1, 2, 3), tuple(b"</t>"))
+    reasoning = Reasoning(marks, True, budget)
+    constrained = BudgetedSequence(BYTES, grammar.matcher(), reasoning)
+    text = b""
+    while not text.endswith(b"</t>"):
+        ids = next_ids(constrained)
+        assert len(ids) == 1 or set(ids) <= set(b"ab<")
+        constrained.accept(ids[0] if len(ids) == 1 else ord("a"))
+        text += bytes(ids[:1]) if len(ids) == 1 else b"a"
+    assert len(text) == max(2, budget + budget % 2) + len("</t>")
+    assert reasoning.phase is Phase.PAST
+    assert next_ids(constrained) == [ord("a"), ord("b")]
