@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from vllm_lite.parsers.quotes import num_inner_quotes
 from vllm_lite.parsers.source import SPACE, EndOfText, Malformed, Put, Reading, Source
@@ -98,7 +99,18 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> Reading[None]:
+# Of a path of keys (None for an array's items), and whether quotes stand around the value: what
+# makes JSON of its text, or None where it stays what it looks like.
+Coerce = Callable[[Sequence[str | None], bool], Callable[[str], str] | None]
+
+
+def _as_written(path: Sequence[str | None], is_quoted: bool) -> None:
+    return None
+
+
+def read_value(
+    source: Source, dialect: Dialect, put: Put, opener: str = "", coerce: Coerce = _as_written
+) -> Reading[None]:
     """Read one value and hand it on as JSON. Raises Malformed or EndOfText.
 
     A key that its object has already is Malformed: no reader agrees with another what it means.
@@ -107,10 +119,12 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
     """
     open_brackets: list[str] = []  # the closers, outermost first; that of a set is _SET
     keys: list[set[str]] = []  # of the objects among them
+    path: list[str | None] = []  # the last of these keys
     if opener:
         put(_JSON_BRACKET[opener])
         open_brackets.append(_CLOSER[opener])
         keys.append(set())
+        path.append(None)
     comma = ""
     is_after_item = False
     while True:
@@ -118,6 +132,7 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
         if open_brackets and (yield from source.try_literal(open_brackets[-1][0])):
             put(_JSON_BRACKET[open_brackets.pop()])
             keys.pop()
+            path.pop()
             is_after_item = True
         elif open_brackets and is_after_item:
             yield from source.expect(",")
@@ -130,6 +145,7 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
                 if name in keys[-1]:
                     raise Malformed
                 keys[-1].add(name)
+                path[-1] = name
                 put(f"{comma}{key}: ")
                 comma = ""
             bracket = yield from source.try_any(dialect.openers)
@@ -138,9 +154,10 @@ def read_value(source: Source, dialect: Dialect, put: Put, opener: str = "") -> 
                 put(comma + ("[" if is_set else _JSON_BRACKET[bracket]))
                 open_brackets.append(_SET if is_set else _CLOSER[bracket])
                 keys.append(set())
+                path.append(None)
                 comma, is_after_item = "", False
                 continue
-            yield from _read_scalar(source, dialect, put, comma)
+            yield from _read_scalar(source, dialect, put, comma, partial(coerce, path))
             is_after_item = True
         if not open_brackets:
             return
@@ -181,8 +198,21 @@ def _read_key(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading
     return key
 
 
-def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Reading[None]:
+def _read_scalar(
+    source: Source,
+    dialect: Dialect,
+    put: Put,
+    comma: str,
+    coerce: Callable[[bool], Callable[[str], str] | None],
+) -> Reading[None]:
     quote = yield from source.try_any(dialect.quotes)
+    make = coerce(quote is not None)
+    if quote is not None and make is not None:
+        text: list[str] = []
+        if (yield from source.until((quote,), text.append, drops_cut=True)) is None:
+            raise EndOfText
+        put(comma + make("".join(text)))
+        return
     if quote is not None:
         put(comma + '"')
         yield from _read_strings(source, quote, dialect, put)
@@ -190,7 +220,12 @@ def _read_scalar(source: Source, dialect: Dialect, put: Put, comma: str) -> Read
     parts: list[str] = []
     yield from source.run(_ENDS_WORD if dialect.bare_words else _NOT_SCALAR, parts.append)
     word = "".join(parts).rstrip(SPACE)
+    if make is not None and word and (yield from source.peek()):
+        put(comma + make(word))
+        return
     value = dialect.constants.get(word) or (word if NUMBER.fullmatch(word) else None)
+    if make is not None and not (yield from source.peek()):
+        raise EndOfText
     if value is None and dialect.loose_numbers:
         value = plain_number(word)
     if value is not None:
@@ -339,7 +374,7 @@ def is_json(text: str) -> bool | None:
 
 
 def ending(begun: str) -> str:
-    """What makes a JSON object of `begun`, its beginning, which no value's text was cut from."""
+    """What makes a JSON object of `begun`, which is the beginning of one."""
     closers: list[str] = []
     last = tail = ""  # a mark of structure, "key" or "value"
     for found in _PARTS.finditer(begun):
@@ -355,9 +390,15 @@ def ending(begun: str) -> str:
         else:
             is_key = last != ":" and closers[-1] == "}"
             last = "key" if is_key else "value"
-            tail = '"' if part[0] == '"' and not found.group(1) else ""
+            tail = '"' if part[0] == '"' and not found.group(1) else _ending_of_word(part)
     tail += {"key": ": null", ":": "null"}.get(last, "")
     return tail + "".join(reversed(closers)) if begun else "{}"
+
+
+def _ending_of_word(word: str) -> str:
+    """What a number or a constant lacks that has begun so."""
+    whole = next((name for name in JSON.constants if name.startswith(word)), "")
+    return whole[len(word) :] or ("0" if word[-1] in "-+.eE" and not whole else "")
 
 
 def _read_whole(source: Source, dialect: Dialect, put: Put) -> Reading[None]:

@@ -56,6 +56,8 @@ class OutputParser:
         self._stages: list[_Stage] = []
         tools, reasoning = _tool_format(config), _reasoning_format(config)
         content: Put = self._sink.content
+        may_be_answer = isinstance(reasoning, TaggedReasoning) and reasoning.may_be_answer
+        self._sink.needs_content = may_be_answer and _wants_content(config.chat_template_kwargs)
         splitter = ReasoningSplitter(self._sink.reasoning, content, _starts_inside(config))
         splitter.has_ended = reasoning is None
         splitter.has_tools = tools is not None
@@ -83,11 +85,12 @@ class OutputParser:
         self._put(text)
         return self._sink.take()
 
-    def finish(self) -> list[Event]:
-        """The events that remain when the answer is over, for whatever reason."""
+    def finish(self, *, is_cut: bool = True) -> list[Event]:
+        """The events that remain when the answer is over: cut off, or ended by the model itself."""
         for stage in reversed(self._stages):
-            stage.finish()
+            stage.finish(is_cut)
         self._stages.clear()
+        self._sink.finish()
         return self._sink.take()
 
     def _add(self, program: Callable[[Source], Reading[None]]) -> Put:
@@ -120,8 +123,8 @@ class _Stage:
         self._source.push(text)
         next(self._reading, None)
 
-    def finish(self) -> None:
-        self._source.close()
+    def finish(self, is_cut: bool) -> None:
+        self._source.close(is_cut=is_cut)
         next(self._reading, None)
 
 
@@ -144,6 +147,12 @@ def _reasoning_format(config: OutputParserConfig) -> ReasoningFormat | None:
     if not is_on and not config.prompt_ends_in_reasoning:
         return None
     return registry.reasoning_format(name)
+
+
+def _wants_content(template_kwargs: Mapping[str, object]) -> bool:
+    """Whether reasoning shall be the answer where there is no other."""
+    is_off = template_kwargs.get("enable_thinking") is False
+    return is_off or template_kwargs.get("force_nonempty_content") is True
 
 
 def _starts_inside(config: OutputParserConfig) -> bool | None:

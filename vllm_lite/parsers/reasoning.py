@@ -64,6 +64,10 @@ class TaggedReasoning:
     is_bare: bool = True
     # The start is a control token that no prose contains: it opens reasoning wherever it stands.
     is_anywhere: bool = False
+    # Begin reasoning at the beginning of the text alone.
+    first_starts: tuple[str, ...] = ()
+    # It is the answer where the request asks for one in any case and there is no other.
+    may_be_answer: bool = False
     # These end reasoning too, but belong to what follows.
     implied_ends: tuple[str, ...] = ()
     # Dropped from the answer: marks that stand around it.
@@ -79,7 +83,7 @@ class TaggedReasoning:
         """See ReasoningFormat."""
         is_inside = self.is_bare if out.is_inside is None else out.is_inside
         space = yield from source.skip_space()
-        if (yield from source.try_any(self.starts)) is not None:
+        if (yield from source.try_any((*self.starts, *self.first_starts))) is not None:
             is_inside, space = True, ""
         put_answer = trimmed_start(out.put_rest, self.trim_answer)
         if is_inside:

@@ -16,15 +16,19 @@ from vllm_lite.parsers.tool_formats import INKLING_TOOL
 
 @dataclass(frozen=True)
 class Switch:
-    """Reasoning is off unless an argument of the chat template turns it on."""
+    """Whether a model reasons, as the arguments of its chat template say."""
 
     arguments: tuple[str, ...]
     off_value: str = ""
+    is_on_unsaid: bool = False
 
     def is_on(self, template_kwargs: Mapping[str, object]) -> bool:
         """Whether one of the arguments is set, and not to what means off."""
-        values = [template_kwargs.get(name) for name in self.arguments]
-        return any(value and value != self.off_value for value in values)
+        given = [template_kwargs.get(name) for name in self.arguments]
+        said = [value for value in given if value is not None]
+        if not said:
+            return self.is_on_unsaid
+        return any(value and value != self.off_value for value in said)
 
 
 THINK = TaggedReasoning(implied_ends=("<｜tool▁calls▁begin｜>",))
@@ -39,7 +43,8 @@ MINICPMV = replace(
         *(mark.format(n) for n in range(12, 16) for mark in ("<reserved_{}>", "<|reserved_{}|>")),
     ),
 )
-GRANITE_THINKING = replace(GLM, trim_answer=SPACE)
+NEMOTRON_V3 = replace(GLM, may_be_answer=True)
+GRANITE_THINKING = replace(NEMOTRON_V3, trim_answer=SPACE)
 DEEPSEEK_V4 = replace(GLM, implied_ends=("<｜DSML｜tool_calls>",))
 DEEPSEEK_V41 = replace(GLM, implied_ends=("<｜DSML｜ calls>",))
 KIMI_K2 = replace(GLM, implied_ends=("<|tool_calls_section_begin|>",))
@@ -136,6 +141,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "ernie45": ERNIE45,
     "gemma4": TaggedReasoning(
         starts=("<|channel>thought\n", "<|channel>thought", "<|channel>"),
+        first_starts=("thought\n",),
         ends=("<channel|>",),
         implied_ends=("<|tool_call>",),
         is_bare=False,
@@ -174,7 +180,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         implied_ends=("[TOOL_CALLS]",),
     ),
     "muse_glimmer": ChannelReasoning(MUSE, starts=(" to=self<|message|>",), ends=("<|eom|>",)),
-    "nemotron_v3": GLM,
+    "nemotron_v3": NEMOTRON_V3,
     "olmo3": TaggedReasoning(),
     "openai_gptoss": ChannelReasoning(
         HARMONY, starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",)
@@ -187,8 +193,11 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "step3p5": GLM,
 }
 
+_GLM_SWITCH = Switch(("thinking", "enable_thinking"), is_on_unsaid=True)
 SWITCHES: dict[str, Switch] = {
     "deepseek_v3": Switch(("thinking", "enable_thinking")),
+    "glm45": _GLM_SWITCH,
+    "glm47": _GLM_SWITCH,
     "hy_v3": Switch(("reasoning_effort",), off_value="no_think"),
     "poolside_v1": Switch(("thinking", "enable_thinking")),
 }

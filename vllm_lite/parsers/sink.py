@@ -43,6 +43,8 @@ class EventSink:
         self._only_first = only_first_call
         self._new_id = new_id
         self.num_calls = 0
+        self.needs_content = False  # reasoning is the answer too where there is no other
+        self._reasoning: list[str] = []
 
     def take(self) -> list[Event]:
         """The events since the last time."""
@@ -52,11 +54,19 @@ class EventSink:
 
     def reasoning(self, text: str) -> None:
         """More reasoning."""
+        if self.needs_content:
+            self._reasoning.append(text)
         self._put(ReasoningDelta, text)
 
     def content(self, text: str) -> None:
         """More of the answer."""
+        self.needs_content = self.needs_content and not text.strip()
         self._put(ContentDelta, text)
+
+    def finish(self) -> None:
+        """The answer is over."""
+        if self.needs_content and not self.num_calls:
+            self.content("".join(self._reasoning))
 
     def start_call(self, name: str, style: str = "", call_id: str | None = None) -> None:
         """The next call; `arguments` until `end_call` are its own."""

@@ -19,6 +19,7 @@ Put = Callable[[str], None]
 SPACE = " \t\r\n"
 MAX_NAME = 256  # characters of a tool's or argument's name; what is longer is no name
 _MAX_AHEAD = 1 << 18  # characters of a text that are looked at before they are read
+_NOT_NAME = re.compile(r"[<>{}\s]")  # where the end of a name is missing
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
@@ -67,6 +68,7 @@ class Source:
         self._text = ""
         self._at = 0
         self._closed = False
+        self.is_cut = True  # whether the text ends before the model had ended it
         self._record: list[str] | None = None
         self._copy: list[str] | None = None
         self._ahead_left = _MAX_AHEAD
@@ -76,9 +78,10 @@ class Source:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def close(self) -> None:
+    def close(self, *, is_cut: bool = True) -> None:
         """Nothing more arrives."""
         self._closed = True
+        self.is_cut = is_cut
 
     def record(self, before: str = "") -> None:
         """Begin to keep a copy of what is read, after `before`, until `recorded` is asked."""
@@ -250,9 +253,10 @@ class Source:
         Raises Malformed where it is empty, too long, or holds a line break inside.
         """
         parts: list[str] = []
-        if (yield from self.until(ends, parts.append, MAX_NAME)) is None:
-            raise EndOfText
+        end = yield from self.until(ends, parts.append, MAX_NAME)
         name = "".join(parts).strip(SPACE)
+        if end is None:
+            raise Malformed if _NOT_NAME.search(name) else EndOfText
         if not name or "\n" in name:
             raise Malformed
         return name

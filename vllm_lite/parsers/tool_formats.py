@@ -107,7 +107,11 @@ PLAMO3 = NamedTools(
     wrappers=("<|plamo:tag|>",),
 )
 GEMMA4 = NamedTools(
-    openers=("<|tool_call>",), lead="call:", call_ends=("<tool_call|>",), dialect=GEMMA
+    openers=("<|tool_call>",),
+    lead="call:",
+    other_leads=(":",),
+    call_ends=("<tool_call|>",),
+    dialect=GEMMA,
 )
 FUNCTIONGEMMA = NamedTools(
     openers=("<start_function_call>",),

@@ -12,6 +12,7 @@ from vllm_lite.parsers.literals import JSON, Dialect, read_value
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter, is_control
+from vllm_lite.parsers.tool_values import coercion
 
 _MARK = re.compile(r"<[^<>]+>")
 
@@ -29,6 +30,7 @@ class NamedTools:
     name_ends: tuple[str, ...] = ()
     call: str = ""
     lead: str = ""
+    other_leads: tuple[str, ...] = ()
     argument_leads: tuple[str, ...] = ()
     call_ends: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ class NamedTools:
         source = calls.source
         yield from source.skip_space()
         if self.lead:
-            yield from source.expect(self.lead)
+            yield from source.expect(self.lead, *self.other_leads)
         parts: list[str] = []
         ends = (*self.name_ends, "{", *(self.openers if self.json else ()))
         end = yield from source.until(ends, parts.append, MAX_NAME)
@@ -74,6 +76,8 @@ class NamedTools:
         if self.json is not None and (end in self.openers or _NO_NAME.search(f"{name}{end}")):
             yield from self._read_objects(calls, name, end)
             return
+        if "<" in name:
+            raise Malformed
         call_id = None
         if self.has_ids:
             call_id = name if ":" in name else None
@@ -87,7 +91,12 @@ class NamedTools:
                 yield from source.skip_space()
             yield from source.expect("{")
         calls.begin(name, call_id)
-        yield from read_value(source, self.dialect, calls.put, "{")
+        tool = calls.tools.get(name)
+        if tool is not None and self.dialect.bare_words:
+            coerce = coercion(tool)
+            yield from read_value(source, self.dialect, calls.put, "{", coerce)
+        else:
+            yield from read_value(source, self.dialect, calls.put, "{")
         calls.end()
         for call_end in self.call_ends:
             yield from source.skip_space()

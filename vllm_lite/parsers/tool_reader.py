@@ -4,7 +4,8 @@ Knows no format. A format reads the text after one of its openers and announces 
 as its name, and that arguments follow, is sure. Text that fits no format is content, less the
 format's marks. Where the arguments of a call that was announced stop making sense, the call ends as
 incomplete, its JSON closed, and the text from there on is content; where the text ends within
-them, they stay the beginning of a JSON object. White space alone between calls is dropped.
+them without the model's having ended it, they stay the beginning of a JSON object. White space
+alone between calls is dropped.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def _read_calls(
     except Malformed:
         lost = calls.abandon(is_cut=False)
     except EndOfText:
-        lost, is_cut = calls.abandon(is_cut=True), True
+        lost, is_cut = calls.abandon(is_cut=source.is_cut), True
     if calls.num_calls > num_calls:
         prose.break_off()
     if lost is None:

@@ -5,7 +5,7 @@ Knows no request. Invariant: reading a schema never follows a reference twice, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,16 @@ class ToolSpec:
     def argument_types(self, argument: str) -> frozenset[str]:
         """The JSON types that the schema allows for `argument`; empty where it does not say."""
         schema = property_schema(self.parameters, argument, self.parameters)
+        return schema_types(schema, self.parameters)
+
+    def types_at(self, path: Iterable[str | None]) -> frozenset[str]:
+        """As `argument_types`, of a value within an argument; None leads to an array's items."""
+        schema: object = self.parameters
+        for key in path:
+            if key is None:
+                schema = item_schema(schema, self.parameters)
+            else:
+                schema = property_schema(schema, key, self.parameters)
         return schema_types(schema, self.parameters)
 
 

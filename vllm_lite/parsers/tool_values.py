@@ -7,10 +7,21 @@ string is handed on while it is read; the others once they are whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from vllm_lite.parsers.literals import JSON, NUMBER, PYTHON, convert, is_json, plain_number, quoted
+from vllm_lite.parsers.literals import (
+    JSON,
+    NUMBER,
+    PYTHON,
+    Coerce,
+    convert,
+    is_json,
+    plain_number,
+    quoted,
+)
 from vllm_lite.parsers.source import SPACE, Put, Reading, Source
+from vllm_lite.parsers.tool_spec import ToolSpec
 
 _STRING = frozenset(("string",))
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
@@ -73,7 +84,8 @@ def read_text_value(
     collect("".join(put_space))
     end = yield from _read_text(source, ends, collect, has_cdata)
     text = "".join(parts)
-    put(typed(text, types) if end is not None else beginning(text, types))
+    is_whole = end is not None or not source.is_cut
+    put(typed(text, types) if is_whole else beginning(text, types))
     return end
 
 
@@ -120,6 +132,18 @@ def typed(text: str, types: Collection[str]) -> str:
             return found
     found = convert(bare, JSON) if "string" not in types else None
     return f'"{quoted(text)}"' if found is None else found
+
+
+def coercion(tool: ToolSpec) -> Coerce:
+    """What makes the types that the tool's schema asks for of values that say another."""
+
+    def make(path: Sequence[str | None], is_quoted: bool) -> Callable[[str], str] | None:
+        types = tool.types_at(path)
+        if not types or (is_quoted and "string" in types):
+            return None
+        return partial(typed, types=types)
+
+    return make
 
 
 def beginning(text: str, types: Collection[str]) -> str:

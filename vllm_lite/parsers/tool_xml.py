@@ -19,7 +19,7 @@ from vllm_lite.parsers.tool_spec import ToolSpec, type_named
 from vllm_lite.parsers.tool_values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
-_IS_TAG = re.compile("[<>]")  # where the mark that ends a name is missing
+_NOT_NAME = re.compile(r"[<>\s]")  # where the mark that ends a name is missing
 _MAX_ATTRIBUTES = 8
 _UNKNOWN = ToolSpec("", {})
 
@@ -191,7 +191,7 @@ def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
     end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
     name = "".join(parts).strip(SPACE)
     if end is None:
-        raise Malformed if _IS_TAG.search(name) else EndOfText
+        raise Malformed if _NOT_NAME.search(name) else EndOfText
     if "<" in name:
         raise Malformed
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
@@ -221,7 +221,9 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
             closed = yield from source.until((quote,), parts.append, MAX_NAME)
             value = "".join(parts)
             if closed is None:
-                raise Malformed if _IS_TAG.search(value) else EndOfText
+                raise Malformed if _NOT_NAME.search(value) else EndOfText
+            if "<" in value or "\n" in value:
+                raise Malformed
         found[key] = value.replace("&quot;", '"').replace("&amp;", "&")
     raise Malformed
 

@@ -42,8 +42,10 @@ def plain_id(style: str, name: str, index: int) -> str:
     return f"{style or 'id'}-{index}"
 
 
-def read(text: str, cuts: Iterable[int] = (), **config: Any) -> ParsedMessage:
-    """The message of `text`, fed in the pieces that `cuts` make."""
+def read(
+    text: str, cuts: Iterable[int] = (), *, is_cut: bool = True, **config: Any
+) -> ParsedMessage:
+    """The message of `text`, fed in the pieces that `cuts` make, cut off or ended by the model."""
     config.setdefault("tools", TOOLS)
     parser = make_output_parser(OutputParserConfig(new_id=plain_id, **config))
     events = []
@@ -51,4 +53,4 @@ def read(text: str, cuts: Iterable[int] = (), **config: Any) -> ParsedMessage:
     for end in [*cuts, len(text)]:
         events += parser.feed(text[begin:end])
         begin = end
-    return collect(events + parser.finish())
+    return collect(events + parser.finish(is_cut=is_cut))

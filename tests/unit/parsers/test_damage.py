@@ -37,7 +37,8 @@ FAILING_REASONING: frozenset[str] = frozenset()
 def faults(text: str, config: dict[str, Any], marks: frozenset[str], seed: int) -> list[str]:
     """The laws that reading `text` breaks."""
     whole = read(text, **config)
-    found = [*faults_of_arguments(whole)]
+    found = faults_of_arguments(whole)
+    found += faults_of_arguments(read(text, is_cut=False, **config), is_cut=False)
     shown = f"{whole.reasoning or ''}\0{whole.content or ''}"
     found += [f"{mark} is shown in {shown!r}" for mark in sorted(marks) if mark in shown]
     choose = random.Random(seed)
@@ -48,11 +49,16 @@ def faults(text: str, config: dict[str, Any], marks: frozenset[str], seed: int) 
     return found + [f"{word} is lost" for word in lost_words(text, whole)]
 
 
-def faults_of_arguments(message: ParsedMessage) -> list[str]:
+def faults_of_arguments(message: ParsedMessage, is_cut: bool = True) -> list[str]:
     found = []
     for number, call in enumerate(message.tool_calls, 1):
-        is_cut = number == len(message.tool_calls) and not call.complete
-        if is_cut and (not call.arguments or is_json(call.arguments) is None):
+        is_last = number == len(message.tool_calls)
+        if (
+            is_cut
+            and is_last
+            and not call.complete
+            and (not call.arguments or is_json(call.arguments) is None)
+        ):
             continue
         try:
             is_object = isinstance(read_strictly(call.arguments), dict)

@@ -46,7 +46,8 @@ class MessageReader:
             return [ContentDelta(choice.text)] if choice.text else []
         events = self._parser.feed(choice.text) if choice.text else []
         if choice.finish_reason is not None:
-            events = [*events, *self._parser.finish()]
+            is_cut = choice.finish_reason != "stop"
+            events = [*events, *self._parser.finish(is_cut=is_cut)]
         for event in events:
             if isinstance(event, ReasoningDelta):
                 self._reasoning.append(event.text)
