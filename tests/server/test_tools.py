@@ -351,3 +351,46 @@ def test_parsers_that_are_not_there_are_refused_at_the_start() -> None:
         app_of(engine(), tool_call_parser="nope")
     with pytest.raises(UsageError, match="--reasoning-parser nope"):
         app_of(engine(reasoning_parser="nope"))
+
+
+async def test_a_variable_that_the_models_template_does_not_know_is_refused() -> None:
+    options = {**AUTO, "tool_call_parser": "k2_horizon"}
+    for argument, choices in (
+        ("reasoning_effort", "high, medium, low"),
+        ("tool_call_format", "xml, xml_typed, json"),
+    ):
+        body = {"messages": HI, "tools": TOOLS, "chat_template_kwargs": {argument: "other"}}
+        reply = await post(CHAT, body, engine("x"), **options)
+        assert reply.status_code == 400
+        assert f"chat_template_kwargs.{argument} must be one of {choices}" in reply.text
+        body["chat_template_kwargs"] = {argument: choices.rpartition(" ")[2]}
+        assert (await post(CHAT, body, engine("x"), **options)).status_code == 200
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/responses", "/v1/messages"])
+async def test_nothing_is_shown_of_a_second_call_that_is_cut(route: str) -> None:
+    body: dict[str, Any] = {"messages": HI, "tools": TOOLS, "max_tokens": 500}
+    if route == "/v1/responses":
+        flat = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+        body = {"input": "Hi", "tools": flat}
+    elif route == "/v1/messages":
+        named = [tool["function"] for tool in TOOLS]
+        body["model"] = "tiny"
+        body["tools"] = [{"name": t["name"], "input_schema": SCHEMA} for t in named]  # type: ignore[index]
+    for end in (1, 11, 12, 30, len(CALL) - len("</tool_call>") - 40):
+        reply = await post(route, body, engine(CALL + CALL[:end]), **AUTO)
+        assert reply.status_code == 200, reply.text
+        for mark in ("<tool_", "tool_call>", "<t", '"<', '\\"name'):
+            assert mark not in reply.text, (mark, reply.text)
+
+
+async def test_arguments_that_the_model_has_left_open_are_whole_json() -> None:
+    text = CALL[: CALL.index(', "days"')]
+    choice = await ask(engine(text), AUTO, tools=TOOLS)
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert choice["finish_reason"] == "stop"
+    cut = await ask(engine(text), AUTO, tools=TOOLS, max_tokens=len(text) - 1)
+    (call,) = cut["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Rome'
+    assert cut["finish_reason"] == "length"

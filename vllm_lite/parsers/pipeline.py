@@ -160,4 +160,4 @@ def _starts_inside(config: OutputParserConfig) -> bool | None:
     if config.prompt_ends_in_reasoning is not None:
         return config.prompt_ends_in_reasoning
     switches = [config.chat_template_kwargs.get(name) for name in _SWITCHES]
-    return False if False in switches else None
+    return False if False in switches and True not in switches else None

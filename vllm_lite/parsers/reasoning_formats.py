@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from vllm_lite.parsers.channels import HARMONY, MUSE, ChannelReasoning
 from vllm_lite.parsers.reasoning import PrefixedAnswer, ReasoningFormat, TaggedReasoning
 from vllm_lite.parsers.source import SPACE
-from vllm_lite.parsers.tool_formats import INKLING_TOOL
+from vllm_lite.parsers.tool_formats import DEEPSEEK_V4_OTHERS, INKLING_TOOL
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ MINICPMV = replace(
 )
 NEMOTRON_V3 = replace(GLM, may_be_answer=True)
 GRANITE_THINKING = replace(NEMOTRON_V3, trim_answer=SPACE)
-DEEPSEEK_V4 = replace(GLM, implied_ends=("<｜DSML｜tool_calls>",))
+DEEPSEEK_V4 = replace(
+    GLM, implied_ends=tuple(f"<｜DSML｜{name}>" for name in ("tool_calls", *DEEPSEEK_V4_OTHERS))
+)
 DEEPSEEK_V41 = replace(GLM, implied_ends=("<｜DSML｜ calls>",))
 KIMI_K2 = replace(GLM, implied_ends=("<|tool_calls_section_begin|>",))
 MINIMAX_M2 = replace(GLM, implied_ends=("<minimax:tool_call>",))

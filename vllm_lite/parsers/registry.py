@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES, hunyuan_reasoning
 from vllm_lite.parsers.response_template import template_reasoning, template_tools
@@ -22,6 +22,13 @@ FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
 # HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.
 _HY_TOKEN = re.compile(r"<(?:think|tool_calls|tool_call|arg_key|arg_value)(:[^\s<>]+)>")
 _HY_PARSERS = ("hy_v3", "hy_v4")
+# What the chat template of a parser's model knows of an argument.
+_TEMPLATE_CHOICES = {
+    "k2_horizon": {
+        "reasoning_effort": ("high", "medium", "low"),
+        "tool_call_format": ("xml", "xml_typed", "json"),
+    }
+}
 _loaded: set[Path] = set()  # plugins
 _TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, with space after
 
@@ -95,6 +102,15 @@ def reasoning_format(name: str) -> ReasoningFormat:
 def is_reasoning_on(name: str, template_kwargs: Mapping[str, object]) -> bool:
     """Whether a model of this parser reasons at all with these arguments of its template."""
     return name not in SWITCHES or SWITCHES[name].is_on(template_kwargs)
+
+
+def check_template_kwargs(names: Iterable[str | None], given: Mapping[str, object]) -> None:
+    """Raise RequestError where an argument of the template has a value that no parser can read."""
+    for name in names:
+        for argument, choices in _TEMPLATE_CHOICES.get(name or "", {}).items():
+            if given.get(argument, choices[0]) not in choices:
+                field = f"chat_template_kwargs.{argument}"
+                raise RequestError(f"{field} must be one of {', '.join(choices)}", field)
 
 
 def register_tool_parser(name: str, tool_format: ToolFormat) -> None:

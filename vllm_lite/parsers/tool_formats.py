@@ -146,6 +146,7 @@ GLM = XmlTools(
     checks_names=True,
 )
 K2_HORIZON = XmlTools(
+    json=JsonTools(openers=()),
     openers=("<ifm|tool_calls>",),
     closers=("</ifm|tool_calls>",),
     call=Tag("<ifm|tool_call>", "\n"),
@@ -171,17 +172,24 @@ def hunyuan(suffix: str) -> XmlTools:
     )
 
 
-def dsml(wrapper: str, space: str = "") -> XmlTools:
-    """DeepSeek's tags from V3.2 on."""
+DEEPSEEK_V4_OTHERS = ("toolcalls", "tool")
+
+
+def dsml(wrapper: str, space: str = "", others: tuple[str, ...] = ()) -> XmlTools:
+    """DeepSeek's tags from V3.2 on; models write `others` for the wrapper, or leave it out."""
     mark = f"｜DSML｜{space}"
+    call = f"<{mark}invoke"
     return XmlTools(
-        openers=(f"<{mark}{wrapper}>",),
+        openers=(*(f"<{mark}{name}>" for name in (wrapper, *others)), call),
+        bare=(call,),
         closers=(f"</{mark}{wrapper}>",),
-        call=Tag(f"<{mark}invoke", attribute="name"),
+        call=Tag(call, attribute="name"),
         call_end=f"</{mark}invoke>",
         parameter=Tag(f"<{mark}parameter", attribute="name"),
         type_attribute="string",
         value_end=f"</{mark}parameter>",
+        holders=("arguments", "input"),
+        wrappers=(f"<{mark}{wrapper}", f"{mark}{wrapper}>", f"<{mark}", f"</{mark}", mark),
     )
 
 
@@ -249,7 +257,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "deepseek_v32": dsml("function_calls"),
-    "deepseek_v4": dsml("tool_calls"),
+    "deepseek_v4": dsml("tool_calls", others=DEEPSEEK_V4_OTHERS),
     "deepseek_v41": dsml("calls", " "),
     "dots": DOTS,
     "ernie45": ERNIE45,

@@ -169,7 +169,9 @@ def read_tools(
     is_damaged = False  # within what should have been calls
     while True:
         stops = (*marks, *strays) if is_damaged else marks
-        opener = opener or (yield from source.until(stops, prose.put))
+        if opener is None:
+            has_called = calls.num_calls > 0
+            opener = yield from source.until(stops, prose.put, drops_cut=has_called)
         if opener is None:
             prose.finish()
             return

@@ -8,19 +8,22 @@ closing tag, so no value can hold one.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_lite.parsers.literals import quoted
-from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
+from vllm_lite.parsers.literals import JSON, convert, quoted
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Put, Reading, Source
 from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tool_reader import CallWriter, is_control
 from vllm_lite.parsers.tool_spec import ToolSpec, type_named
 from vllm_lite.parsers.tool_values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
 _NOT_NAME = re.compile(r"[<>\s]")  # where the mark that ends a name is missing
 _MAX_ATTRIBUTES = 8
+_NO_STRING = frozenset(("integer", "number", "boolean", "null", "object", "array"))
 _UNKNOWN = ToolSpec("", {})
 
 
@@ -54,9 +57,12 @@ class XmlTools:
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
-    json: JsonTools | None = None  # how an object is read that stands where a call should
-
-    # Opened by the call's own tag, without the wrapper: only a known name is a call.
+    # How an object is read that stands where a call, or its name, should.
+    json: JsonTools | None = None
+    # A sole argument of such a name, which the tool does not have, holds the arguments.
+    holders: tuple[str, ...] = ()
+    # Opened by the call's own tag, without the wrapper: only a known name is a call, unless that
+    # tag is a control token.
     bare: tuple[str, ...] = field(default=())
 
     @property
@@ -71,7 +77,7 @@ class XmlTools:
         """See ToolFormat."""
         source = calls.source
         if opener in self.bare:
-            yield from self._read_call(calls, is_bare=True)
+            yield from self._read_call(calls, is_bare=not is_control(opener))
             return
         while True:
             yield from source.skip_space()
@@ -84,17 +90,21 @@ class XmlTools:
                 continue
             if self.json is not None and found == "{":
                 yield from self.json.read_object(calls, self.checks_names)
-            else:
-                yield from self._read_call(calls, is_bare=False)
+            elif (yield from self._read_call(calls, is_bare=False)) in self.closers:
+                return
             if not self.closers:
                 return
 
-    def _read_call(self, calls: CallWriter, *, is_bare: bool) -> Reading[None]:
-        """One call; the start of its tag has been read."""
+    def _read_call(self, calls: CallWriter, *, is_bare: bool) -> Reading[str]:
+        """One call, the start of its tag read; returns the tag that ended it."""
         source = calls.source
         if self.call.attribute:
             name = (yield from _attributes(source, self.call.end)).get(self.call.attribute, "")
             tag = ""
+        elif self.json is not None and (yield from _opens_object(source)):
+            yield from self.json.read_object(calls, self.checks_names)
+            yield from source.skip_space()
+            return (yield from source.expect(self.call_end, *self.closers))
         else:
             ends = (self.call.end, *self.name_ends, self.parameter.start, self.call_end)
             name, tag = yield from _name(source, ends)
@@ -107,17 +117,19 @@ class XmlTools:
             calls.require_known(name)
         if self.checks_names and name not in calls.tools:
             yield from self._read_over(calls, name, tag)
-            return
+            return self.call_end
         tag = yield from self._next_tag(source, tag)
         calls.begin(name)
         calls.put("{")
         tool = calls.tools.get(name, _UNKNOWN)
-        seen: set[str] = set()
-        while tag != self.call_end:
-            tag = yield from self._read_argument(calls, tool, seen)
+        argument = _Argument(tool, self.holders, calls.put)
+        while tag == self.parameter.start:
+            tag = yield from self._read_argument(calls.source, argument)
             tag = yield from self._next_tag(source, tag)
+            argument.settle(is_last=tag != self.parameter.start)
         calls.put("}")
         calls.end()
+        return tag
 
     def _read_over(self, calls: CallWriter, name: str, tag: str | None) -> Reading[None]:
         """What should be a call, less its marks, is content; `tag` was read after its name."""
@@ -133,15 +145,19 @@ class XmlTools:
         tags = (self.parameter.start, self.call_end)
         if read in tags:
             return read
-        yield from source.skip_space()
-        return (yield from source.expect(*tags))
+        while True:
+            yield from source.skip_space()
+            if not source.is_cut and not (yield from source.peek()):
+                return self.call_end  # the model has ended its answer without it
+            tag = yield from source.expect(*tags, *self.closers, self.value_end)
+            if tag != self.value_end:  # one too many
+                return tag
 
-    def _read_argument(self, calls: CallWriter, tool: ToolSpec, seen: set[str]) -> Reading[str]:
+    def _read_argument(self, source: Source, argument: _Argument) -> Reading[str]:
         """One argument, its tag's start read; returns the tag that ended its value.
 
         One that the call has already is Malformed: nothing says which of the two is meant.
         """
-        source = calls.source
         said = ""
         if self.parameter.attribute:
             attributes = yield from _attributes(source, self.parameter.end)
@@ -158,23 +174,80 @@ class XmlTools:
         if self.value_start:
             yield from source.skip_space()
             yield from source.expect(self.value_start)
-        if not key or key in seen:
-            raise Malformed
-        calls.put(f'{", " if seen else ""}"{quoted(key)}": ')
-        seen.add(key)
-        types = _said_types(said) or tool.argument_types(key)
-        ends = (self.value_end, self.parameter.start, self.call_end)
+        put = argument.begin(key)
         end = yield from read_text_value(
             source,
-            ends,
-            types,
-            calls.put,
+            (self.value_end, self.parameter.start, self.call_end),
+            self._types(argument.types, said),
+            put,
             trims_newlines=self.trims_newlines,
             has_cdata=self.has_cdata,
         )
         if end is None:
+            argument.settle(is_last=False)
             raise EndOfText
         return end
+
+    def _types(self, types: frozenset[str], said: str) -> frozenset[str]:
+        """What a value may be by its tool's schema, `types`, and by what its tag has `said`."""
+        if self.type_attribute != "string":
+            return _said_types(said) or types
+        told = frozenset(("string",)) if said == "true" else _NO_STRING
+        if said not in ("true", "false"):
+            told |= {"string"}
+        return (types & told) or types or told
+
+
+class _Argument:
+    """One argument after another of a call, on their way to its JSON.
+
+    Of a call of one argument that may be a holder of all, the value is kept back.
+    """
+
+    def __init__(self, tool: ToolSpec, holders: tuple[str, ...], put: Put) -> None:
+        properties = tool.parameters.get("properties")
+        self._known = properties if isinstance(properties, Mapping) else {}
+        self._holders = [name for name in holders if self._known and name not in self._known]
+        self._tool = tool
+        self._put = put
+        self._seen: set[str] = set()
+        self._held: list[str] = []
+        self.types: frozenset[str] = frozenset()
+
+    def begin(self, key: str | None) -> Put:
+        """The argument `key`; returns where its value goes. Raises Malformed for a second one."""
+        if not key or key in self._seen:
+            raise Malformed
+        self.types = self._tool.argument_types(key)
+        head = f'{", " if self._seen else ""}"{quoted(key)}": '
+        if not self._seen and key in self._holders:
+            self.types = frozenset(("object", "string"))
+            self._held.append(head)
+        else:
+            self._put(head)
+        self._seen.add(key)
+        return self._held.append if self._held else self._put
+
+    def settle(self, *, is_last: bool) -> None:
+        """The value is over; with `is_last`, the call too."""
+        held, self._held = "".join(self._held), []
+        if held and is_last:
+            (inner,) = json.loads(f"{{{held}}}").values()
+            parsed = _object(inner) if isinstance(inner, str) else inner
+            if isinstance(parsed, dict) and set(parsed) <= set(self._known):
+                held = json.dumps(parsed, ensure_ascii=False)[1:-1]
+        if held:
+            self._put(held)
+
+
+def _object(text: str) -> object:
+    found = convert(text, JSON) if text.lstrip().startswith("{") else None
+    return json.loads(found) if found is not None else None
+
+
+def _opens_object(source: Source) -> Reading[bool]:
+    yield from source.skip_space()
+    return (yield from source.try_literal("{"))
 
 
 def _said_types(said: str) -> frozenset[str]:

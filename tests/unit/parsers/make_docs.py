@@ -145,9 +145,9 @@ def reasoning_rows() -> list[str]:
         else:
             notes.append("nothing is split off; `<think>` is given back to the content")
         if name in SWITCHES:
-            notes.append(
-                f"off unless the template's `{'` or `'.join(SWITCHES[name].arguments)}` says on"
-            )
+            switch = SWITCHES[name]
+            said = f"the template's `{'` or `'.join(switch.arguments)}` says"
+            notes.append(f"off where {said} so" if switch.is_on_unsaid else f"off unless {said} on")
         marks = [code(part[0]) if part else "" for part in (found.starts, found.ends)]
         rows[name] = (*marks, "; ".join(notes))
     return grouped(rows)

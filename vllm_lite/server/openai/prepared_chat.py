@@ -110,13 +110,15 @@ def _parser_config(
     names = context.parsers
     if names.reasoning is None and choice == "none":
         return None
+    given = template_kwargs(context, body)
+    registry.check_template_kwargs((names.reasoning, names.tool), given)
     return OutputParserConfig(
         reasoning_parser=names.reasoning,
         tool_parser=None if choice == "none" else names.tool,
         tools=() if choice == "none" else tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        chat_template_kwargs=template_kwargs(context, body),
+        chat_template_kwargs=given,
         new_id=_new_id,
     )
 
