@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -23,9 +27,11 @@ from transformers import (
 )
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
-    "ministral": (MinistralConfig, MinistralForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -44,6 +50,8 @@ TINY: dict[str, Any] = {
 }
 
 OF_FAMILY: dict[str, dict[str, Any]] = {
+    "gemma3": {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 9},
+    "gpt_neox": {"num_attention_heads": 3, "num_key_value_heads": 3},
     "phi3": {"pad_token_id": None},
     "qwen3": {"head_dim": 16},
 }

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MinistralConfig, MinistralForCausalLM
 
-from tests.models.checkpoints import make_model, save
+from tests.models.checkpoints import FAMILIES, TINY, make_model, save
 from tests.models.runner import PagedRunner, load
 
 LENGTH = 44
@@ -59,6 +60,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope-yarn-attention-factor": (
         "llama",
         {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "gemma3": ("gemma3", {"layer_types": [*["sliding_attention"] * 2, "full_attention"]}),
+    "gemma3-scaled": (
+        "gemma3",
+        {
+            "query_pre_attn_scalar": 12,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "gpt2": ("gpt2", {}),
+    "gpt2-odd": (
+        "gpt2",
+        {"n_inner": 56, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox-in-turn": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "hidden_act": "gelu_new", "attention_bias": False},
+    ),
+    "gpt_neox-rotary": (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 9, "head_dim": 16}),
@@ -134,13 +161,12 @@ def test_longrope_follows_the_longest_sequence_that_may_come(
 def test_mistral_has_the_windows_that_layer_types_names(tmp_path: Path) -> None:
     """Ministral's checkpoints call themselves Mistral's."""
     kinds = ["sliding_attention", "full_attention"]
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    reference = make_model(
-        "ministral", head_dim=12, sliding_window=9, layer_types=kinds, rope_parameters=rope
-    )
+    changes = {"sliding_window": 9, "head_dim": 12, "rope_parameters": LLAMA3}
+    settings = MinistralConfig(**TINY, **changes, layer_types=kinds)
+    reference = MinistralForCausalLM(settings).eval()
     config = save(reference, tmp_path) / "config.json"
-    settings = json.loads(config.read_text()) | {"architectures": ["MistralForCausalLM"]}
-    config.write_text(json.dumps(settings))
+    named = json.loads(config.read_text()) | {"architectures": ["MistralForCausalLM"]}
+    config.write_text(json.dumps(named))
     got = PagedRunner(load(tmp_path)).step({"a": ids_of(1)})["a"]
     torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
 
@@ -173,7 +199,7 @@ def test_dynamic_rope_beyond_the_trained_length_is_that_of_decoding(tmp_path: Pa
     torch.testing.assert_close(got, torch.cat(want), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_close_to_float32(family: str, tmp_path: Path) -> None:
     reference = make_model(family)
     save(reference, tmp_path)

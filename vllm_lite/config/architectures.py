@@ -88,6 +88,54 @@ _PHI3 = {
     "eos_token_id": 32000,
 }
 
+_GPT2 = {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1024,
+    "hidden_act": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+_GPT_NEOX = {
+    "vocab_size": 50432,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 2048,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "use_parallel_residual": True,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.25,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_GEMMA3 = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     row.name: row
     for row in (
@@ -122,6 +170,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             gguf=("phi3",),
             defaults=_PHI3,
             windows="every",
+        ),
+        _row(
+            *("GPT2LMHeadModel", "gpt2"),
+            aliases={
+                "n_embd": "hidden_size",
+                "n_head": "num_attention_heads",
+                "n_layer": "num_hidden_layers",
+                "n_inner": "intermediate_size",
+                "activation_function": "hidden_act",
+            },
+            defaults=_GPT2,
+            reads="layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx",
+            harmless="n_ctx reorder_and_upcast_attn",
+        ),
+        _row(
+            *("GPTNeoXForCausalLM", "gpt_neox"),
+            aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+            defaults=_GPT_NEOX,
+            reads="layer_norm_eps use_parallel_residual",
+        ),
+        _row(
+            *("Gemma3ForCausalLM", "gemma3"),
+            aliases={"hidden_activation": "hidden_act"},
+            defaults=_GEMMA3,
+            reads="query_pre_attn_scalar rope_local_base_freq sliding_window_pattern",
+            windows="pattern",
         ),
     )
 }

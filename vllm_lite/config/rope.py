@@ -17,7 +17,10 @@ _KINDS = ("full_attention", "sliding_attention")
 # Scalings that know the length a model was trained for.
 _KNOW_TRAINED_LENGTH = {"llama3", "yarn", "longrope"}
 # Fields beside the dicts that belong into them.
-_LOOSE = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
+_LOOSE = (
+    *("rope_theta", "rope_scaling", "rope_local_base_freq"),
+    *("partial_rotary_factor", "original_max_position_embeddings"),
+)
 
 
 def take_rope_parameters(path: str, hf: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -34,6 +37,12 @@ def take_rope_parameters(path: str, hf: dict[str, Any], overrides: Mapping[str, 
         hf["rope_parameters"] = {kind: _flat(path, hf, given[kind], {}) for kind in nested}
     else:
         hf["rope_parameters"] = _flat(path, hf, given, overrides)
+        if hf.get("rope_local_base_freq") is not None:
+            local = {"rope_type": "default", "rope_theta": hf["rope_local_base_freq"]}
+            hf["rope_parameters"] = {
+                "full_attention": hf["rope_parameters"],
+                "sliding_attention": _flat(path, {}, local, {}),
+            }
     for key in _LOOSE:
         hf.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""Gated activations: act(gate) * up, where gate and up lie side by side, and the product by it."""
+"""Activations between two products, by the names that configurations give them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,54 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.scaled import of_rows
 
-# [T, 2I] and a product of [T, I] -> the product of what is activated.
-GatedProduct = Callable[[Tensor, LinearKernel], Tensor]
+# [T, 2I] or [T, I], and a product of [T, I] -> the product of what is activated.
+ActivatedProduct = Callable[[Tensor, LinearKernel], Tensor]
+
+# transformers' names to those of the operations (kernels/activations.py).
+_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 
-def get_gated_product(name: str) -> GatedProduct:
-    """The activation that a config's `hidden_act` names, and the product that follows it."""
-    if name not in ("silu", "swish"):
-        raise CheckpointError(f"hidden_act {name!r} is not supported; known: silu")
+def activation_name(hidden_act: str) -> str:
+    """The operation's name of what a config calls `hidden_act`; raises CheckpointError."""
+    name = _NAMES.get(hidden_act) if isinstance(hidden_act, str) else None
+    if name is None:
+        known = ", ".join(_NAMES)
+        raise CheckpointError(f"hidden_act {hidden_act!r} is not supported; known: {known}")
+    return name
+
+
+def gated_product(name: str) -> ActivatedProduct:
+    """act(gate) * up, of rows that hold gate and up side by side, and the product that follows."""
     activate = ops().act_and_mul
 
     def product(x: Tensor, kernel: LinearKernel) -> Tensor:
         takes_codes = of_rows(kernel)
         if takes_codes is None:
-            return kernel(activate(x, "silu"))
-        rows = takes_codes.ops.act_and_mul_quantized(x, "silu", takes_codes.codes.dtype)
+            return kernel(activate(x, name))
+        rows = takes_codes.ops.act_and_mul_quantized(x, name, takes_codes.codes.dtype)
         return takes_codes.of_codes(*rows, x.dtype)
+
+    return product
+
+
+def plain_product(name: str) -> ActivatedProduct:
+    """act(x), in place, and the product that follows it."""
+    activate = ops().activation
+
+    def product(x: Tensor, kernel: LinearKernel) -> Tensor:
+        return kernel(activate(x, name, out=x))
 
     return product

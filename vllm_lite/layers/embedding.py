@@ -129,3 +129,23 @@ class ParallelLMHead(nn.Module):
             self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
         # Of one rank alone: several must bring their logits together.
         self._head = head_kernel(self.kernel) if self._group.size == 1 else None
+
+
+class LearnedPositions(nn.Module):
+    """A vector for each position, which is added to its token's."""
+
+    def __init__(self, num_positions: int, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._rows = torch.empty(num_positions, hidden_size, dtype=dtype)
+        self._ops = ops()
+
+    def add_to(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Add the rows of positions [T] int64 to hidden [T, N], in place."""
+        rows = self._ops.embedding(positions, self._rows)
+        return self._ops.scaled_add(hidden, rows, out=hidden)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        yield NamedSlot("", "weight", WeightSlot.whole(self._rows))
+
+    def process_weights_after_loading(self) -> None:
+        """The rows are used as they are."""

@@ -1,13 +1,21 @@
-"""The gated feed-forward block: down(act(gate(x)) * up(x))."""
+"""The feed-forward block: down(act(gate(x)) * up(x)), or down(act(up(x))).
+
+Its first product is given away, so that the norm before it may be part of it.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch import Tensor, nn
 
-from vllm_lite.layers.activation import get_gated_product
-from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from vllm_lite.layers.norm import RMSNorm
-from vllm_lite.quantization.method import LinearMethod
+from vllm_lite.layers.activation import activation_name, gated_product, plain_product
+from vllm_lite.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+)
+from vllm_lite.quantization.method import LinearKernel, LinearMethod
 from vllm_lite.quantization.unquantized import gated_kernel
 
 
@@ -29,15 +37,49 @@ class GatedMLP(nn.Module):
             gate_up, hidden_size, [intermediate_size] * 2, bias=bias
         )
         self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
-        self._activated_product = get_gated_product(hidden_act)
+        self._name = activation_name(hidden_act)
+        self._activated_product = gated_product(self._name)
 
-    def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(what the block makes of the normalised sum, sum), of what norm.add_and_norm takes."""
-        kernel = self.gate_up_proj.kernel
-        # It ends in silu, which is the one activation that get_gated_product knows.
-        fused = gated_kernel(kernel)
-        if fused is not None:
-            activated, total = norm.normed_product(x, residual, fused)
-            return self.down_proj.kernel(activated), total
-        gate_up, total = norm.normed_product(x, residual, kernel)
-        return self._activated_product(gate_up, self.down_proj.kernel), total
+    @cached_property
+    def _activating(self) -> LinearKernel | None:
+        """The first product with the activation at its end, where it has such a form."""
+        return gated_kernel(self.gate_up_proj.kernel, self._name)
+
+    @property
+    def first(self) -> LinearKernel:
+        """[T, N] -> what `forward` takes."""
+        return self._activating or self.gate_up_proj.kernel
+
+    def forward(self, projected: Tensor) -> Tensor:
+        """What `first` made of the normalised stream -> [T, N]."""
+        if self._activating is not None:
+            return self.down_proj.kernel(projected)
+        return self._activated_product(projected, self.down_proj.kernel)
+
+
+class PlainMLP(nn.Module):
+    """Two products and an activation."""
+
+    def __init__(
+        self,
+        up: LinearMethod,
+        down: LinearMethod,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.up_proj = ColumnParallelLinear(up, hidden_size, intermediate_size, bias=bias)
+        self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
+        self._activated_product = plain_product(activation_name(hidden_act))
+
+    @property
+    def first(self) -> LinearKernel:
+        """[T, N] -> what `forward` takes."""
+        return self.up_proj.kernel
+
+    def forward(self, projected: Tensor) -> Tensor:
+        """What `first` made of the normalised stream -> [T, N]."""
+        return self._activated_product(projected, self.down_proj.kernel)

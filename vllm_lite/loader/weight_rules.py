@@ -101,10 +101,15 @@ class Rule:
     parts: tuple[Part, ...] = ()
 
 
-def renamed(names: Mapping[str, str], *, is_transposed: bool = False) -> list[Rule]:
+def renamed(
+    names: Mapping[str, str],
+    *,
+    is_transposed: bool = False,
+    transform: Callable[[Tensor], Tensor] | None = None,
+) -> list[Rule]:
     """Layers that are stored whole, under another name."""
     return [
-        Rule(source, (Part(target, is_transposed=is_transposed),))
+        Rule(source, (Part(target, is_transposed=is_transposed, transform=transform),))
         for source, target in names.items()
     ]
 
@@ -119,6 +124,22 @@ def fused(
         parts.append(Part(f"{parent}.{name}", taken, total, is_transposed))
         start += size
     return Rule(source, tuple(parts))
+
+
+def interleaved_heads(source: str, parent: str, num_heads: int, head_size: int) -> Rule:
+    """Queries, keys and values of one head beside each other, head by head: [H, 3, D] outputs."""
+    total = 3 * num_heads * head_size
+    order = torch.arange(total).view(num_heads, 3, head_size)
+    names = ("q_proj", "k_proj", "v_proj")
+    parts = (
+        Part(f"{parent}.{name}", order[:, i].reshape(-1), total) for i, name in enumerate(names)
+    )
+    return Rule(source, tuple(parts))
+
+
+def plus_one(weight: Tensor) -> Tensor:
+    """Of a norm whose checkpoint stores the weight less 1."""
+    return weight.float() + 1.0
 
 
 def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) -> Rule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,22 @@ from torch import Tensor, nn
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec
 from vllm_lite.distributed.groups import head_shards
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, attention
-from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
-from vllm_lite.layers.mlp import GatedMLP
-from vllm_lite.layers.norm import make_norm
+from vllm_lite.layers.mlp import GatedMLP, PlainMLP
+from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryEmbedding, RotaryTables
 from vllm_lite.loader.weight_rules import Rule
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, decoder_spec
-from vllm_lite.quantization.method import LinearMethod
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    decoder_spec,
+)
+from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,11 @@ class SelfAttention(nn.Module):
             self.k_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
         self.attn = attention(spec.scale, spec.window, cache_has_scales=options.cache_has_scales)
 
+    @property
+    def first(self) -> LinearKernel:
+        """[T, N] -> what `forward` takes."""
+        return self.qkv_proj.kernel
+
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         """[T] and what qkv_proj made of the normalised stream -> [T, N]."""
         qkv = projected.view(self._shape)
@@ -98,7 +111,7 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each behind a norm and added to the residual stream."""
+    """A mixer and a feed-forward block, one after the other or side by side."""
 
     def __init__(
         self,
@@ -106,31 +119,66 @@ class DecoderLayer(nn.Module):
         decoder: DecoderSpec,
         options: BuildOptions,
         rotary: RotaryEmbedding | None,
+        previous: DecoderLayer | None,
     ) -> None:
         super().__init__()
-        size = decoder.hidden_size
-        self.input_layernorm = make_norm(decoder.norm, size, options.dtype)
-        self.self_attn = SelfAttention(spec.mixer, size, options.at("self_attn"), rotary)
-        self.post_attention_layernorm = make_norm(decoder.norm, size, options.dtype)
-        mlp = options.at("mlp")
-        self.mlp = GatedMLP(
-            mlp.at("gate_up_proj").linear_method,
-            mlp.at("down_proj").linear_method,
-            size,
-            spec.ffn.intermediate_size,
-            spec.ffn.act,
-            bias=spec.ffn.bias,
+
+        def norm(place: Literal["before", "after"]) -> Norm | None:
+            if spec.norms not in (place, "both"):
+                return None
+            return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
+
+        self.input_layernorm = norm("before")
+        self.self_attn = SelfAttention(
+            spec.mixer, decoder.hidden_size, options.at("self_attn"), rotary
         )
+        self.mixer_output_norm = norm("after")
+        self.post_attention_layernorm = None if spec.parallel == "one norm" else norm("before")
+        self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
+        self.ffn_output_norm = norm("after")
+        self._enter = join_stream(self.input_layernorm, previous)
+        self._between = ResidualNorm(self.post_attention_layernorm, self.mixer_output_norm)
+        self._add = ops().scaled_add
+        if spec.parallel != "no":
+            self.forward = self._forward_side_by_side  # type: ignore[method-assign]
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """One layer's output and the stream to add it to, both [T, N]; the first has no stream."""
-        qkv, residual = self.input_layernorm.normed_product(
-            hidden, residual, self.self_attn.qkv_proj.kernel
-        )
-        hidden = self.self_attn.forward(positions, qkv)
-        return self.mlp.forward(self.post_attention_layernorm, hidden, residual)
+        mixer, mlp = self.self_attn, self.mlp
+        projected, residual = self._enter.normed_product(hidden, residual, mixer.first)
+        hidden = mixer.forward(positions, projected)
+        projected, residual = self._between.normed_product(hidden, residual, mlp.first)
+        return mlp.forward(projected), residual
+
+    def _forward_side_by_side(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same where both blocks read one stream (Wang and Komatsuzaki, 2021)."""
+        mixer, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        normed, residual = self._enter.add_and_norm(hidden, residual)
+        mixed = mixer.forward(positions, mixer.first(normed))
+        fed = mlp.forward(mlp.first(normed if norm is None else norm.forward(residual)))
+        return self._add(mixed, fed, out=mixed), residual
+
+
+def join_stream(before: Norm | None, previous: DecoderLayer | None) -> ResidualNorm:
+    """How the output of the layer `previous`, or the embedding, comes to what stands behind it."""
+    return ResidualNorm(before, None if previous is None else previous.ffn_output_norm)
+
+
+def make_mlp(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP | PlainMLP:
+    """The block that `spec` describes."""
+    kind, first = (GatedMLP, "gate_up_proj") if spec.is_gated else (PlainMLP, "up_proj")
+    return kind(
+        options.at(first).linear_method,
+        options.at("down_proj").linear_method,
+        hidden_size,
+        spec.intermediate_size,
+        spec.act,
+        bias=spec.bias,
+    )
 
 
 class Decoder(nn.Module):
@@ -141,24 +189,36 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             options.at("embed_tokens").linear_method, spec.vocab_size, spec.hidden_size
         )
+        self.embed_positions = (
+            LearnedPositions(spec.num_learned_positions, spec.hidden_size, options.dtype)
+            if spec.num_learned_positions
+            else None
+        )
+        # Rounded as the embedding is.
+        self._scale = torch.tensor(spec.embedding_scale, device="cpu").to(options.dtype).item()
         self.rotary_emb = RotaryTables(
             [layer.mixer.rotary for layer in spec.layers], options.max_model_len
         )
-        self.layers = nn.ModuleList(
-            DecoderLayer(
-                layer, spec, options.at(f"layers.{i}"), self.rotary_emb.of(layer.mixer.rotary)
-            )
-            for i, layer in enumerate(spec.layers)
-        )
+        self.layers = nn.ModuleList()
+        last: DecoderLayer | None = None
+        for i, layer in enumerate(spec.layers):
+            rotary = self.rotary_emb.of(layer.mixer.rotary)
+            last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), rotary, last)
+            self.layers.append(last)
         self.norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
+        self._leave = join_stream(self.norm, last)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
         hidden = self.embed_tokens.forward(input_ids)
+        if self._scale != 1.0:
+            hidden = ops().scaled_add(hidden, None, self._scale, out=hidden)
+        if self.embed_positions is not None:
+            hidden = self.embed_positions.add_to(hidden, positions)
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer.forward(positions, hidden, residual)
-        return self.norm.add_and_norm(hidden, residual)[0]
+        return self._leave.add_and_norm(hidden, residual)[0]
 
 
 class DecoderForCausalLM(nn.Module):

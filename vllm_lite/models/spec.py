@@ -69,7 +69,6 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     # Rows of a table of learned positions, which are added to the embedding.
     num_learned_positions: int = 0
-    head_bias: bool = False
 
 
 def decoder_spec(

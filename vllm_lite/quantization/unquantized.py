@@ -108,8 +108,8 @@ class PackedKernel:
         return self.ops.gated_linear(x, self.weight, self.bias)
 
 
-def gated_kernel(kernel: LinearKernel) -> LinearKernel | None:
-    """The kernel's product with a gated silu at its end, if it is one that has such a form."""
-    if isinstance(kernel, PackedKernel) and kernel.out_dtype is kernel.weight.dtype:
-        return kernel.gated
-    return None
+def gated_kernel(kernel: LinearKernel, activation: str) -> LinearKernel | None:
+    """The kernel's product with act_and_mul at its end, if it is one that has such a form."""
+    if activation != "silu" or not isinstance(kernel, PackedKernel):
+        return None
+    return kernel.gated if kernel.out_dtype is kernel.weight.dtype else None
