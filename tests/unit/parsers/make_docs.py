@@ -37,10 +37,10 @@ events, and where the stream was cut never matters.
 - Where the text ends within arguments (`max_tokens`), they stay what there was: the beginning of a
   JSON object, which no client can mistake for a whole one. If it ends before the arguments of a
   call after the first, that call is dropped.
-- Where arguments stop making sense, or an object gets a key twice, their JSON is closed where it
-  stands and the rest of the broken call is content. All other arguments are whole JSON objects.
-  All of this is the same streamed and whole, and a broken or cut call alone does not make the
-  finish reason `tool_calls`.
+- Where arguments stop making sense, an object gets a key twice, or the model itself ends its answer
+  within them, their JSON is closed where it stands and the rest of the call is content. All other
+  arguments are whole JSON objects. All of this is the same streamed and whole, and a broken or cut
+  call alone does not make the finish reason `tool_calls`.
 - Prose before, between and after calls is kept; white space alone around calls is not.
 - A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
   only if it has the name of a tool of the request; `llama3_json` and `xlam` need arguments, too.
