@@ -257,7 +257,7 @@ async def attack(url: str, pid: int, seed: int, counts: tuple[int, int, float]) 
     report, rng = Report(), random.Random(seed)
     num_requests, num_aborts, minutes = counts
     limits = httpx.Limits(max_connections=4 * CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
 
         async def look() -> None:
             async for _ in settled(client):
@@ -291,12 +291,19 @@ def main() -> int:
     parser.add_argument("--soak-minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="demo")
-    arguments = parser.parse_args()
+    # Whatever else is given is the server's.
+    arguments, others = parser.parse_known_args()
     counts = (arguments.requests, arguments.aborts, arguments.soak_minutes)
     began = time.monotonic()
-    flags = ("--served-model-name", "demo", "--max-num-seqs", "16", "--disable-uvicorn-access-log")
-    with ServerProcess(*flags, "--max-model-len", "512", model=arguments.model) as server:
-        report = asyncio.run(attack(server.url, server.process.pid, arguments.seed, counts))
+    # So few blocks that the warm-up touches all: their pages count as memory from then on.
+    flags = ["--served-model-name", "demo", "--max-model-len", "512", "--max-num-seqs", "16"]
+    flags += ["--num-gpu-blocks-override", "160", "--disable-uvicorn-access-log", *others]
+    with ServerProcess(*flags, model=arguments.model) as server:
+        try:
+            report = asyncio.run(attack(server.url, server.process.pid, arguments.seed, counts))
+        except (httpx.HTTPError, psutil.Error):
+            print(server.log()[-4000:], file=sys.stderr)
+            raise
         held = server.process.poll() is None
         tail = "" if held else server.log()[-2000:]
     shown = {
