@@ -1,6 +1,7 @@
 // Paged attention: cuts a batch into tiles and spans of context, and gives them to the threads.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -99,7 +100,7 @@ class AttentionPlan {
         kernels_(*kernels().attention),
         group_(p.num_heads / p.num_kv_heads),
         tile_tokens_(std::max<int64_t>(1, tile_rows(batch.num_tokens * p.num_heads) / group_)),
-        row_floats_(kernels_.padded_head_size(p.head_size) + 2) {
+        row_floats_(kernels_.padded_size(p.values.size) + 2) {
     for (int64_t r = 0; r < batch.num_requests; ++r) add_request(batch, r);
     cut();
   }
@@ -107,7 +108,7 @@ class AttentionPlan {
   void run() {
     const int64_t max_rows = max_tile_tokens_ * group_;
     const int64_t state = ceil_divide(max_rows * row_floats_, kCacheLineFloats) * kCacheLineFloats;
-    const int64_t scratch = kernels_.scratch_floats(max_rows, p_.head_size);
+    const int64_t scratch = kernels_.scratch_floats(p_, max_rows);
     thread_local Arena partials;
     partials_ = partials.reserve(partial_floats_);
     const int64_t num_runs = std::min<int64_t>(num_threads(), pieces_.size());
@@ -213,7 +214,7 @@ class AttentionPlan {
       attend(piece.first_span, state);
       for (int64_t span = piece.first_span + 1; span < piece.end_span; ++span) {
         attend(span, later);
-        kernels_.merge(rows, p_.head_size, state, later);
+        kernels_.merge(rows, p_.values.size, state, later);
       }
       kernels_.write_output(p_, work.tile, state);
       return;
@@ -225,7 +226,7 @@ class AttentionPlan {
     }
     if (counters_[work.counter].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     for (int64_t span = work.first_span + 1; span < work.end_span; ++span) {
-      kernels_.merge(rows, p_.head_size, states, states + (span - work.first_span) * size);
+      kernels_.merge(rows, p_.values.size, states, states + (span - work.first_span) * size);
     }
     kernels_.write_output(p_, work.tile, states);
   }
@@ -250,10 +251,13 @@ class AttentionPlan {
 void paged_attention(const Attention& p, const AttentionBatch& batch) {
   check_batch(p, batch);
   const int64_t num_used = batch.query_start_loc[batch.num_requests];
-  const int64_t row_bytes =
-      p.num_heads * p.head_size * (p.dtype == DType::kBFloat16 ? sizeof(BFloat16) : sizeof(float));
+  const int64_t row_bytes = p.num_heads * p.values.size *
+                            (p.dtype == DType::kBFloat16 ? sizeof(BFloat16) : sizeof(float));
   std::memset(static_cast<char*>(p.output) + num_used * row_bytes, 0,
               (batch.num_tokens - num_used) * row_bytes);
+  if (p.lse != nullptr) {
+    std::fill(p.lse + num_used * p.num_heads, p.lse + batch.num_tokens * p.num_heads, -INFINITY);
+  }
   if (num_used > 0) AttentionPlan(p, batch).run();
 }
 

@@ -89,8 +89,9 @@ struct CacheWrite {
   const void* source;  // [T, K, D]
   int64_t token_stride;
   int64_t head_stride;
-  void* cache;  // [B, K, S, row], last three dimensions dense
+  void* cache;  // [B, K, S, row]; a head's rows follow those of the last
   int64_t block_stride;
+  int64_t row_stride;
   const int64_t* slots;
   int64_t num_kv_heads;
   int64_t block_size;
@@ -98,31 +99,36 @@ struct CacheWrite {
   bool has_row_scales;
 };
 
+// One of the two: [B, K, S, row], where a head's rows follow those of the last.
+struct CachedRows {
+  const void* rows;
+  int64_t block_stride;
+  int64_t row_stride;
+  int64_t size;  // numbers of a row
+};
+
 struct Attention {
   DType dtype;
   DType cache_dtype;
-  const void* query;  // [T, H, D]
+  const void* query;  // [T, H, D], D that of keys
   int64_t query_token_stride;
   int64_t query_head_stride;
-  void* output;  // [T, H, D], dense
-  const void* key_cache;
-  const void* value_cache;  // both [B, K, S, row], last three dimensions dense
-  int64_t key_block_stride;
-  int64_t value_block_stride;
+  void* output;  // [T, H, D], D that of values, dense
+  // Null, or [H]: what a score loses with each position between a key and the query, and the score
+  // of one more key, which all queries see and which has no value.
+  const float* alibi_slopes;
+  const float* sinks;
+  float* lse;  // null, or [T, H], the logarithm of the sum of e^score
+  CachedRows keys;
+  CachedRows values;  // they may lie in the keys
   int64_t num_heads;
   int64_t num_kv_heads;
-  int64_t head_size;
   int64_t block_size;
   int64_t sliding_window;  // 0: none
   float scale;
   float soft_cap;  // 0: none
   bool has_row_scales;
 };
-
-// Elements from one cached row to the next, in a cache of one-byte numbers if they have scales.
-static inline int64_t cached_row_size(int64_t head_size, bool has_row_scales) {
-  return head_size + (has_row_scales ? static_cast<int64_t>(sizeof(float)) : 0);
-}
 
 // Consecutive queries of one request, for all query heads of one kv-head. Row r of a tile is
 // query head (kv_head * group + r % group) of token (first_token + r / group).
@@ -146,15 +152,15 @@ struct AttentionSpan {
 };
 
 // Softmax state of a tile's rows over some context: `rows` maxima, `rows` sums, then `rows`
-// weighted sums of values of padded_head_size floats each.
+// weighted sums of values of padded_size floats each.
 struct AttentionKernels {
-  int64_t (*padded_head_size)(int64_t head_size);
-  int64_t (*scratch_floats)(int64_t rows, int64_t head_size);
+  int64_t (*padded_size)(int64_t size);
+  int64_t (*scratch_floats)(const Attention&, int64_t rows);
   // Overwrites `state` with the attention of a tile to a span of its context. Meanwhile asks memory
   // for what this thread attends to `after` it.
   void (*attend_span)(const Attention&, const AttentionSpan&, const AttentionSpan& after,
                       float* state, float* scratch);
-  void (*merge)(int64_t rows, int64_t head_size, float* state, const float* later);
+  void (*merge)(int64_t rows, int64_t value_size, float* state, const float* later);
   void (*write_output)(const Attention&, const AttentionTile&, const float* state);
 };
 

@@ -99,6 +99,7 @@ template <class Visit>
 void each_tensor(AttentionCall& call, Visit&& visit) {
   visit(call.p.query, Use::kRead);
   visit(call.p.output, Use::kWrite);
+  if (call.p.lse != nullptr) visit(call.p.lse, Use::kWrite);
 }
 template <class Visit>
 void each_input(AttentionCall& call, Visit&& visit) {

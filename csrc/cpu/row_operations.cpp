@@ -53,7 +53,9 @@ int64_t work(const ScaledAdd& p) { return p.size; }
 int64_t work(const RotaryRows& rotary) {
   return (rotary.p.num_heads[0] + rotary.p.num_heads[1]) * rotary.p.rot_dim;
 }
-int64_t work(const CacheRows& cache) { return 2 * cache.key.num_kv_heads * cache.key.head_size; }
+int64_t work(const CacheRows& cache) {
+  return cache.key.num_kv_heads * (cache.key.head_size + cache.value.head_size);
+}
 
 }  // namespace
 

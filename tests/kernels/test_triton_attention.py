@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_attention import NARROW, Batch, batch
+from tests.kernels.test_attention_forms import in_pages
 from vllm_lite.kernels import cached_rows, reference, reference_rotary_cache
 from vllm_lite.kernels.triton import device, ops
 
@@ -100,3 +101,18 @@ def test_rotation_on_the_way_into_the_cache(
     step = 0.13 if narrow else 4e-3
     torch.testing.assert_close(our_caches, their_caches, rtol=step, atol=0.02)
     assert (our_caches != their_caches).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("narrow", [None, "e4m3", "scaled int8"])
+def test_a_cache_may_be_a_part_of_pages(narrow: str | None) -> None:
+    case = batch([(9, 40), (1, 7)], size=40, narrow=narrow)
+    caches = [in_pages(cache, 1000, 7) for cache in (case.key_cache, case.value_cache)]
+    paged = replace(case, key_cache=caches[0], value_cache=caches[1])
+    assert torch.equal(both(paged)[0], both(case)[0])
+    key, value = torch.randn(2, 5, 3, 40)
+    slots = torch.tensor([3, -1, 40, 17, 16])
+    plain = [case.key_cache.clone(), case.value_cache.clone()]
+    ops.reshape_and_cache(key, value, *plain, slots)
+    ops.reshape_and_cache(key, value, *caches, slots)
+    for ours, theirs in zip(caches, plain, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))

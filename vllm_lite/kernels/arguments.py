@@ -35,6 +35,12 @@ def row_stride(operation: str, tensor: Tensor) -> int:
     return tensor.stride(0)
 
 
+def check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:
+    """Refuse what is no dense vector of `size` entries."""
+    if index.dtype != dtype or index.shape[0] != size or not index.is_contiguous():
+        raise refuse(operation, f"an index must be dense {dtype} with {size} entries")
+
+
 def check_product(
     operation: str, x: Tensor, bias: Tensor | None, num_outputs: int, num_inputs: int
 ) -> None:

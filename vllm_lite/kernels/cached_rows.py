@@ -24,6 +24,20 @@ def has_row_scales(cache: Tensor, head_size: int) -> bool:
     raise ValueError(f"cached rows of {cache.shape[-1]} {cache.dtype} do not hold {head_size}")
 
 
+def value_size_of(key_cache: Tensor, value_cache: Tensor, key_size: int) -> int:
+    """Numbers of a cached value, whose rows end as those of keys do.
+
+    ValueError where the two caches, or heads of key_size, do not fit together.
+    """
+    has_row_scales(key_cache, key_size)
+    size = value_cache.shape[-1] - (key_cache.shape[-1] - key_size)
+    if size < 1 or key_cache.dtype != value_cache.dtype:
+        raise ValueError(f"keys {key_cache.dtype} and values {value_cache.dtype} are not alike")
+    if key_cache.shape[:-1] != value_cache.shape[:-1]:
+        raise ValueError(f"keys {list(key_cache.shape)} and values {list(value_cache.shape)}")
+    return size
+
+
 def encode(rows: Tensor, cache: Tensor) -> Tensor:
     """Rows [..., D] as rows of `cache`: to nearest even, what is too large to the largest number.
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from vllm_lite import _cpu, envs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.arguments import DTYPES as _DTYPES
-from vllm_lite.kernels.arguments import check_product, result_of
+from vllm_lite.kernels.arguments import check_index, check_product, result_of
 from vllm_lite.kernels.arguments import dtype_number as _dtype
 from vllm_lite.kernels.arguments import refuse as _refuse
 from vllm_lite.kernels.arguments import row_stride as _rows
-from vllm_lite.kernels.cached_rows import has_row_scales
 from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.cpu_attention import paged_attention as paged_attention
+from vllm_lite.kernels.cpu_attention import reshape_and_cache as reshape_and_cache
 from vllm_lite.kernels.cpu_elementwise import act_and_mul as act_and_mul
 from vllm_lite.kernels.cpu_elementwise import activation as activation
 from vllm_lite.kernels.cpu_elementwise import fused_add_layer_norm as fused_add_layer_norm
@@ -42,14 +43,12 @@ from vllm_lite.kernels.cpu_slim import pack_slim
 from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.reference import PackedLinear
 
-_CACHE_DTYPES = {**_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
-
 
 def embedding(ids: Tensor, rows: Tensor) -> Tensor:
     num_rows, size = rows.shape
     if not rows.is_contiguous():
         raise _refuse("embedding", "takes dense rows")
-    _check_index("embedding", ids, torch.int64, len(ids))
+    check_index("embedding", ids, torch.int64, len(ids))
     out = rows.new_empty((len(ids), size))
     row_bytes = size * rows.element_size()
     calls.get().embedding(
@@ -70,7 +69,7 @@ def rotary_embedding(
         raise _refuse("rotary_embedding", "takes dense heads and an even rotary size")
     if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
         raise _refuse("rotary_embedding", "cos_sin_cache must be dense float32")
-    _check_index("rotary_embedding", positions, torch.int64, num_tokens)
+    check_index("rotary_embedding", positions, torch.int64, num_tokens)
     calls.get().rotary_embedding(
         positions.data_ptr(),
         query.data_ptr(),
@@ -90,93 +89,6 @@ def rotary_embedding(
     )
 
 
-def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    num_tokens, num_kv_heads, head_size = key.shape
-    cache_dtype, is_scaled = _check_caches("reshape_and_cache", key_cache, value_cache, head_size)
-    num_blocks, cache_heads, block_size, _ = key_cache.shape
-    if value.shape != key.shape or cache_heads != num_kv_heads:
-        raise _refuse("reshape_and_cache", "key, value and caches do not fit together")
-    if key.stride(2) != 1 or value.stride(2) != 1:
-        raise _refuse("reshape_and_cache", "takes dense heads")
-    _check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
-    calls.get().reshape_and_cache(
-        key.data_ptr(),
-        value.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        slot_mapping.data_ptr(),
-        _dtype("reshape_and_cache", key, value),
-        cache_dtype,
-        num_tokens,
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-        num_blocks,
-        key_cache.stride(0),
-        value_cache.stride(0),
-        num_kv_heads,
-        block_size,
-        head_size,
-        is_scaled,
-    )
-
-
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    sliding_window: int = 0,
-    logits_soft_cap: float = 0.0,
-) -> Tensor:
-    num_tokens, num_heads, head_size = query.shape
-    num_blocks, num_kv_heads, block_size, _ = key_cache.shape
-    num_requests, blocks_per_request = block_table.shape
-    cache_dtype, is_scaled = _check_caches("paged_attention", key_cache, value_cache, head_size)
-    if num_heads % num_kv_heads or query.stride(2) != 1:
-        raise _refuse("paged_attention", "query and caches do not fit together")
-    _check_index("paged_attention", query_start_loc, torch.int32, num_requests + 1)
-    _check_index("paged_attention", seq_lens, torch.int32, num_requests)
-    if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
-        raise _refuse("paged_attention", "block_table must be int32 with dense rows")
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    calls.get().paged_attention(
-        query.data_ptr(),
-        output.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        block_table.data_ptr(),
-        query_start_loc.data_ptr(),
-        seq_lens.data_ptr(),
-        _dtype("paged_attention", query),
-        cache_dtype,
-        num_tokens,
-        num_heads,
-        query.stride(0),
-        query.stride(1),
-        num_blocks,
-        num_kv_heads,
-        block_size,
-        head_size,
-        key_cache.stride(0),
-        value_cache.stride(0),
-        num_requests,
-        blocks_per_request,
-        block_table.stride(0),
-        scale,
-        sliding_window,
-        logits_soft_cap,
-        is_scaled,
-    )
-    return output
-
-
 def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     num_rows, vocab_size = logits.shape
     num_masks, num_words = bits.shape
@@ -184,7 +96,7 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         raise _refuse("apply_token_mask", "takes float32 logits and int32 masks")
     if num_words * 32 < vocab_size:
         raise _refuse("apply_token_mask", f"{num_words} words do not cover {vocab_size} tokens")
-    _check_index("apply_token_mask", rows, torch.int64, num_masks)
+    check_index("apply_token_mask", rows, torch.int64, num_masks)
     _cpu.apply_token_mask(
         logits.data_ptr(),
         rows.data_ptr(),
@@ -292,26 +204,3 @@ def _check_product(operation: str, x: Tensor, weight: PackedLinear, bias: Tensor
     check_product(operation, x, bias, weight.num_outputs, weight.num_inputs)
     if x.dtype != weight.dtype:
         raise _refuse(operation, f"x {x.dtype} does not fit the weight")
-
-
-def _check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:
-    if index.dtype != dtype or index.shape[0] != size or not index.is_contiguous():
-        raise _refuse(operation, f"an index must be dense {dtype} with {size} entries")
-
-
-def _check_caches(
-    operation: str, key_cache: Tensor, value_cache: Tensor, head_size: int
-) -> tuple[int, bool]:
-    """The kernels' number for the caches' type, and whether their rows end in a scale."""
-    dtype = _CACHE_DTYPES.get(key_cache.dtype)
-    if dtype is None or value_cache.dtype != key_cache.dtype:
-        raise _refuse(operation, f"cannot use caches of {key_cache.dtype} and {value_cache.dtype}")
-    if key_cache.shape != value_cache.shape:
-        raise _refuse(operation, "key and value caches must have one shape")
-    for cache in (key_cache, value_cache):
-        if not cache.is_contiguous() and not cache[0].is_contiguous():
-            raise _refuse(operation, "the blocks of a cache must be dense")
-    try:
-        return dtype, has_row_scales(key_cache, head_size)
-    except ValueError as error:
-        raise _refuse(operation, f"query, key and caches do not fit together: {error}") from None

@@ -124,34 +124,52 @@ class _InputTable:
     """Steps as the numbers that a program reads: sizes, then address, stride and width of each."""
 
     def __init__(self, inputs: Mapping[str, StepInput]) -> None:
-        self._inputs = tuple(inputs.items())
+        self._inputs = inputs
         self._by_tokens = _one_sized_by("T", inputs)
         self._by_requests = _one_sized_by("R", inputs)
+        self._sizes = (-1, -1)
+        # Of each input, for steps of those sizes: name, type, shape and the stride of dense rows.
+        self._expected: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
 
     def numbers(self, step: StepTensors) -> list[int]:
         """Raises ValueError unless the tensors are as C++ will read them."""
-        num_tokens = len(step[self._by_tokens])
-        num_requests = len(step[self._by_requests]) if self._by_requests else 0
-        sizes: dict[str | int, int] = {"T": num_tokens, "R": num_requests, "R+1": num_requests + 1}
+        num_tokens = step[self._by_tokens].shape[0]
+        num_requests = step[self._by_requests].shape[0] if self._by_requests else 0
+        if (num_tokens, num_requests) != self._sizes:
+            self._expect(num_tokens, num_requests)
         result = [num_tokens, num_requests]
-        for name, given in self._inputs:
+        for name, dtype, shape, stride in self._expected:
             tensor = step[name]
-            shape = tensor.shape
-            expected = [sizes.get(size, size) for size in given.shape]
-            if given.has_any_width:
-                is_dense, expected[-1] = tensor.stride(-1) == 1, shape[-1]
+            given = tensor.shape
+            if tensor.dtype is dtype and given == shape and tensor.is_contiguous():
+                result += (tensor.data_ptr(), stride, shape[-1])
+            elif stride < 0 and _is_table(tensor, dtype, shape):
+                result += (tensor.data_ptr(), tensor.stride(0), given[-1])
             else:
-                is_dense = tensor.is_contiguous()
-            if not is_dense or tensor.dtype != given.dtype or list(shape) != expected:
                 raise ValueError(
-                    f"{name} must be dense {given.dtype} {list(given.shape)} with {sizes}, "
-                    f"got {tensor.dtype} {list(shape)}"
+                    f"{name} must be dense {dtype} {list(self._inputs[name].shape)} for "
+                    f"{num_tokens} tokens of {num_requests} requests, "
+                    f"got {tensor.dtype} {list(given)}"
                 )
-            result += (tensor.data_ptr(), tensor.stride(0), shape[-1])
         return result
 
+    def _expect(self, num_tokens: int, num_requests: int) -> None:
+        sizes: dict[str | int, int] = {"T": num_tokens, "R": num_requests, "R+1": num_requests + 1}
+        self._expected = []
+        for name, given in self._inputs.items():
+            shape = tuple(int(sizes.get(size, -1 if size == "*" else size)) for size in given.shape)
+            stride = -1 if given.has_any_width else math.prod(shape[1:])
+            self._expected.append((name, given.dtype, shape, stride))
+        self._sizes = (num_tokens, num_requests)
+
     def sizes_in_bytes(self, step: StepTensors) -> list[int]:
-        return [step[name].nbytes for name, _ in self._inputs]
+        return [step[name].nbytes for name in self._inputs]
+
+
+def _is_table(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether it has `shape` but for its width, and dense rows."""
+    rows = tensor.dtype is dtype and tensor.shape[:-1] == shape[:-1]
+    return rows and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
 def _one_sized_by(size: str, inputs: Mapping[str, StepInput]) -> str:

@@ -90,6 +90,10 @@ class Ops(Protocol):
         scale: float,
         sliding_window: int = 0,
         logits_soft_cap: float = 0.0,
+        *,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> Tensor: ...
 
     def apply_token_mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None: ...

@@ -124,8 +124,9 @@ def reshape_and_cache(
 ) -> None:
     """Write key and value [T, K, D] into caches [B, K, S, row] at slots [T] = block * S + offset.
 
-    A row is D numbers, and their scale where `cached_rows` says so. A negative slot is skipped; a
-    slot beyond the cache raises IndexError.
+    Values may have another D, and their cache may be a part of the keys' rows. A row is D numbers,
+    and their scale where `cached_rows` says so. A negative slot is skipped; a slot beyond the cache
+    raises IndexError.
     """
     block_size = key_cache.shape[2]
     if slot_mapping.numel() and int(slot_mapping.max()) >= key_cache.shape[0] * block_size:
@@ -156,8 +157,9 @@ def paged_attention(
     *,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of query [T, H, D] over caches [B, K, S, row]; returns [T, H, D].
+    """Causal attention of query [T, H, D] over caches [B, K, S, row]; returns [T, H, D of values].
 
     Request r owns queries query_start_loc[r] : query_start_loc[r + 1] ([R + 1] int32); they are the
     last of its seq_lens[r] positions ([R] int32). Position j lies in block block_table[r, j // S]
@@ -165,9 +167,14 @@ def paged_attention(
     p - j < w. A soft cap c bends scores to c * tanh(score / c). Tokens of no request become 0.
     alibi_slopes [H] float32 add slope * (j - p) to a score (arXiv:2108.12409); sinks [H] float32
     are scores of one more key that all queries see and that has no value (arXiv:2309.17453).
+    The logarithm of the sum of e^score, a sink's too, goes to lse [T, H] float32; that of tokens of
+    no request is -inf.
     """
-    output = torch.zeros_like(query)
-    num_heads = query.shape[1]
+    num_heads, head_size = query.shape[1:]
+    value_size = cached_rows.value_size_of(key_cache, value_cache, head_size)
+    output = query.new_zeros((*query.shape[:2], value_size))
+    if lse is not None:
+        lse.fill_(-math.inf)
     block_size = key_cache.shape[2]
     bounds = query_start_loc.tolist()
     for r, seq_len in enumerate(seq_lens.tolist()):
@@ -175,8 +182,8 @@ def paged_attention(
         if start == end:
             continue
         blocks = block_table[r, : math.ceil(seq_len / block_size)].long()
-        keys = _gather(key_cache, blocks, seq_len, query)
-        values = _gather(value_cache, blocks, seq_len, query)
+        keys = _gather(key_cache, blocks, seq_len, num_heads, head_size)
+        values = _gather(value_cache, blocks, seq_len, num_heads, value_size)
         scores = torch.einsum("thd,hjd->htj", query[start:end].float(), keys) * scale
         if logits_soft_cap > 0:
             scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)
@@ -191,15 +198,16 @@ def paged_attention(
         if sinks is not None:
             sink = sinks.float()[:, None, None].expand(num_heads, end - start, 1)
             scores = torch.cat([scores, sink], dim=-1)
+        if lse is not None:
+            lse[start:end] = torch.logsumexp(scores, -1).t()
         weights = torch.softmax(scores, dim=-1)[..., :seq_len]
         output[start:end] = torch.einsum("htj,hjd->thd", weights, values).to(query.dtype)
     return output
 
 
-def _gather(cache: Tensor, blocks: Tensor, seq_len: int, query: Tensor) -> Tensor:
+def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int, head_size: int) -> Tensor:
     """A request's keys or values [H, seq_len, D] float32, each kv-head repeated for its group."""
     num_kv_heads = cache.shape[1]
-    _, num_heads, head_size = query.shape
     narrow = cache.dtype.itemsize == 1
     stored = cache.view(torch.uint8)[blocks].view(cache.dtype) if narrow else cache[blocks]
     rows = cached_rows.decode(stored, head_size)

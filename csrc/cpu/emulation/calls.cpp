@@ -69,17 +69,21 @@ extern "C" __attribute__((visibility("default"))) void vllm_lite_gated_linear(
 // `scale` and `soft_cap` are the bits of a float.
 extern "C" __attribute__((visibility("default"))) void vllm_lite_paged_attention(
     int64_t query, int64_t output, int64_t key_cache, int64_t value_cache, int64_t block_table,
-    int64_t query_start_loc, int64_t seq_lens, int64_t dtype, int64_t cache_dtype,
-    int64_t num_tokens, int64_t num_heads, int64_t query_token_stride, int64_t query_head_stride,
-    int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_size,
-    int64_t key_block_stride, int64_t value_block_stride, int64_t num_requests,
-    int64_t blocks_per_request, int64_t block_table_stride, int64_t scale, int64_t sliding_window,
-    int64_t soft_cap, int64_t has_row_scales) {
+    int64_t query_start_loc, int64_t seq_lens, int64_t alibi_slopes, int64_t sinks, int64_t lse,
+    int64_t dtype, int64_t cache_dtype, int64_t num_tokens, int64_t num_heads,
+    int64_t query_token_stride, int64_t query_head_stride, int64_t num_blocks,
+    int64_t num_kv_heads, int64_t block_size, int64_t key_size, int64_t key_block_stride,
+    int64_t key_row_stride, int64_t value_size, int64_t value_block_stride,
+    int64_t value_row_stride, int64_t num_requests, int64_t blocks_per_request,
+    int64_t block_table_stride, int64_t scale, int64_t sliding_window, int64_t soft_cap,
+    int64_t has_row_scales) {
   paged_attention(
       {static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
-       query_token_stride, query_head_stride, pointer<void>(output), pointer<void>(key_cache),
-       pointer<void>(value_cache), key_block_stride, value_block_stride, num_heads, num_kv_heads,
-       head_size, block_size, sliding_window, from_bits(scale), from_bits(soft_cap),
+       query_token_stride, query_head_stride, pointer<void>(output), pointer<float>(alibi_slopes),
+       pointer<float>(sinks), pointer<float>(lse),
+       {pointer<void>(key_cache), key_block_stride, key_row_stride, key_size},
+       {pointer<void>(value_cache), value_block_stride, value_row_stride, value_size},
+       num_heads, num_kv_heads, block_size, sliding_window, from_bits(scale), from_bits(soft_cap),
        has_row_scales != 0},
       {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
        pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,

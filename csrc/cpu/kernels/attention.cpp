@@ -119,7 +119,7 @@ inline void add_value_rows(const float* weights, const float* rescales,
 
 // ---- tiles
 
-int64_t padded_head_size(int64_t head_size) { return round_up(head_size, kLanes); }
+int64_t padded_size(int64_t size) { return round_up(size, kLanes); }
 
 // Positions that a query sees, its own included.
 inline int64_t window_of(const Attention& p) {
@@ -127,11 +127,11 @@ inline int64_t window_of(const Attention& p) {
 }
 
 struct Scratch {
-  Scratch(float* memory, int64_t rows, int64_t row_size)
+  Scratch(float* memory, int64_t rows, int64_t key_size, int64_t value_size)
       : query(memory),
-        keys(query + rows * row_size),
-        values(keys + kKeys * row_size),
-        scores(values + kKeys * row_size),
+        keys(query + rows * key_size),
+        values(keys + kKeys * key_size),
+        scores(values + kKeys * value_size),
         sums(reinterpret_cast<Vec*>(scores + kMostGroupRows * kKeys)),
         gathered(reinterpret_cast<char*>(sums + rows)) {}
   float* query;
@@ -142,9 +142,9 @@ struct Scratch {
   char* gathered;
 };
 
-int64_t scratch_floats(int64_t rows, int64_t head_size) {
-  return (rows + 2 * kKeys + kLanes) * padded_head_size(head_size) + kMostGroupRows * kKeys +
-         rows * kLanes;
+int64_t scratch_floats(const Attention& p, int64_t rows) {
+  return (rows + kKeys + kLanes) * padded_size(p.keys.size) + kKeys * padded_size(p.values.size) +
+         kMostGroupRows * kKeys + rows * kLanes;
 }
 
 // What the rows of a tile have come to: views of `state` and of the scratch memory.
@@ -155,7 +155,8 @@ struct TileRows {
   float* maxima;
   Vec* sums;
   float* values;
-  int64_t row_size;
+  int64_t query_size;  // of a row
+  int64_t value_size;
 };
 
 // A block of keys as the arithmetic takes it.
@@ -186,6 +187,21 @@ inline bool find_visible(const Attention& p, const AttentionTile& tile, const Bl
   return true;
 }
 
+// The biases of `count` rows from `first` on; null where there are none.
+template <class Block>
+inline const DistanceBias* find_biases(const Attention& p, const AttentionTile& tile,
+                                       const Block& block, int64_t first, int64_t count,
+                                       DistanceBias* biases) {
+  if (p.alibi_slopes == nullptr) return nullptr;
+  const int64_t group = p.num_heads / p.num_kv_heads;
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t token = (first + r) / group;
+    const float slope = p.alibi_slopes[tile.kv_head * group + (first + r) % group];
+    biases[r] = {slope * kLog2E, static_cast<float>(block.position - tile.first_position - token)};
+  }
+  return biases;
+}
+
 // Up to Dot::kGroupRows rows, from `first` on, over a block. The last one sees the most keys.
 // Not inlined: its caller would grow beyond what compilers inline the packing of keys into.
 template <class Dot, class Value>
@@ -194,15 +210,18 @@ template <class Dot, class Value>
                                    const PackedBlock<typename Dot::Element, Value>& block,
                                    RowsAhead& ahead, float* scores) {
   VisibleKeys visible[kMostGroupRows];
-  const bool is_masked = find_visible(p, tile, block, first, count, visible);
+  const VisibleKeys* seen =
+      find_visible(p, tile, block, first, count, visible) ? visible : nullptr;
+  DistanceBias bias_of_row[kMostGroupRows];
+  const DistanceBias* biases = find_biases(p, tile, block, first, count, bias_of_row);
   alignas(64) float rescales[kMostGroupRows];
   const SoftmaxRows softmax = {count, scores, rows.maxima + first, rows.sums + first, rescales};
   if constexpr (Dot::kIsOnTiles) {
-    rows.unit.score(rows.query + first * rows.row_size, count, rows.row_size, block.keys,
-                    Dot::steps(p.head_size), ahead, scores);
-    update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
-    rows.unit.add_values(scores, rescales, count, block.values[0], rows.row_size, ahead,
-                         rows.values + first * rows.row_size);
+    rows.unit.score(rows.query + first * rows.query_size, count, rows.query_size, block.keys,
+                    Dot::steps(p.keys.size), ahead, scores);
+    update_softmax<Dot>(p, block.scales, biases, seen, ahead, softmax);
+    rows.unit.add_values(scores, rescales, count, block.values[0], rows.value_size, ahead,
+                         rows.values + first * rows.value_size);
     return;
   }
   const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
@@ -210,21 +229,21 @@ template <class Dot, class Value>
   const auto for_each_pass = [&](auto&& pass) {
     for (int64_t row = 0; row < count; row += rows_at_once) {
       const int64_t left = min_of(rows_at_once, count - row);
-      const int64_t num_keys = is_masked ? visible[row + left - 1].end : kKeys;
+      const int64_t num_keys = seen != nullptr ? seen[row + left - 1].end : kKeys;
       with_constant<kMaxRows>(left, [&](auto constant) { pass(constant, row, num_keys); });
     }
   };
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.row_size,
-                                               rows.row_size, block.keys, num_keys,
-                                               Dot::steps(p.head_size), ahead,
+    score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.query_size,
+                                               rows.query_size, block.keys, num_keys,
+                                               Dot::steps(p.keys.size), ahead,
                                                scores + row * kKeys);
   });
-  update_softmax<Dot>(p, block.scales, is_masked ? visible : nullptr, ahead, softmax);
+  update_softmax<Dot>(p, block.scales, biases, seen, ahead, softmax);
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
     add_value_rows<Dot, decltype(constant)::value>(
         scores + row * kKeys, rescales + row, block.values, ahead, num_keys,
-        rows.values + (first + row) * rows.row_size, rows.row_size);
+        rows.values + (first + row) * rows.value_size, rows.value_size);
   });
 }
 
@@ -247,26 +266,26 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   const AttentionTile& tile = *of.tile;
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t num_rows = tile.num_tokens * group;
-  const int64_t row_size = padded_head_size(p.head_size);
-  const Scratch scratch(memory, num_rows, row_size);
+  const int64_t query_size = padded_size(p.keys.size), value_size = padded_size(p.values.size);
+  const Scratch scratch(memory, num_rows, query_size, value_size);
   Element* query = reinterpret_cast<Element*>(scratch.query);
   Element* keys = reinterpret_cast<Element*>(scratch.keys);
   typename Dot::Unit unit;
-  const TileRows<Dot> rows = {unit, query, state, scratch.sums, state + 2 * num_rows, row_size};
+  const TileRows<Dot> rows = {unit, query, state, scratch.sums, state + 2 * num_rows,
+                              query_size, value_size};
   for (int64_t r = 0; r < num_rows; ++r) rows.maxima[r] = -INFINITY, rows.sums[r] = Vec{};
-  memset(rows.values, 0, num_rows * row_size * sizeof(float));
-  pack_query<Dot>(p, tile, row_size, query);
-  if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.head_size, keys);
+  memset(rows.values, 0, num_rows * value_size * sizeof(float));
+  pack_query<Dot>(p, tile, query_size, query);
+  if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.keys.size, keys);
 
   const Positions seen(p, of), later(p, after);
   // Elements are made of values once for all rows, unless there is but one group to use them.
-  const bool pack = Dot::kIsOnTiles || row_size != p.head_size || sizeof(Cache) == 1 ||
+  const bool pack = Dot::kIsOnTiles || value_size != p.values.size || sizeof(Cache) == 1 ||
                     (sizeof(Cache) == 2 && num_rows > kMaxRows);
   KeyBlock<Cache> blocks[2];
   const Element* packed_values[kKeys];
   RowScales scales;
   const RowScales* used_scales = p.has_row_scales ? &scales : nullptr;
-  const int64_t row_bytes = cached_row_size(p.head_size, p.has_row_scales) * sizeof(Cache);
   locate_keys(p, tile, seen.begin, seen.end, blocks[seen.begin / kKeys % 2]);
   for (int64_t key = seen.begin; key < seen.end; key += kKeys) {
     const KeyBlock<Cache>& block = blocks[key / kKeys % 2];
@@ -276,11 +295,11 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     } else {
       locate_keys(p, *after.tile, later.begin, later.end, next);
     }
-    RowsAhead ahead(next, row_bytes);
-    if (p.has_row_scales) load_scales(block, p.head_size, scales);
-    pack_keys(block, ahead, p.head_size, row_bytes, scratch.gathered, keys);
+    RowsAhead ahead(p, next);
+    if (p.has_row_scales) load_scales(p, block, scales);
+    pack_keys(p.keys, block, ahead, scratch.gathered, keys);
     if (pack) {
-      pack_values<Dot>(block, ahead, p.head_size, row_size,
+      pack_values<Dot>(block, ahead, p.values.size, value_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
     // Tokens from the first that sees the block's first key to the last that sees its last.
@@ -330,8 +349,8 @@ void attend_span(const Attention& p, const AttentionSpan& of, const AttentionSpa
   }
 }
 
-void merge(int64_t rows, int64_t head_size, float* state, const float* later) {
-  const int64_t row_size = padded_head_size(head_size);
+void merge(int64_t rows, int64_t value_size, float* state, const float* later) {
+  const int64_t row_size = padded_size(value_size);
   for (int64_t r = 0; r < rows; ++r) {
     const float max = max_of(state[r], later[r]);
     if (max == -INFINITY) continue;
@@ -352,11 +371,20 @@ void write_rows(const Attention& p, const AttentionTile& tile, const float* stat
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t rows = tile.num_tokens * group;
   const float* values = state + 2 * rows;
-  for (int64_t r = 0; r < rows; ++r, values += padded_head_size(p.head_size)) {
-    const int64_t head = (tile.first_token + r / group) * p.num_heads + tile.kv_head * group;
-    T* out = static_cast<T*>(p.output) + (head + r % group) * p.head_size;
-    const float scale = 1.0f / state[rows + r];
-    for_each_vector(p.head_size, [&](int64_t d, int64_t count) {
+  for (int64_t r = 0; r < rows; ++r, values += padded_size(p.values.size)) {
+    const int64_t head = tile.kv_head * group + r % group;
+    const int64_t row = (tile.first_token + r / group) * p.num_heads + head;
+    T* out = static_cast<T*>(p.output) + row * p.values.size;
+    float scale = 1.0f / state[rows + r];
+    if (p.sinks != nullptr || p.lse != nullptr) {
+      // Relative to the largest score, that of the sink included.
+      const float sink = p.sinks == nullptr ? -INFINITY : p.sinks[head] * kLog2E;
+      const float largest = max_of(state[r], sink), mine = power_of_two(state[r] - largest);
+      const float sum = state[rows + r] * mine + power_of_two(sink - largest);
+      if (p.sinks != nullptr) scale = mine / sum;
+      if (p.lse != nullptr) p.lse[row] = (largest + log2f(sum)) / kLog2E;
+    }
+    for_each_vector(p.values.size, [&](int64_t d, int64_t count) {
       store_upto(out + d, load(values + d) * scale, count);
     });
   }
@@ -372,7 +400,7 @@ void write_output(const Attention& p, const AttentionTile& tile, const float* st
 
 }  // namespace
 
-const AttentionKernels kAttention = {padded_head_size, scratch_floats, attend_span, merge,
+const AttentionKernels kAttention = {padded_size, scratch_floats, attend_span, merge,
                                      write_output};
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -131,10 +131,10 @@ struct RowScales {
 };
 
 template <class Cache>
-void load_scales(const KeyBlock<Cache>& block, int64_t head_size, RowScales& scales) {
+void load_scales(const Attention& p, const KeyBlock<Cache>& block, RowScales& scales) {
   for (int i = 0; i < kKeys; ++i) {
-    memcpy(scales.keys + i, block.keys()[i] + head_size, sizeof(float));
-    memcpy(scales.values + i, block.values()[i] + head_size, sizeof(float));
+    memcpy(scales.keys + i, block.keys()[i] + p.keys.size, sizeof(float));
+    memcpy(scales.values + i, block.values()[i] + p.values.size, sizeof(float));
   }
 }
 
@@ -143,18 +143,18 @@ template <class Cache>
 void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, int64_t end,
                  KeyBlock<Cache>& block) {
   block.count = min_of<int64_t>(kKeys, end - begin);
-  const int64_t row_size = cached_row_size(p.head_size, p.has_row_scales);
-  const int64_t head = tile.kv_head * p.block_size * row_size;
-  const Cache* key_cache = static_cast<const Cache*>(p.key_cache) + head;
-  const Cache* value_cache = static_cast<const Cache*>(p.value_cache) + head;
+  const int64_t key_stride = p.keys.row_stride, value_stride = p.values.row_stride;
+  const int64_t row = tile.kv_head * p.block_size;
+  const Cache* keys = static_cast<const Cache*>(p.keys.rows) + row * key_stride;
+  const Cache* values = static_cast<const Cache*>(p.values.rows) + row * value_stride;
   int64_t index = begin / p.block_size;
   int64_t slot = begin % p.block_size;
   for (int64_t i = 0; i < block.count; ++index, slot = 0) {
     const int64_t id = tile.blocks[index];
-    const Cache* key = key_cache + id * p.key_block_stride + slot * row_size;
-    const Cache* value = value_cache + id * p.value_block_stride + slot * row_size;
+    const Cache* key = keys + id * p.keys.block_stride + slot * key_stride;
+    const Cache* value = values + id * p.values.block_stride + slot * value_stride;
     const int64_t last = min_of(block.count, i + p.block_size - slot);
-    for (; i < last; ++i, key += row_size, value += row_size) {
+    for (; i < last; ++i, key += key_stride, value += value_stride) {
       block.rows[i] = key;
       block.rows[kKeys + i] = value;
     }
@@ -171,8 +171,10 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
 class RowsAhead {
  public:
   template <class Cache>
-  RowsAhead(const KeyBlock<Cache>& block, int64_t row_bytes)
-      : rows_(reinterpret_cast<const char* const*>(block.rows)), row_bytes_(row_bytes) {}
+  RowsAhead(const Attention& p, const KeyBlock<Cache>& block)
+      : rows_(reinterpret_cast<const char* const*>(block.rows)),
+        row_bytes_(max_of(p.keys.size, p.values.size) * sizeof(Cache) +
+                   (p.has_row_scales ? sizeof(float) : 0)) {}
   void ask(int64_t count) {
     for (; count > 0 && next_ < 2 * kKeys; --count) {
       const char* row = rows_[next_++];
@@ -183,7 +185,7 @@ class RowsAhead {
 
  private:
   const char* const* rows_;
-  int64_t row_bytes_;
+  int64_t row_bytes_;  // of the longer
   int64_t next_ = 0;
 };
 
@@ -280,8 +282,9 @@ inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec wor
 
 // Transposes keys to packed [dimension (or pair), kKeys]. `scratch` holds kLanes rows.
 template <class Element, class Cache>
-void pack_keys(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_size,
-               int64_t row_bytes, char* scratch, Element* packed) {
+void pack_keys(const CachedRows& cache, const KeyBlock<Cache>& block, RowsAhead& next,
+               char* scratch, Element* packed) {
+  const int64_t head_size = cache.size, row_bytes = cache.row_stride * sizeof(Cache);
   const int64_t bytes = head_size * sizeof(Cache);
   const int64_t num_words = ceil_divide(bytes, 4);
   const Cache* const type = nullptr;
@@ -314,12 +317,11 @@ void pack_keys(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_size,
 
 // Makes elements of values, once for all rows: packed [steps, padded head size].
 template <class Dot, class Cache>
-void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t head_size,
-                 int64_t row_size, typename Dot::Element* packed,
+void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t size, int64_t row_size, typename Dot::Element* packed,
                  const typename Dot::Element* (&rows)[kKeys]) {
   RowsAhead ahead = next;
   for (int64_t step = 0; step < ceil_divide(block.count, Dot::kKeysPerStep); ++step) {
-    for_each_vector(head_size, [&](int64_t d, int64_t count) {
+    for_each_vector(size, [&](int64_t d, int64_t count) {
       const Vec elements = Dot::load_values(block.values(), step, d, count);
       memcpy(packed + d, &elements, sizeof elements);
     });
@@ -360,7 +362,7 @@ void pack_rows(const Attention& p, const AttentionTile& tile, int64_t row_size, 
                        tile.kv_head * group * p.query_head_stride;
   for (int64_t token = 0; token < tile.num_tokens; ++token) {
     for (int64_t head = 0; head < group; ++head, packed += row_size) {
-      pack_row(first + token * p.query_token_stride + head * p.query_head_stride, p.head_size,
+      pack_row(first + token * p.query_token_stride + head * p.query_head_stride, p.keys.size,
                packed);
     }
   }

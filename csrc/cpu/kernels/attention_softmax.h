@@ -67,6 +67,12 @@ struct VisibleKeys {
   int64_t end;
 };
 
+// What the scores of a block get for the distance of their keys from a row's query.
+struct DistanceBias {
+  float slope;  // times log2(e)
+  float first;  // the first key's position less the query's
+};
+
 constexpr int kKeyVectors = kKeys / kLanes;
 // Vectors of scores side by side.
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
@@ -74,14 +80,14 @@ static_assert(kMostGroupRows % kLanes == 0);
 
 // What scores are to be multiplied by when they become weights: the others are scaled before.
 inline bool is_scaled_late(const Attention& p, const RowScales* scales) {
-  return p.scale > 0 && p.soft_cap == 0 && scales == nullptr;
+  return p.scale > 0 && p.soft_cap == 0 && scales == nullptr && p.alibi_slopes == nullptr;
 }
 
 // Makes a row's scores what they are but for the late scale, and hides what it does not see;
 // returns the largest.
-template <bool kIsMasked>
-inline float finish_scores(const Attention& p, const RowScales* scales, const VisibleKeys& visible,
-                           float* scores) {
+template <bool kIsMasked, bool kIsBiased>
+inline float finish_scores(const Attention& p, const RowScales* scales, const DistanceBias& bias,
+                           const VisibleKeys& visible, float* scores) {
   const Vec nothing = broadcast(-INFINITY);
   const bool is_late = is_scaled_late(p, scales);
   const Vec scale = broadcast(p.soft_cap > 0 ? p.scale : p.scale * kLog2E);
@@ -100,6 +106,12 @@ inline float finish_scores(const Attention& p, const RowScales* scales, const Vi
     if (p.soft_cap > 0) {
       for (int i = 0; i < kScoreVectors; ++i) x[i] = cap_scores(x[i], p.soft_cap) * kLog2E;
     }
+    if constexpr (kIsBiased) {
+      for (int i = 0; i < kScoreVectors; ++i) {
+        const Vec key = __builtin_convertvector(lane + (first + i) * kLanes, Vec);
+        x[i] = multiply_add(key + bias.first, broadcast(bias.slope), x[i]);
+      }
+    }
     for (int i = 0; i < kScoreVectors; ++i) {
       if constexpr (kIsMasked) {
         const IntVec key = lane + (first + i) * kLanes;
@@ -112,6 +124,14 @@ inline float finish_scores(const Attention& p, const RowScales* scales, const Vi
     }
   }
   return is_late ? reduce_max(highest) * (p.scale * kLog2E) : reduce_max(highest);
+}
+
+// Not inlined, so that rows without biases cost what they would if there were none.
+[[gnu::noinline]] inline float finish_biased_scores(const Attention& p, const RowScales* scales,
+                                                    const DistanceBias& bias,
+                                                    const VisibleKeys* visible, float* scores) {
+  return visible == nullptr ? finish_scores<false, true>(p, scales, bias, {}, scores)
+                            : finish_scores<true, true>(p, scales, bias, *visible, scores);
 }
 
 // Turns scores into weights relative to `base`; returns the sum plus theirs.
@@ -137,16 +157,21 @@ inline Vec weigh(const RowScales* scales, float late_scale, float base, float* r
   return sum;
 }
 
-// `visible` may be null: then all rows see all keys.
+// `visible` may be null: then all rows see all keys. So may `biases`, which has an entry a row.
 template <class Dot>
-inline void update_softmax(const Attention& p, const RowScales* scales, const VisibleKeys* visible,
-                           RowsAhead& ahead, const SoftmaxRows& rows) {
+inline void update_softmax(const Attention& p, const RowScales* scales, const DistanceBias* biases,
+                           const VisibleKeys* visible, RowsAhead& ahead, const SoftmaxRows& rows) {
   alignas(64) float changes[kMostGroupRows] = {};
   float bases[kMostGroupRows];
   for (int64_t r = 0; r < rows.count; ++r) {
     float* scores = rows.scores + r * kKeys;
-    bases[r] = visible == nullptr ? finish_scores<false>(p, scales, {}, scores)
-                                  : finish_scores<true>(p, scales, visible[r], scores);
+    const VisibleKeys* seen = visible == nullptr ? nullptr : visible + r;
+    if (biases != nullptr) {
+      bases[r] = finish_biased_scores(p, scales, biases[r], seen, scores);
+    } else {
+      bases[r] = seen == nullptr ? finish_scores<false, false>(p, scales, {}, {}, scores)
+                                 : finish_scores<true, false>(p, scales, {}, *seen, scores);
+    }
     ahead.ask(3);
   }
   for (int64_t r = 0; r < rows.count; ++r) {

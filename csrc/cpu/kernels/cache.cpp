@@ -48,13 +48,12 @@ void write_scaled_row(const From* from, int64_t size, Code* to) {
 
 template <class From, class To>
 void write_rows(const CacheWrite& p, int64_t begin, int64_t end) {
-  const int64_t row_size = cached_row_size(p.head_size, p.has_row_scales);
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = p.slots[token];
     if (slot < 0) continue;
     const From* from = static_cast<const From*>(p.source) + token * p.token_stride;
     To* to = static_cast<To*>(p.cache) + slot / p.block_size * p.block_stride +
-             slot % p.block_size * row_size;
+             slot % p.block_size * p.row_stride;
     for (int64_t head = 0; head < p.num_kv_heads; ++head) {
       if constexpr (sizeof(To) == 1) {
         p.has_row_scales ? write_scaled_row(from, p.head_size, to)
@@ -63,7 +62,7 @@ void write_rows(const CacheWrite& p, int64_t begin, int64_t end) {
         write_row(from, p.head_size, to);
       }
       from += p.head_stride;
-      to += p.block_size * row_size;
+      to += p.block_size * p.row_stride;
     }
   }
 }

@@ -27,10 +27,24 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     logits_soft_cap: float = 0.0,
+    **per_head: Tensor | None,
 ) -> Tensor:
+    is_plain = all(numbers is None for numbers in per_head.values())
     is_decode = query.shape[0] == block_table.shape[0]
-    attend = _paged.paged_attention if is_decode else triton_attention.paged_attention
-    return attend(
+    if not (is_decode and is_plain):
+        return triton_attention.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            query_start_loc,
+            seq_lens,
+            scale,
+            sliding_window,
+            logits_soft_cap,
+            **per_head,
+        )
+    return _paged.paged_attention(
         query,
         key_cache,
         value_cache,

@@ -304,7 +304,9 @@ def paged_attention(
     *,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
+    _check_form(key_cache, value_cache, lse)
     num_tokens, num_heads, head_size = query.shape
     _, num_kv_heads, block_size, row_size = key_cache.shape
     *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
@@ -348,9 +350,12 @@ def paged_attention(
         IS_SPLIT=splits > 1,
         **tiling.launch(),
     )
-    if splits > 1:
-        _merge(out, partial, query_start_loc, tiling.block_d)
-    return out
+    return out if splits == 1 else _merge(out, partial, query_start_loc, tiling.block_d)
+
+
+def _check_form(key_cache: Tensor, value_cache: Tensor, lse: Tensor | None) -> None:
+    if lse is not None or value_cache.shape != key_cache.shape:
+        raise ValueError("paged_attention on a GPU takes no lse, and values of the keys' size only")
 
 
 def _room_for_partials(query: Tensor, splits: int) -> Tensor:
@@ -359,7 +364,7 @@ def _room_for_partials(query: Tensor, splits: int) -> Tensor:
     return query.new_empty(shape, dtype=torch.float32)
 
 
-def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> None:
+def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
     """Combine partial [T, H, splits, D + 2] into out [T, H, D]."""
     num_tokens, num_heads, splits, _ = partial.shape
     merge_splits_kernel[(num_tokens * num_heads,)](
@@ -373,3 +378,4 @@ def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) 
         HEAD_SIZE=out.shape[2],
         BLOCK_D=block_d,
     )
+    return out
