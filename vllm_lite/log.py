@@ -7,6 +7,8 @@ and again by what an engine's options say.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import logging.config
@@ -61,6 +63,29 @@ _FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
     "text": _LineFormatter,
     "json": JsonFormatter,
 }
+
+
+class _LossyStream(io.TextIOWrapper):
+    """Standard error as logging treats it: what cannot be written is lost, and no more."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+def make_stderr_lossy() -> None:
+    """Let this process live on where standard error leads to a full disk or to nobody."""
+    try:
+        os.fstat(2)
+    except OSError:  # closed: the next file that is opened would take its place
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raw = io.FileIO(2, "w", closefd=False)
+    sys.stderr = _LossyStream(raw, errors="backslashreplace", write_through=True)
 
 
 def set_process_name(name: str) -> None:

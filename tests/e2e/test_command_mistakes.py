@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+
+from tests.e2e.server_process import free_port
 
 NOWHERE = "http://127.0.0.1:1/v1"
 
@@ -64,6 +67,45 @@ def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path)
     assert (done.returncode, done.stdout) == (code, "")
     assert cause in last and last.startswith(f"vllm-lite {line.split()[0]}: error: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "one.jsonl"]
+
+
+@pytest.mark.parametrize("limit", [12, 16, 64])
+def test_too_few_files_are_one_line(limit: int) -> None:
+    command = f"ulimit -n {limit}; exec '{sys.executable}' -m vllm_lite serve demo --port 0"
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and f"only {limit} files" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(("line", "code"), [("serve /none", 1), ("serve --none", 2), ("none", 2)])
+def test_a_mistake_that_nobody_can_be_told_has_its_exit_code(
+    line: str, code: int, place: str
+) -> None:
+    command = f"exec '{sys.executable}' -m vllm_lite {line} {place}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, b"")
+
+
+def test_a_server_whose_log_has_no_room_serves() -> None:
+    port = free_port()
+    options = f"--host 127.0.0.1 --port {port} --max-model-len 256"
+    command = f"exec '{sys.executable}' -m vllm_lite serve demo {options} >/dev/null 2>/dev/full"
+    process = subprocess.Popen(["bash", "-c", command])
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=8)
+        ) as client:
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+            reply = client.post("/v1/chat/completions", json=body, timeout=60)
+        assert reply.status_code == 200
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import vllm_lite
 from vllm_lite.errors import VLLMLiteError
+from vllm_lite.log import make_stderr_lossy
 
 # Command -> the module whose run(argv) does it, and what it is for.
 COMMANDS = {
@@ -34,6 +35,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: sys.argv) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        make_stderr_lossy()
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0

@@ -19,7 +19,7 @@ from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.front_ends import channel_of_core
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.lifeline import die_with_parent
-from vllm_lite.log import set_process_name, timeline
+from vllm_lite.log import make_stderr_lossy, set_process_name, timeline
 from vllm_lite.platform import bind_compute_threads
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> int:
     """Run one engine core until it is told to stop; the exit code."""
     directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent_pid)
+    make_stderr_lossy()
     # Whoever signals the whole tree means the parent: it drains and then stops its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

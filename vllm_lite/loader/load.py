@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
@@ -38,6 +38,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_LARGEST = 1e15
 # Progress is shown only for loads longer than this; shorter ones would flicker.
 _QUIET_SECONDS = 1.0
 
@@ -193,8 +194,25 @@ class _LayerJob:
         """Fill and finish the layer; the bytes that were read."""
         for fill in self.fills:
             fill.tensor.fill(fill.target.slot, fill.part)
+            if fill.target.slot.keep is None:
+                _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
         self.layer.process_weights_after_loading()
         return self.nbytes
+
+
+def _check_magnitude(name: str, filled: Tensor) -> None:
+    """Raise CheckpointError for weights that are not finite, or whose squares are not.
+
+    Of rows that are kept as they are in the file, the first steps at start tell.
+    """
+    if filled.dtype not in _DTYPES.values() or not filled.numel():
+        return
+    low, high = filled.aminmax()
+    if not (low > -_LARGEST and high < _LARGEST):
+        raise CheckpointError(
+            f"the tensor {name!r} holds numbers from {float(low):g} to {float(high):g}; "
+            "fetch the weights again"
+        )
 
 
 def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:

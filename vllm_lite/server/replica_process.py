@@ -16,7 +16,7 @@ import msgspec
 
 from vllm_lite.errors import EngineDeadError, VLLMLiteError
 from vllm_lite.lifeline import die_with_parent
-from vllm_lite.log import init_logger, set_process_name
+from vllm_lite.log import init_logger, make_stderr_lossy, set_process_name
 
 if TYPE_CHECKING:
     from vllm_lite.engine.async_llm import AsyncLLM
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     What goes wrong with the engine its parent hears of too, and says it, once.
     """
     die_with_parent(int(arguments[0]))
+    make_stderr_lossy()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, once the death signal is set.
     from vllm_lite.server.replicas import ReplicaJob

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from vllm_lite.errors import VLLMLiteError
@@ -56,5 +56,5 @@ def quiet_panics() -> Iterator[None]:
             os.dup2(saved, _STDERR)
             os.close(saved)
             held.seek(0)
-            if printed := held.read():
-                os.write(_STDERR, printed)
+            with suppress(OSError):
+                os.write(_STDERR, held.read())

@@ -39,7 +39,7 @@ from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_runner import DeviceRunner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
-from vllm_lite.worker.trial_steps import trial_steps
+from vllm_lite.worker.trial_steps import check_answer, trial_steps
 
 logger = init_logger(__name__)
 
@@ -142,8 +142,10 @@ class GpuWorker:
         plan = KVCachePlan(spec, 1, block_size, block_size * spec.bytes_per_token)
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
         runner = self._make_runner(plan)
-        for step in trial_steps(self._config):
-            runner.submit(step).get()
+        largest, *small = trial_steps(self._config)
+        runner.submit(largest).get()
+        for step in small:
+            check_answer(self._config, runner.submit(step).get())
         stepped = self._device.read_memory()
         self._device.trim_memory()
         frees = [self._device.read_memory().free]

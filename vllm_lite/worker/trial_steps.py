@@ -1,5 +1,7 @@
 """Steps to be run once at start: the one that takes the most memory, and some small ones.
 
+Single tokens show whether the weights are sound.
+
 The largest has as many requests and tokens as a step may have, a context of full length among them,
 and every row drawn with filters, penalties and log-probabilities. The small ones have kernels
 compiled before a request waits for them: Triton makes another for a number that is 1, and for
@@ -11,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.step import NewRequestData, SchedulerOutput
+from vllm_lite.core.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from vllm_lite.errors import CheckpointError
 from vllm_lite.sampling_params import SamplingParams
 
 _COSTLY = SamplingParams(
     temperature=1.0, top_k=50, top_p=0.9, frequency_penalty=0.1, logprobs=1, seed=0
 )
 _GREEDY = SamplingParams(temperature=0.0)
+_SAMPLES = 16
 # Requests, and tokens of each.
 _SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
 
@@ -32,6 +36,35 @@ def trial_steps(config: VllmConfig) -> list[SchedulerOutput]:
             counts = [count] * num_requests
             steps.append(_step(config, counts, counts, _GREEDY, after=steps[-1]))
     return steps
+
+
+def sample_steps(config: VllmConfig, num_blocks: int) -> list[SchedulerOutput]:
+    """Requests of one token, each with a block of its own, and then their end.
+
+    Several, because a weight of 1e38 spoils about half of all tokens.
+    """
+    scheduler, size = config.scheduler, config.facts.vocab_size
+    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, num_blocks - 1, size)
+    count = min(_SAMPLES, most)
+    step = _step(config, [1] * count, [1] * count, _GREEDY)
+    for i, request in enumerate(step.new_requests):
+        request.prompt_token_ids = [i * size // count]
+        request.block_ids = [i + 1]
+    return [step, SchedulerOutput([], [], {}, 0, list(step.num_scheduled_tokens), [])]
+
+
+def check_answer(config: VllmConfig, answer: ModelRunnerOutput) -> None:
+    """Raise CheckpointError where a step of whole prompts got no token.
+
+    Whatever is not finite among the weights makes all that follows not finite: better said now
+    than in each request.
+    """
+    if answer.errors:
+        raise CheckpointError(
+            f"{config.facts.path} gives logits that are not finite: its weights are damaged, or "
+            f"their products outgrow --dtype {config.model.dtype}; fetch it again, or use another "
+            "--dtype"
+        )
 
 
 def _largest_step(config: VllmConfig) -> SchedulerOutput:

@@ -24,6 +24,7 @@ from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
+from vllm_lite.worker.trial_steps import check_answer, sample_steps
 
 _GIB = 1 << 30
 
@@ -71,9 +72,12 @@ class Worker:
         return max(0, int(share) - activation_bytes(self._config))
 
     def initialize_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the cache and make ready to run."""
+        """Allocate the cache and make ready to run; raises CheckpointError for unsound weights."""
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
-        self._runner = self._make_runner(plan, self._model)
+        runner = self._make_runner(plan, self._model)
+        for step in sample_steps(self._config, plan.num_blocks):
+            check_answer(self._config, runner.submit(step).get())
+        self._runner = runner
 
     def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> Runner:
         return ModelRunner(self._config, plan, model, self._device)
