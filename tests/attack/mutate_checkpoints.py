@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("gguf", "safetensors", "config")
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 SECONDS_PER_MUTANT = 60.0
+SECONDS_PER_START = 120.0
 MUTANTS_PER_CHILD = 30
 # Beyond what a child holds once everything is imported.
 CHILD_BYTES = 3 << 30
@@ -321,9 +322,11 @@ class Loader:
         self._left = 0
 
     def outcome(self, path: Path) -> str:
+        limit = SECONDS_PER_MUTANT
         if self._process is None or not self._left:
             self.close()
             self._start()
+            limit += SECONDS_PER_START
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         self._left -= 1
@@ -333,9 +336,9 @@ class Loader:
         process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(SECONDS_PER_MUTANT):
+            if not selector.select(limit):
                 self.close()
-                return f"fault: no answer within {SECONDS_PER_MUTANT:g} s"
+                return f"fault: no answer within {limit:g} s"
         line = process.stdout.readline()
         if not line:
             code = process.wait()

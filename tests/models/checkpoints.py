@@ -52,6 +52,7 @@ TINY: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3": {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 9},
     "gpt_neox": {"num_attention_heads": 3, "num_key_value_heads": 3},
+    "ministral": {"head_dim": 12},
     "phi3": {"pad_token_id": None},
     "qwen3": {"head_dim": 16},
 }

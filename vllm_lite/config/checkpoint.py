@@ -29,6 +29,8 @@ LOADABLE_GGML_TYPES = (
 
 # Sizes are multiplied with each other in 64 bits.
 _LARGEST_SIZE = 2**31 - 1
+# Some things are listed by layer.
+_MOST_LAYERS = 2**14
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
@@ -107,7 +109,7 @@ def _facts(path: str, row: Architecture, hf: dict[str, Any]) -> ModelFacts:
     hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
     num_kv_heads = read.count("num_key_value_heads", num_heads)
     head_size = read.count("head_dim", hidden_size // num_heads)
-    num_layers = read.count("num_hidden_layers")
+    num_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
@@ -139,7 +141,7 @@ class _NumberReader:
         self._path = path
         self._hf = hf
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = _LARGEST_SIZE) -> int:
         value = self._hf.get(key)
         if value is None:
             value = default
@@ -147,9 +149,9 @@ class _NumberReader:
             raise CheckpointError(
                 f"{self._path}: {key} is {value!r} in its configuration, not a positive number"
             )
-        if value > _LARGEST_SIZE:
+        if value > most:
             raise CheckpointError(
-                f"{self._path}: {key} is {value} in its configuration, more than {_LARGEST_SIZE}"
+                f"{self._path}: {key} is {value} in its configuration, more than {most}"
             )
         return value
 
@@ -169,7 +171,7 @@ def _max_position(path: str, hf: dict[str, Any]) -> int:
     rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:
         length = rope.get("original_max_position_embeddings") or length
-        return int(length * rope["factor"])
+        return int(min(length * rope["factor"], _LARGEST_SIZE))
     return length
 
 

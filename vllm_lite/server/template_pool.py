@@ -26,6 +26,7 @@ logger = init_logger(__name__)
 NUM_PROCESSES = 2
 # Of the clock: a process that is stopped or starved is lost, too.
 MAX_RENDER_SECONDS = 10.0
+_START_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.server.template_process"]
 _READ_BYTES = 1 << 18
 
@@ -45,17 +46,26 @@ class _Process:
                 process_group=0,
                 env=envs.module_environment(),
             )
+        self._is_ready = False
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     async def call(self, job: bytes) -> bytes:
-        """The answer; b"" where the process was lost over the job."""
+        """The answer; b"" where the process was lost over the job. Raises TimeoutError."""
+        if not self._is_ready:
+            async with asyncio.timeout(_START_SECONDS):
+                self._is_ready = bool(await self._line())
+        async with asyncio.timeout(MAX_RENDER_SECONDS):
+            return await self._line(job)
+
+    async def _line(self, job: bytes | None = None) -> bytes:
         loop = asyncio.get_running_loop()
         parts = []
         try:
-            await loop.sock_sendall(self._socket, job + b"\n")
+            if job is not None:
+                await loop.sock_sendall(self._socket, job + b"\n")
             while part := await loop.sock_recv(self._socket, _READ_BYTES):
                 parts.append(part)
                 if part.endswith(b"\n"):
@@ -103,8 +113,7 @@ class TemplatePool:
     async def _answer(self, line: bytes) -> dict[str, Any]:
         process = _take()
         try:
-            async with asyncio.timeout(MAX_RENDER_SECONDS):
-                found = await process.call(line)
+            found = await process.call(line)
         except TimeoutError:
             process.kill()
             raise RequestError(

@@ -70,6 +70,7 @@ def main(arguments: list[str]) -> int:
     if sys.platform == "linux":
         _limit_memory()
     with socket.socket(fileno=0) as channel, channel.makefile("rb") as jobs:
+        channel.sendall(b"\n")  # ready: the first job's time begins
         for line in jobs:
             channel.sendall(_answer_line(line) + b"\n")
     return 0

@@ -23,8 +23,7 @@ def resolve(path: Path, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_hidden_layers", 2**31 - 1),
-        ("num_hidden_layers", 131102),
+        ("num_hidden_layers", 2**14),
         ("hidden_size", 2**31 - 4),
         ("vocab_size", 10**9),
         ("head_dim", 10**8),
@@ -46,7 +45,17 @@ def test_what_the_files_hold_is_not_refused(tmp_path: Path) -> None:
     resolve(save(make_model("qwen3"), tmp_path / "real"))
 
 
-@pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.key_length"])
+@pytest.mark.parametrize("count", [2**14 + 1, 131102, 2**31, 2**63])
+def test_layers_are_counted_before_anything_is_listed_by_them(tmp_path: Path, count: int) -> None:
+    with pytest.raises(CheckpointError, match=f"num_hidden_layers is {count} .* more than 16384"):
+        resolve(write_hf(tmp_path, num_hidden_layers=count))
+    if count < 2**32:
+        metadata = {**LLAMA_GGUF, "llama.block_count": count}
+        with pytest.raises(CheckpointError, match=f"{count} in its configuration"):
+            resolve(write_gguf(tmp_path / "m.gguf", metadata))
+
+
+@pytest.mark.parametrize("key", ["embedding_length", "attention.key_length"])
 def test_a_gguf_file_too(tmp_path: Path, key: str) -> None:
     path = write_gguf(tmp_path / "m.gguf", {**LLAMA_GGUF, f"llama.{key}": 131102 * 64})
     with pytest.raises(CheckpointError, match=r"m\.gguf: .* but its files hold"):
