@@ -379,6 +379,7 @@ def attack(count: int, seed: int, keep: Path, kinds: tuple[str, ...] = KINDS) ->
         write_bases(bases)
         loader = Loader(keep / "log")
         try:
+            _drop_unsupported(bases, loader)
             for kind in kinds:
                 for index in range(count):
                     name = f"{kind}-{seed}-{index}"
@@ -390,6 +391,16 @@ def attack(count: int, seed: int, keep: Path, kinds: tuple[str, ...] = KINDS) ->
         finally:
             loader.close()
     return reports
+
+
+def _drop_unsupported(bases: Path, loader: Loader) -> None:
+    """Leave the checkpoints that load before they are damaged, or nothing would be learnt."""
+    for base in list(bases.iterdir()):
+        said = loader.outcome(base)
+        if said.startswith("refused") and "supported are" in said:
+            shutil.rmtree(base)
+        elif said != "served":
+            raise RuntimeError(f"{base.name}, as it was written, is {said}")
 
 
 def _enter(report: Report, name: str, said: str, mutant: Path, keep: Path) -> None:
