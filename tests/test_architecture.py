@@ -26,6 +26,8 @@ LAYERS: dict[str, int] = {
     "progress": 0,
     "config": 1,
     "structured_outputs_params": 1,
+    "structured_output.grammar": 1,
+    "structured_output.schema": 1,
     "beam_search_params": 1,
     "repetition": 1,
     "sampling_params": 1,

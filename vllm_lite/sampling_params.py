@@ -167,7 +167,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise _refused("n", f"must be in [1, {envs.VLLM_MAX_N_SEQUENCES}]", self.n)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        # Beyond, a logit of this request could become infinite.
+        _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _check_float("temperature", self.temperature, 0.0, 2.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, -1, MAX_INT32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from tests.models.byte_model import CONTEXT, save_byte_model
 from tests.unit.structured_output.walks import schema_cases
 from vllm_lite import LLM, RequestOutput, SamplingParams
+from vllm_lite.engine import constraints
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import StructuredOutputsParams
+from vllm_lite.structured_output import sequence
 
 CASES = [case for case in schema_cases() if "refused" not in case]
 REFUSED = [case for case in schema_cases() if "refused" in case]
@@ -144,10 +148,133 @@ def test_stop_strings_and_biases_work_inside(llm: LLM) -> None:
     assert found == [("bbbb", "stop")] * 2
 
 
-def test_what_is_both_asked_for_and_forbidden_fails_alone(llm: LLM) -> None:
+def test_what_is_both_asked_for_and_forbidden_is_refused_by_both_names(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("z")
-    params = [constrained(regex="a{3}", allowed_token_ids=ids), constrained(regex="a{3}")]
-    assert [reason for _, reason in texts(run(llm, params))] == ["error", "stop"]
+    every = [{"allowed_token_ids": ids}, {"bad_words": ["a"]}]
+    every.append({"bad_words": ["a"], "allowed_token_ids": llm.get_tokenizer().encode("za")})
+    for options in every:
+        with pytest.raises(RequestError, match="constraint") as error:
+            run(llm, [constrained(regex="a{3}", enable_in_reasoning=True, **options)])
+        assert all(name in error.value.message for name in options)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "name"),
+    [
+        ("a[bc]", {"allowed_token_ids": [97]}, "allowed_token_ids"),
+        ("aab", {"bad_words": ["aab"]}, "bad_words"),
+        ("abab", {"stop_token_ids": [98], "min_tokens": 3}, "min_tokens and stop_token_ids"),
+    ],
+)
+def test_what_leaves_no_token_later_fails_alone_and_says_why(
+    llm: LLM, pattern: str, options: dict[str, Any], name: str
+) -> None:
+    encode = llm.get_tokenizer().encode
+    for field in ("allowed_token_ids", "stop_token_ids"):
+        if field in options:
+            options = {**options, field: [encode(chr(one))[0] for one in options[field]]}
+    outputs = run(llm, [constrained(regex=pattern, **options), constrained(regex=SHORT)])
+    assert [reason for _, reason in texts(outputs)] == ["error", "stop"]
+    reason = str(outputs[0].outputs[0].stop_reason)
+    assert "leave no token" in reason and "constraint" in reason and name in reason
+
+
+def test_a_bias_forbids_nothing(llm: LLM) -> None:
+    bias = {llm.get_tokenizer().encode("a")[0]: -100}
+    assert texts(run(llm, [constrained(regex="aaa", logit_bias=bias)])) == [("aaa", "stop")]
+
+
+SLOW = 'start: s\ns: s s s | s s | "a" | "aa" | "aaa"'
+
+
+@pytest.mark.parametrize("min_tokens", [0, 200])
+def test_a_slow_grammar_ends_its_request_alone(llm: LLM, min_tokens: int) -> None:
+    slow = constrained(grammar=SLOW, min_tokens=min_tokens, max_tokens=400, temperature=0.0)
+    beside = constrained(regex="[ab]{40}")
+    outputs = run(llm, [slow, beside])
+    assert texts(outputs)[1][1] == "stop"
+    assert texts(outputs)[0][1] in ("error", "length", "stop")
+    assert texts(run(llm, [beside])) == texts(outputs)[1:]
+
+
+@pytest.mark.parametrize("call", ["fill", "accept", "must_end"])
+def test_the_time_of_every_call_counts(
+    llm: LLM, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = {"fill": 0, "accept": 0, "must_end": 0}
+
+    class Costly:
+        """Takes its time in one kind of call."""
+
+        is_terminated = False
+
+        def fill(self, masks: Any, row: int) -> None:
+            masks[row] = -1
+            self._spend("must_end" if spent["accept"] else "fill")
+
+        def accept(self, token_id: int) -> bool:
+            self._spend("accept")
+            return True
+
+        def _spend(self, kind: str) -> None:
+            spent[kind] += 1
+            start = time.thread_time()
+            while kind == call and time.thread_time() - start < 0.2:
+                pass
+
+    monkeypatch.setattr(sequence, "MASK_SECONDS", 0.1)
+    monkeypatch.setattr(constraints, "_matcher", lambda grammar: Costly())
+    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3)]
+    outputs = run(llm, params)
+    assert [reason for _, reason in texts(outputs)] == ["error", "length"]
+    assert "takes too long to follow" in str(outputs[0].outputs[0].stop_reason)
+
+
+class Panic(BaseException):
+    """As Rust's panics arrive."""
+
+
+@pytest.mark.parametrize("call", ["matcher", "fill", "accept", "late fill"])
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_whatever_a_grammar_fails_with_ends_its_request_alone(
+    llm: LLM, call: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        is_terminated = False
+        num_accepted = 0
+
+        def fill(self, masks: Any, row: int) -> None:
+            masks[row] = -1
+            self._fail("late fill" if self.num_accepted else "fill")
+
+        def accept(self, token_id: int) -> bool:
+            self.num_accepted += 1
+            self._fail("accept")
+            return True
+
+        @staticmethod
+        def _fail(kind: str) -> None:
+            if kind == call:
+                raise error("0xdead in /opt/x")
+
+    class Grammar:
+        num_bytes = 1
+
+        def matcher(self) -> Broken:
+            Broken._fail("matcher")
+            return Broken()
+
+    done: Future[Any] = Future()
+    done.set_result(Grammar())
+    core = llm.llm_engine._core.core  # type: ignore[attr-defined]
+    llm.generate("x", constrained(regex="b"), use_tqdm=False)  # the pool has its facts
+    monkeypatch.setattr(core.constraints._cache, "get", lambda params: done)
+    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3)]
+    outputs = run(llm, params)
+    assert [reason for _, reason in texts(outputs)] == ["error", "length"]
+    assert "0xdead" not in str(outputs[0].outputs[0].stop_reason)
+    monkeypatch.undo()
+    assert texts(run(llm, [constrained(regex="abc")])) == [("abc", "stop")]
 
 
 def test_a_grammar_begins_after_the_reasoning(llm: LLM) -> None:

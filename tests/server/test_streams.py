@@ -16,7 +16,7 @@ import pytest
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, chunks, error_of, http
-from vllm_lite.errors import EngineDeadError, EngineGenerateError, QueueFullError
+from vllm_lite.errors import EngineDeadError, EngineGenerateError, QueueFullError, RequestError
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.server.sse import KEEP_ALIVE, with_keep_alive
 
@@ -150,6 +150,19 @@ async def test_a_failure_in_mid_stream_is_an_event_and_then_done(
     for secret in ("/opt", "0xdead", "hunter2"):
         assert secret not in last["error"]["message"]
     assert client.running == set()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_why_a_request_cannot_go_on_reaches_its_client(path: str, streams: bool) -> None:
+    client = FakeEngineClient("Hello")
+    client.failure, client.fail_after = RequestError("its constraint takes too long"), 2
+    asked = {"completions": {"prompt": "a"}, "responses": {"input": "a"}}.get(path)
+    asked = asked or {"messages": HI, "max_tokens": 9, "model": "tiny"}
+    async with http(client) as session:
+        response = await session.post(f"/v1/{path}", json={**asked, "stream": streams})
+    assert response.status_code == (200 if streams else 400)
+    assert "its constraint takes too long" in response.text
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -58,8 +58,11 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     # Prompt positions 1.. that this step computed, in order, where they were asked for.
     new_prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None  # stop | length | repetition | abort | error
-    # The stop token id; None for eos. For finish_reason "error": the cause.
+    # The stop token id; None for eos. For finish_reason "error": the cause, in words that a
+    # client may read.
     stop_reason: int | str | None = None
+    # With finish_reason "error": what the request asked for is at fault, not the engine.
+    is_refused: bool = False
     # Prompt tokens that the prefix cache gave, set in the request's first output.
     num_cached_tokens: int | None = None
     # Monotonic seconds of the request's first schedule, set in its first output.

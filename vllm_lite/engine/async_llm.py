@@ -24,10 +24,12 @@ from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.messages import CoreReady
 from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
-from vllm_lite.engine.prepared import PreparedConstraints, constraint_of
+from vllm_lite.engine.prepared import PreparedConstraints
+from vllm_lite.engine.request_state import RequestState
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
+    RequestError,
     UnavailableError,
     UsageError,
 )
@@ -262,7 +264,7 @@ class AsyncLLM:
                 output = await collector.get()
                 finished = output.finished
                 if finished:
-                    _raise_failure(output)
+                    _raise_failure(state)
                 yield output
         finally:
             # Nothing is left to abort where the request ended by itself.
@@ -270,9 +272,9 @@ class AsyncLLM:
 
     async def _prepare(self, params: SamplingParams) -> None:
         """prepare() for parameters that were processed."""
-        for name, constraint in self._prepared.unknown(constraint_of(params)).items():
+        for name, asked in self._prepared.unknown([params]).items():
             self._start_tasks()
-            self._prepared.learn(name, await self._core.prepare(constraint))
+            self._prepared.learn(name, await self._core.prepare(asked))
 
     def _start_tasks(self) -> None:
         if not self._tasks:
@@ -319,9 +321,10 @@ class AsyncLLM:
             self._idle.set()
 
 
-def _raise_failure(output: RequestOutput) -> None:
-    for choice in output.outputs:
+def _raise_failure(state: RequestState) -> None:
+    for choice in state.choices:
         if choice.finish_reason == "error":
-            raise EngineGenerateError(
-                f"Request {output.request_id} failed: {choice.stop_reason or 'unknown cause'}"
-            )
+            cause = str(choice.stop_reason or "unknown cause")
+            if choice.is_refused:
+                raise RequestError(cause)
+            raise EngineGenerateError(f"Request {state.request_id} failed: {cause}")

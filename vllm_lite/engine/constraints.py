@@ -20,12 +20,13 @@ from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import prompt_ends_in_reasoning
 from vllm_lite.request import Request, RequestStatus
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.structured_output.bans import Bans
 from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
-from vllm_lite.structured_output.grammar import Matcher, MatcherError, Refusal
+from vllm_lite.structured_output.grammar import CompiledGrammar, Matcher, MatcherError, Refusal
 from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.structured_output.reasoning import Reasoning
-from vllm_lite.structured_output.sequence import BudgetedSequence, ConstrainedSequence
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
+from vllm_lite.structured_output.sequence import BudgetedSequence, ConstrainedSequence, guarded
 
 # Tokens of a prompt in which its last mark of reasoning is looked for.
 _PROMPT_TAIL = 64
@@ -49,6 +50,8 @@ class Constraints:
         bind_parsers(config)
         self._waiting: dict[str, _Waiting] = {}
         self._sequences: dict[str, ConstrainedSequence] = {}
+        # Of those that have any.
+        self._bans: dict[str, Bans] = {}
         # Sequences whose mask could not be made, until their step is over.
         self._broken: dict[str, str] = {}
         self._masks: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
@@ -64,9 +67,34 @@ class Constraints:
         """Sequences whose next token depends on those before it."""
         return len(self._sequences)
 
-    def prepare(self, params: StructuredOutputsParams) -> Future[Result]:
-        """Compile a canonical constraint, unless that was done."""
-        return self._cache.get(params)
+    def prepare(self, params: SamplingParams) -> Future[Result]:
+        """Compile the canonical constraint of `params`, unless that was done."""
+        if params.structured_outputs is None:
+            raise ValueError("parameters without a constraint have nothing to prepare")
+        return self._cache.get(params.structured_outputs)
+
+    def verdict(self, params: SamplingParams, future: Future[Result]) -> Refusal | None:
+        """Why a request with `params`, whose grammar is done, is refused; None where it is not.
+
+        What its first token may be is known already, unless it reasons first.
+        """
+        found = outcome(future)
+        if isinstance(found, Refusal):
+            return found
+        facts, constraint = self._pool.facts, params.structured_outputs
+        bans = Bans(params, facts.vocabulary.eos_ids, self._config.facts.vocab_size)
+        reasons = facts.reasoning is not None and not (
+            constraint and constraint.enable_in_reasoning
+        )
+        if bans.is_empty or reasons:
+            return None
+        masks = np.zeros((1, facts.vocabulary.mask_words), np.int32)
+        try:
+            ConstrainedSequence(facts.vocabulary, _matcher(found), None).fill(masks, 0)
+            conflict = bans.conflict(masks, 0, [])
+        except MatcherError as error:
+            conflict = str(error)
+        return Refusal(conflict, "structured_outputs") if conflict else None
 
     def hold(self, request: Request) -> bool:
         """Take a new sequence that is constrained, until take_ready(); False for any other."""
@@ -100,7 +128,7 @@ class Constraints:
         if self._waiting or self._sequences:
             for request_id in request_ids:
                 self._waiting.pop(request_id, None)
-                self._sequences.pop(request_id, None)
+                self._forget(request_id)
 
     def drop_waiting(self) -> list[str]:
         """Forget every sequence that waits; their ids."""
@@ -121,11 +149,19 @@ class Constraints:
         masks = self._rows(len(sampling))
         masked: list[str] = []
         for request_id in sampling:
+            row = len(masked)
             try:
-                if self._sequences[request_id].fill(masks, len(masked)):
-                    masked.append(request_id)
+                if not self._sequences[request_id].fill(masks, row):
+                    continue
             except MatcherError as error:
                 self._broken[request_id] = str(error)
+                continue
+            bans = self._bans.get(request_id)
+            conflict = bans and bans.conflict(masks, row, requests[request_id].output_token_ids)
+            if conflict:
+                self._broken[request_id] = conflict
+            else:
+                masked.append(request_id)
         return TokenMasks(masked, masks[: len(masked)]) if masked else None
 
     def advance(
@@ -145,19 +181,26 @@ class Constraints:
                 continue
             is_running = output.finish_reason is None
             broken = self._broken.pop(request_id, None)
+            must_end = False
             if broken is None and is_running:
-                broken = _follow(sequence, output)
+                try:
+                    for token_id in output.new_token_ids:
+                        sequence.accept(token_id)
+                    must_end = self._must_end(sequence, requests[request_id])
+                except MatcherError as error:
+                    broken = str(error)
             status = None
             if broken is not None:
                 status = RequestStatus.FINISHED_ERROR
                 output.new_token_ids, output.new_logprobs = [], None
                 output.finish_reason, output.stop_reason = status.finish_reason, broken
-            elif is_running and self._must_end(sequence, requests[request_id]):
+                output.is_refused = True
+            elif must_end:
                 # The token that says so is forbidden by min_tokens, so the end is said without.
                 status = RequestStatus.FINISHED_STOPPED
                 outputs.append(EngineCoreOutput(request_id, [], finish_reason="stop"))
             if not is_running or status is not None:
-                del self._sequences[request_id]
+                self._forget(request_id)
             if is_running and status is not None:
                 ended.append((request_id, status))
         return ended
@@ -181,14 +224,23 @@ class Constraints:
         found = outcome(held.future)
         if isinstance(found, Refusal):
             return found.message
-        matcher = None if isinstance(found, TokenizerFacts) else found.matcher()
-        facts = self._pool.facts
-        reasoning = self._reasoning(held.request, facts)
+        request, facts = held.request, self._pool.facts
+        params, request_id = request.sampling_params, request.request_id
+        try:
+            matcher = None if isinstance(found, TokenizerFacts) else _matcher(found)
+        except MatcherError as error:
+            return str(error)
+        reasoning = self._reasoning(request, facts)
         if matcher is not None or reasoning is not None:
-            self._sequences[held.request.request_id] = _sequence(
-                held.request, facts, matcher, reasoning
-            )
+            self._sequences[request_id] = _sequence(request, facts, matcher, reasoning)
+            bans = Bans(params, request.eos_token_ids, self._config.facts.vocab_size)
+            if not bans.is_empty:
+                self._bans[request_id] = bans
         return None
+
+    def _forget(self, request_id: str) -> None:
+        for kept in (self._sequences, self._bans, self._broken):
+            kept.pop(request_id, None)
 
     def _reasoning(self, request: Request, facts: TokenizerFacts) -> Reasoning | None:
         params = request.sampling_params
@@ -224,11 +276,5 @@ def _sequence(
     return ConstrainedSequence(facts.vocabulary, matcher, reasoning)
 
 
-def _follow(sequence: ConstrainedSequence, output: EngineCoreOutput) -> str | None:
-    """Go on by the output's tokens; why the sequence cannot, if so."""
-    try:
-        for token_id in output.new_token_ids:
-            sequence.accept(token_id)
-    except MatcherError as error:
-        return str(error)
-    return None
+def _matcher(grammar: CompiledGrammar) -> Matcher:
+    return guarded(grammar.matcher)

@@ -192,7 +192,9 @@ class EngineCore:
         is_idle = not (self._ended or self._is_step_due())
         for sequence, refusal in self.constraints.take_ready(GRAMMAR_PATIENCE if is_idle else 0.0):
             if refusal is not None:
-                self._ended.append(_error_output(sequence.request_id, refusal))
+                output = _error_output(sequence.request_id, refusal)
+                output.is_refused = True
+                self._ended.append(output)
                 continue
             try:
                 self._scheduler.add_request(sequence)

@@ -35,8 +35,8 @@ from vllm_lite.engine.watch import INTERVAL, Watch
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 logger = init_logger(__name__)
 
@@ -57,7 +57,7 @@ class CoreClient(Protocol):
         """Drop sequences; unknown ids are ignored."""
         ...
 
-    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
+    def prepare(self, asked: Iterable[SamplingParams]) -> list[Refusal | None]:
         """Compile canonical constraints, side by side; why each is refused, if it is."""
         ...
 
@@ -98,9 +98,9 @@ class SyncMPClient:
         if self._dead is None:
             self._handle.send(AbortRequests(list(request_ids)))
 
-    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
+    def prepare(self, asked: Iterable[SamplingParams]) -> list[Refusal | None]:
         self._check_alive()
-        calls = [Prepare(next(self._call_ids), params) for params in constraints]
+        calls = [Prepare(next(self._call_ids), params) for params in asked]
         for call in calls:
             self._handle.send(call)
         answers: dict[int, Refusal | None] = {}
@@ -219,7 +219,7 @@ class AsyncMPClient:
         if self.dead_error is None:
             self._handle.send(AbortRequests(list(request_ids)))
 
-    async def prepare(self, params: StructuredOutputsParams) -> Refusal | None:
+    async def prepare(self, params: SamplingParams) -> Refusal | None:
         """Compile a canonical constraint; why it is refused, if it is."""
         self.check_alive()
         call = Prepare(next(self._call_ids), params)

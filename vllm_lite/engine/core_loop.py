@@ -32,7 +32,7 @@ from vllm_lite.engine.messages import (
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_output.grammar_cache import Result, outcome
+from vllm_lite.structured_output.grammar_cache import Result
 
 if TYPE_CHECKING:
     from vllm_lite.engine.core import EngineCore
@@ -53,7 +53,7 @@ class CoreLoop:
         # Pauses that wait for what was begun before them.
         self._pauses: list[Pause] = []
         # Calls whose constraint is being compiled.
-        self._prepares: list[tuple[int, Future[Result]]] = []
+        self._prepares: list[tuple[Prepare, Future[Result]]] = []
 
     def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
         """Build a core, serve it until told to stop; returns what ended it otherwise.
@@ -99,7 +99,7 @@ class CoreLoop:
                 futures = [future for _, future in self._prepares]
                 wait(futures, GRAMMAR_PATIENCE, FIRST_COMPLETED)
             self._answer_pauses(core)
-            self._answer_prepares()
+            self._answer_prepares(core)
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
         if isinstance(message, AddRequests):
@@ -114,7 +114,7 @@ class CoreLoop:
             self._refuse(core, message)
         elif isinstance(message, Prepare):
             found = core.constraints.prepare(message.params)
-            self._prepares.append((message.call_id, found))
+            self._prepares.append((message, found))
         elif isinstance(message, Pause):
             core.pause(message.mode)
             self._pauses.append(message)
@@ -140,13 +140,13 @@ class CoreLoop:
                 core.reset_prefix_cache()
             self._channel.send(CallResult(pause.call_id, core.is_paused))
 
-    def _answer_prepares(self) -> None:
+    def _answer_prepares(self, core: EngineCore) -> None:
         done = [call for call in self._prepares if call[1].done()]
         for call in done:
             self._prepares.remove(call)
-            call_id, result = call[0], outcome(call[1])
-            refusal = result if isinstance(result, Refusal) else None
-            self._channel.send(Prepared(call_id, refusal))
+            asked, future = call
+            refusal = core.constraints.verdict(asked.params, future)
+            self._channel.send(Prepared(asked.call_id, refusal))
 
 
 def _one_line(error: BaseException) -> str:

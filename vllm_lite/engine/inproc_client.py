@@ -17,9 +17,8 @@ from vllm_lite.executor.executor import Executor
 from vllm_lite.log import timeline
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.platform import bind_compute_threads
+from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_output.grammar_cache import outcome
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 
 class InprocClient:
@@ -40,11 +39,11 @@ class InprocClient:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.core.abort_requests(request_ids)
 
-    def prepare(self, constraints: Iterable[StructuredOutputsParams]) -> list[Refusal | None]:
-        futures = [self.core.constraints.prepare(params) for params in constraints]
-        wait(futures)
-        results = [outcome(future) for future in futures]
-        return [result if isinstance(result, Refusal) else None for result in results]
+    def prepare(self, asked: Iterable[SamplingParams]) -> list[Refusal | None]:
+        constraints = self.core.constraints
+        calls = [(params, constraints.prepare(params)) for params in asked]
+        wait([future for _, future in calls])
+        return [constraints.verdict(params, future) for params, future in calls]
 
     def get_output(self) -> StepOutputs:
         return self.core.step()

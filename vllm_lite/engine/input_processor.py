@@ -138,7 +138,7 @@ class InputProcessor:
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
 
     def process_constraint(self, params: SamplingParams) -> SamplingParams:
-        """`params` with their constraint in canonical form; a copy if changed.
+        """`params` with their constraint in canonical form and bad words as ids; a copy if changed.
 
         Raises RequestError for what shows without compiling it.
         """
@@ -160,6 +160,8 @@ class InputProcessor:
             )
         changed = copy.copy(params)
         changed.structured_outputs = canonical(given, self.config.structured_outputs)
+        if params.bad_words and not params.bad_words_token_ids:
+            changed.bad_words_token_ids = self._bad_word_ids(params.bad_words)
         # Where the constraint is fulfilled nothing may follow but the end.
         changed.ignore_eos = False
         _check_sendable(changed)

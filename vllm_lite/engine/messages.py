@@ -11,8 +11,8 @@ import msgspec
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 
 class AddRequests(msgspec.Struct, tag="add"):
@@ -63,10 +63,13 @@ class IsPaused(msgspec.Struct, tag="is_paused"):
 
 
 class Prepare(msgspec.Struct, tag="prepare"):
-    """Compile a canonical constraint; the answer is a Prepared."""
+    """Compile a canonical constraint; the answer is a Prepared.
+
+    Beside it, `params` has what else may leave no token.
+    """
 
     call_id: int
-    params: StructuredOutputsParams
+    params: SamplingParams
 
 
 class Shutdown(msgspec.Struct, tag="shutdown"):

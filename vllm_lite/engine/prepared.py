@@ -13,7 +13,6 @@ from vllm_lite.errors import QueueFullError, RequestError, UnavailableError
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.canonical import name_of
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 MAX_REMEMBERED = 4096
 
@@ -24,18 +23,19 @@ class PreparedConstraints:
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Refusal | None] = OrderedDict()
 
-    def unknown(
-        self, constraints: Iterable[StructuredOutputsParams]
-    ) -> dict[bytes, StructuredOutputsParams]:
-        """Those of canonical `constraints` to ask the core about, by name.
+    def unknown(self, processed: Iterable[SamplingParams]) -> dict[bytes, SamplingParams]:
+        """What to ask the core about those of `processed` parameters that constrain, by name.
 
-        Raises RequestError for one that is known to be refused.
+        Raises RequestError for what is known to be refused.
         """
-        found: dict[bytes, StructuredOutputsParams] = {}
-        for params in constraints:
-            name = name_of(params)
+        found: dict[bytes, SamplingParams] = {}
+        for params in processed:
+            if params.structured_outputs is None:
+                continue
+            asked = _asked(params)
+            name = name_of(asked)
             if name not in self._known:
-                found[name] = params
+                found[name] = asked
                 continue
             self._known.move_to_end(name)
             check_refusal(self._known[name])
@@ -60,6 +60,13 @@ def check_refusal(refusal: Refusal | None) -> None:
     raise RequestError(refusal.message, refusal.param)
 
 
-def constraint_of(params: SamplingParams) -> tuple[StructuredOutputsParams, ...]:
-    """The constraint of a processed request, if it has one."""
-    return () if params.structured_outputs is None else (params.structured_outputs,)
+def _asked(params: SamplingParams) -> SamplingParams:
+    """The constraint of processed parameters, and what else decides whether it can be kept."""
+    return SamplingParams(
+        structured_outputs=params.structured_outputs,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words_token_ids=params.bad_words_token_ids,
+        stop_token_ids=params.stop_token_ids if params.min_tokens else None,
+        max_tokens=None,
+        min_tokens=params.min_tokens,
+    )

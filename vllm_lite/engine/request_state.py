@@ -57,6 +57,7 @@ class ChoiceState:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.is_refused = False
         self.num_cached_tokens: int | None = None
         self.num_preemptions = 0
         self.scheduled_time: float | None = None
@@ -93,6 +94,7 @@ class ChoiceState:
             self._logprobs.append(output.new_logprobs)
         stop = self._detokenizer.update(output.new_token_ids, output.finish_reason == "stop")
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.is_refused = output.is_refused
         if stop is None:
             return False
         is_early = self.finish_reason is None

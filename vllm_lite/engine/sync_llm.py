@@ -20,7 +20,7 @@ from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.output_processor import OutputProcessor
-from vllm_lite.engine.prepared import PreparedConstraints, constraint_of
+from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
@@ -117,8 +117,7 @@ class LLMEngine:
 
     def prepare(self, requests: Iterable[ProcessedInput]) -> None:
         """Compile what the requests constrain their texts to, side by side; raises RequestError."""
-        constraints = [one for request in requests for one in constraint_of(request.params)]
-        unknown = self._prepared.unknown(constraints)
+        unknown = self._prepared.unknown(request.params for request in requests)
         if unknown:
             refusals = self._core.prepare(unknown.values())
             for name, refusal in zip(unknown, refusals, strict=True):

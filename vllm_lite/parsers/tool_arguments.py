@@ -14,29 +14,13 @@ from vllm_lite.parsers.tool_envelopes import Envelope
 from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, has_keyword
 from vllm_lite.parsers.tool_spec import ToolSpec, resolve, schema_types
 from vllm_lite.parsers.tool_xml import XmlTools
+from vllm_lite.structured_output.grammar import GrammarError
+from vllm_lite.structured_output.schema import ASSERTIONS, FORMATS, read_schema
 
 Format = dict[str, Any]
 _SAFE_KEY = re.compile(r"[^\s<>\"'&=|:{}]{1,128}")
-# With one of these an object is more than its properties and which of them are required.
-_MORE_THAN_PROPERTIES = frozenset(
-    (
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "enum",
-        "const",
-        "patternProperties",
-        "minProperties",
-        "maxProperties",
-        "propertyNames",
-        "dependentRequired",
-        "dependentSchemas",
-    )
-)
-_STRING_RULES = frozenset(("pattern", "minLength", "maxLength"))
+_OF_OBJECTS = frozenset(("type", "properties", "required", "additionalProperties"))
+_STRING_RULES = ASSERTIONS - {"type", "$ref", "anyOf"}
 _MAX_LENGTH = 1 << 20
 
 
@@ -45,7 +29,7 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
     schema = argument_schema(tool)
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    if _MORE_THAN_PROPERTIES & set(schema) or schema.get("type") != "object":
+    if ASSERTIONS & set(schema) - _OF_OBJECTS or schema.get("type") != "object":
         return None
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
@@ -78,8 +62,8 @@ def _argument(
     if types == {"string"}:
         value = _string(xml, part)
         return value and _element(envelope, key, "string", value)
-    if types == {"string", "null"} and not _STRING_RULES & set(part) and "enum" not in part:
-        if has_keyword(part, _STRING_RULES | {"enum", "const"}):
+    if types == {"string", "null"}:
+        if has_keyword(part, _STRING_RULES):
             return None
         text = _element(envelope, key, "string", _free_text(xml))
         null = _element(envelope, key, "null", _text("null"))
@@ -91,8 +75,7 @@ def _argument(
         return None  # the tag may have to name one
     document = {name: root[name] for name in ("$defs", "definitions") if name in root}
     document.update(part)
-    # A text within JSON that has such a rule could hold a tag: rules replace what is excluded.
-    if _refers_outside(document) or has_keyword(document, _STRING_RULES):
+    if not _is_plain_json(document):
         return None
     value = {
         "type": "json_schema",
@@ -118,14 +101,17 @@ def _followed(part: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _string(xml: XmlTools, part: Mapping[str, Any]) -> Format | None:
+    rules = ASSERTIONS & set(part) - {"type"}
+    if rules == {"format"} and part["format"] not in FORMATS:
+        rules = frozenset()
+    if not any(rules <= known for known in ({"const"}, {"enum"}, {"minLength", "maxLength"})):
+        return None
     choices = [part["const"]] if "const" in part else part.get("enum")
     if isinstance(choices, list):
         if not choices or not all(_is_plain(xml, choice) for choice in choices):
             return None
         texts = [_text(choice) for choice in choices]
         return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
-    if "pattern" in part or has_keyword(part, frozenset(("anyOf", "oneOf", "allOf", "not"))):
-        return None
     least, most = part.get("minLength", 0), part.get("maxLength")
     if not isinstance(least, int) or not isinstance(most, int | None) or least > _MAX_LENGTH:
         return None
@@ -141,6 +127,14 @@ def _string(xml: XmlTools, part: Mapping[str, Any]) -> Format | None:
     return {"type": "sequence", "elements": [first, text]}
 
 
+def _is_plain_json(document: Any) -> bool:
+    """Whether an engine enforces a schema that also keeps marks out of the texts in it."""
+    try:
+        return not read_schema(document)[1].xgrammar
+    except GrammarError:
+        return False
+
+
 def _is_plain(xml: XmlTools, choice: object) -> bool:
     if not isinstance(choice, str) or not choice or choice != choice.strip():
         return False
@@ -153,17 +147,6 @@ def _free_text(xml: XmlTools) -> Format:
 
 def _excluded(xml: XmlTools) -> tuple[str, ...]:
     return (xml.value_end, xml.parameter.start, xml.call_end)
-
-
-def _refers_outside(document: object) -> bool:
-    if isinstance(document, list):
-        return any(map(_refers_outside, document))
-    if not isinstance(document, Mapping):
-        return False
-    reference = document.get("$ref")
-    if isinstance(reference, str) and not reference.startswith(("#/$defs/", "#/definitions/")):
-        return True
-    return any(map(_refers_outside, document.values()))
 
 
 def _element(envelope: Envelope, key: str, said: str, value: Format) -> Format:

@@ -139,7 +139,13 @@ def _free(
     """Any text, but calls in it follow the schemas of strict tools."""
     calls = [_call(tool_parser, envelope, tool, is_loose=not tool.strict) for tool in tools]
     if None in calls:
-        return None
+        if not any(tool.strict for tool in tools):
+            return None
+        raise RequestError(
+            f"{tools[calls.index(None)].name} has a name or a schema that the calls of "
+            f"--tool-call-parser {tool_parser} cannot say exactly, as strict tools need it; "
+            "simplify it, force a call by tool_choice, or drop strict"
+        )
     together = _calls(calls, envelope.separator, only_one)
     trigger = envelope.begin or envelope.call.partition("{name}")[0]
     if envelope.begin:

@@ -18,6 +18,7 @@ from vllm_lite.structured_outputs_params import MAX_CONSTRAINT_CHARACTERS, Struc
 
 if TYPE_CHECKING:
     from vllm_lite.config.structured_outputs import StructuredOutputsConfig
+    from vllm_lite.sampling_params import SamplingParams
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -48,17 +49,18 @@ def canonical(
         json_object=params.json_object or None,
         structural_tag=None if tag is None else _json_text("structural_tag", tag),
         disable_any_whitespace=is_json and is_compact,
-        disable_additional_properties=schema is not None and is_closed,
+        disable_additional_properties=is_closed and (schema is not None or tag is not None),
         whitespace_pattern=params.whitespace_pattern,
         enable_in_reasoning=params.enable_in_reasoning or config.enable_in_reasoning,
     )
 
 
-def name_of(params: StructuredOutputsParams) -> bytes:
-    """A digest of a canonical constraint: what a cache of compiled grammars is keyed by."""
-    # When a grammar begins does not change it.
-    unplaced = msgspec.structs.replace(params, enable_in_reasoning=False)
-    return hashlib.sha256(_encoder.encode(unplaced)).digest()
+def name_of(params: StructuredOutputsParams | SamplingParams) -> bytes:
+    """A digest of what decides over a grammar, or over a request's use of it, to keep it by."""
+    if isinstance(params, StructuredOutputsParams):
+        # When a grammar begins does not change it.
+        params = msgspec.structs.replace(params, enable_in_reasoning=False)
+    return hashlib.sha256(_encoder.encode(params)).digest()
 
 
 def _json_text(field: str, value: str | dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ their grammars here. Invariant: a submitted constraint ends as a grammar or a re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,6 +37,9 @@ logger = init_logger(__name__)
 Reply = TypeVar("Reply", Hello, Answer)
 
 NUM_PROCESSES = 2
+# Of the clock: a process that is stopped, or gets no processor, spends no time of its own.
+MAX_WAIT_SECONDS = 60.0
+MAX_START_SECONDS = 180.0
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
 
 
@@ -55,7 +59,8 @@ class TokenizerFacts:
 class _Process:
     """One compile process; belongs to one thread at a time."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self) -> None:
+        self.is_late = False  # killed, for it took too long by the clock
         self._process = subprocess.Popen(
             [*COMMAND, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -68,33 +73,47 @@ class _Process:
             raise RuntimeError("a compile process without pipes")
         self._in: IO[bytes] = self._process.stdin
         self._out: IO[bytes] = self._process.stdout
-        hello = self._call(config, Hello)
-        if hello is None:
-            raise RuntimeError(f"a compile process ended at once, exit code {self.exit_code()}")
-        self.hello = hello
+
+    def begin(self, config: VllmConfig) -> Hello | None:
+        """Give it its configuration; None where the process was lost over it."""
+        return self._call(config, Hello, MAX_START_SECONDS)
 
     def compile(self, job: Job) -> Answer | None:
         """The answer; None where the process was lost over it."""
-        return self._call(job, Answer)
+        return self._call(job, Answer, MAX_WAIT_SECONDS)
 
     def exit_code(self) -> int:
         """Wait for its end; negative for a signal."""
         return self._process.wait()
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever it does, even where it is stopped; who waits for it gets no answer."""
         self._process.kill()
         self._process.wait()
-        self._in.close()
-        self._out.close()
 
-    def _call(self, message: object, kind: type[Reply]) -> Reply | None:
+    def close(self) -> None:
+        """End it and let go of its pipes; nobody may wait for it."""
+        self.kill()
+        self._out.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._in.close()
+
+    def _call(self, message: object, kind: type[Reply], seconds: float) -> Reply | None:
+        watch = threading.Timer(seconds, self._end_late)
+        watch.daemon = True
+        watch.start()
         try:
             write_frame(self._in, message)
+            frame = read_frame(self._out)
         except BrokenPipeError:
             return None
-        frame = read_frame(self._out)
+        finally:
+            watch.cancel()
         return None if frame is None else msgspec.msgpack.decode(frame, type=kind)
+
+    def _end_late(self) -> None:
+        self.is_late = True
+        self._process.kill()
 
 
 class CompilePool:
@@ -133,6 +152,8 @@ class CompilePool:
         for process in processes:
             process.kill()
         self._executor.shutdown(cancel_futures=True)
+        for process in processes:
+            process.close()
 
     def _read_facts(self) -> TokenizerFacts:
         if self._facts is None:
@@ -142,7 +163,8 @@ class CompilePool:
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar | Refusal:
         process = self._take()
         answer = process.compile(Job(params))
-        if answer is None and backend_of(self._config) == "auto":
+        is_lost = answer is None and self._is_open and not process.is_late
+        if is_lost and backend_of(self._config) == "auto":
             self._bury(process)
             process = self._take()
             answer = process.compile(Job(params, by_guidance=True))
@@ -164,13 +186,17 @@ class CompilePool:
                 raise RuntimeError("the compile pool is closed")
             if self._idle:
                 return self._idle.pop()
-        process = _Process(self._config)
+            process = _Process()
+            self._processes.append(process)
+        hello = process.begin(self._config)
+        if hello is None:
+            code = self._bury(process)
+            raise RuntimeError(f"a compile process ended before it was ready, exit code {code}")
         with self._lock:
             if self._facts is None:
-                self._facts = TokenizerFacts(process.hello)
+                self._facts = TokenizerFacts(hello)
                 vocabulary = self._facts.vocabulary
                 self._engines = GrammarEngines(vocabulary, backend_of(self._config))
-            self._processes.append(process)
         return process
 
     def _give_back(self, process: _Process) -> None:
@@ -180,6 +206,12 @@ class CompilePool:
     def _lost(self, process: _Process, constraint: str) -> Refusal:
         code = self._bury(process)
         field = f"structured_outputs.{constraint}"
+        if not self._is_open:
+            return Refusal("the engine is shutting down", field, 503)
+        if process.is_late:
+            logger.warning("A compile process gave no answer in %g s: replaced", MAX_WAIT_SECONDS)
+            within = f"within {MAX_WAIT_SECONDS:g} seconds"
+            return Refusal(f"{field} was not compiled {within}; try again later", field, 503)
         if code == -signal.SIGPROF:
             return Refusal(
                 f"{field} takes more than {MAX_COMPILE_SECONDS:g} seconds to compile; simplify it",
@@ -192,7 +224,9 @@ class CompilePool:
         """Forget a process that ended; its exit code."""
         code = process.exit_code()
         with self._lock:
-            self._processes.remove(process)
+            if self._is_open:
+                self._processes.remove(process)
+                process.close()
         return code
 
     def _opened(self, compiled: Compiled) -> CompiledGrammar:

@@ -64,7 +64,7 @@ def compile_one(engines: GrammarEngines, job: Job) -> Answer:
         found = engines.compile(job.params, by_guidance=job.by_guidance)
     except MemoryError:
         return Answer(refusal=Refusal(f"{field} needs too much memory; simplify it", field))
-    except Exception as error:
+    except BaseException as error:  # a panic in Rust is no Exception
         kind = type(error).__name__
         return Answer(refusal=Refusal(f"{field} cannot be compiled ({kind})", field))
     if isinstance(found, Refusal):

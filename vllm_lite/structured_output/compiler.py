@@ -12,6 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from vllm_lite.structured_output.grammar import (
     CompiledGrammar,
     GrammarError,
@@ -20,8 +22,10 @@ from vllm_lite.structured_output.grammar import (
     Vocabulary,
 )
 from vllm_lite.structured_output.guidance import Guidance, is_lark
-from vllm_lite.structured_output.patterns import has_look_around
-from vllm_lite.structured_output.schema import Schema, read_schema
+from vllm_lite.structured_output.patterns import full_match
+from vllm_lite.structured_output.schema import Gaps, Schema, read_schema
+from vllm_lite.structured_output.structural_tag import read_structural_tag
+from vllm_lite.structured_output.tag_lark import TagError
 from vllm_lite.structured_output.xgrammar import XGrammar
 
 if TYPE_CHECKING:
@@ -82,29 +86,36 @@ class GrammarEngines:
             return Refusal(f"structured_outputs.{name}: {reason}", f"structured_outputs.{name}")
 
     def _compile(self, params: StructuredOutputsParams, backend: str) -> Compiled:
-        schema, gaps = _schema_of(params)
-        gaps |= _text_gaps(params)
-        if backend == GUIDANCE or (gaps and backend != XGRAMMAR):
-            return self._compile_by(GUIDANCE, params, schema)
-        if gaps:
+        params, read, gaps = _read(params)
+        unlike = ", ".join(sorted(gaps.xgrammar))
+        if backend == GUIDANCE or (unlike and backend != XGRAMMAR):
+            if gaps.guidance:
+                beside = f" beside {unlike}" if unlike else ""
+                named = ", ".join(sorted(gaps.guidance))
+                raise GrammarError(f"{named} cannot be enforced exactly{beside}")
+            try:
+                return self._compile_by(GUIDANCE, params, read)
+            except TagError as error:
+                because = f"its schema uses {unlike}, but " if unlike else ""
+                raise GrammarError(f"{because}{error}") from None
+        if unlike:
             raise GrammarError(
-                f"the backend xgrammar does not enforce: {', '.join(sorted(gaps))}; "
-                "the backend guidance may"
+                f"the backend xgrammar does not enforce: {unlike}; the backend guidance may"
             )
         try:
-            return self._compile_by(XGRAMMAR, params, schema)
+            return self._compile_by(XGRAMMAR, params, read)
         except GrammarError as refused:
-            if backend == XGRAMMAR:
+            if backend == XGRAMMAR or gaps.guidance:
                 raise
             try:
-                return self._compile_by(GUIDANCE, params, schema)
+                return self._compile_by(GUIDANCE, params, read)
             except GrammarError:
                 raise refused from None
 
     def _compile_by(
-        self, name: str, params: StructuredOutputsParams, schema: Schema | None
+        self, name: str, params: StructuredOutputsParams, read: Schema | None
     ) -> Compiled:
-        return self._checked(Compiled(name, self._engine(name).compile(params, schema)))
+        return self._checked(Compiled(name, self._engine(name).compile(params, read)))
 
     def _checked(self, compiled: Compiled) -> Compiled:
         """Follow it for some tokens: one that no text satisfies, or that is slow, shows here."""
@@ -135,24 +146,26 @@ class GrammarEngines:
         return compiled
 
 
-def _schema_of(params: StructuredOutputsParams) -> tuple[Schema | None, set[str]]:
-    """The JSON schema as the engines take it, and its gaps; None for other constraints."""
+def _read(
+    params: StructuredOutputsParams,
+) -> tuple[StructuredOutputsParams, Schema | None, Gaps]:
+    """A constraint as the engines take it, its JSON schema or structural tag, and what in it
+    the engines would not enforce exactly.
+    """
+    close_objects = params.disable_additional_properties
+    read: Schema | None = None
+    gaps = Gaps()
     if params.json_object:
-        return {"type": "object"}, set()
-    if params.json is None:
-        return None, set()
-    schema = json.loads(params.json) if isinstance(params.json, str) else params.json
-    read, gaps = read_schema(schema, close_objects=params.disable_additional_properties)
-    return read, gaps
-
-
-def _text_gaps(params: StructuredOutputsParams) -> set[str]:
-    """What beside a schema's keywords xgrammar does not do."""
-    gaps = set()
+        read = {"type": "object"}
+    elif params.json is not None:
+        schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+        read, gaps = read_schema(schema, close_objects=close_objects)
+    elif params.structural_tag is not None:
+        read, gaps = read_structural_tag(params.structural_tag, close_objects=close_objects)
+    elif params.regex is not None:
+        params = msgspec.structs.replace(params, regex=full_match(params.regex))
+    elif params.grammar is not None and is_lark(params.grammar):
+        gaps.xgrammar.add("Lark grammars")
     if params.whitespace_pattern is not None:
-        gaps.add("whitespace_pattern")
-    if params.regex is not None and has_look_around(params.regex):
-        raise GrammarError("the expression looks ahead or behind, which cannot be enforced")
-    if params.grammar is not None and is_lark(params.grammar):
-        gaps.add("Lark grammars")
-    return gaps
+        gaps.xgrammar.add("whitespace_pattern")
+    return params, read, gaps

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
 from vllm_lite.structured_output.canonical import name_of
 from vllm_lite.structured_output.grammar import CompiledGrammar, Refusal
@@ -66,7 +67,7 @@ class GrammarCache:
         for name in [name for name, future in self._compiling.items() if future.done()]:
             future = self._compiling.pop(name)
             # What failed by no fault of its own is tried again.
-            if not future.cancelled() and future.exception() is None:
+            if _is_final(future):
                 self._done[name] = future
                 self._num_bytes += _num_bytes(future)
         while len(self._done) > MAX_GRAMMARS or self._num_bytes > MAX_BYTES:
@@ -83,6 +84,13 @@ def outcome(future: Future[Found]) -> Found | Refusal:
         logger.error("A constraint could not be compiled", exc_info=error)
         return Refusal("the constraint could not be compiled just now", "structured_outputs", 503)
     return future.result()
+
+
+def _is_final(future: Future[Result]) -> bool:
+    if future.cancelled() or future.exception() is not None:
+        return False
+    result = future.result()
+    return not (isinstance(result, Refusal) and result.status != RequestError.status)
 
 
 def _settled(refusal: Refusal) -> Future[Result]:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
-from vllm_lite.structured_output.patterns import with_ascii_classes
+from vllm_lite.structured_output.tag_lark import TagGrammar
 from vllm_lite.structured_output.xgrammar import MAX_WHITESPACE
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
@@ -24,6 +24,10 @@ _ESCAPES = '"\\bfnrt'
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
 # Ways in which a text may be read at one place: an object's optional keys make some each.
 MAX_ITEMS = 10_000
+_ONE_OF = (
+    "the JSON schema has a oneOf of which two alternatives can hold at once, which cannot be "
+    "enforced; write anyOf, or let a required property with another const tell each apart"
+)
 # llguidance tells its automata's size to nobody: what a simple grammar takes.
 _GRAMMAR_BYTES = 1 << 20
 
@@ -35,28 +39,29 @@ class Guidance:
         import llguidance
 
         self._llguidance = llguidance
+        self._vocabulary = vocabulary
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._byte_ids = {t: i for i, t in enumerate(vocabulary.tokens) if len(t) == 1}
-        self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(vocabulary)),
-            n_vocab=len(vocabulary.tokens),
-            eos_token=list(vocabulary.eos_ids),
-        )
+        self._tokenizers: dict[bool, Any] = {}
 
-    def compile(self, params: StructuredOutputsParams, schema: Schema | None) -> bytes:
+    def compile(self, params: StructuredOutputsParams, read: Schema | None) -> bytes:
         """Check a constraint and write it as llguidance's grammar, for `open`.
 
-        Raises GrammarError with llguidance's own words.
+        `read` is its JSON schema or structural tag. Raises GrammarError in llguidance's words.
         """
         try:
-            text = self._grammar(params, schema)
+            text = self._grammar(params, read)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise GrammarError(_one_line(str(error))) from None
         matcher = self._llguidance.LLMatcher
-        is_error, messages = matcher.validate_grammar_with_warnings(text, self._tokenizer)
+        with_special = params.structural_tag is not None
+        tokenizer = self._tokenizer(with_special)
+        is_error, messages = matcher.validate_grammar_with_warnings(text, tokenizer)
+        if is_error and "oneOf constraints are not supported" in messages[0]:
+            raise GrammarError(_ONE_OF)
         if is_error:
             raise GrammarError(_one_line(messages[0]))
-        return text.encode()
+        return bytes([with_special]) + text.encode()
 
     def open(self, payload: bytes) -> CompiledGrammar:
         """The grammar that `compile` made."""
@@ -64,53 +69,51 @@ class Guidance:
             max_items_in_row=MAX_ITEMS, step_max_items=10 * MAX_ITEMS
         )
         matcher = self._llguidance.LLMatcher(
-            self._tokenizer, payload.decode(), log_level=0, limits=limits
+            self._tokenizer(bool(payload[0])), payload[1:].decode(), log_level=0, limits=limits
         )
         if matcher.is_error():
             raise GrammarError(_one_line(matcher.get_error()))
         return _Grammar(matcher, len(payload), self._eos_ids, self._byte_ids)
 
-    def _grammar(self, params: StructuredOutputsParams, schema: Schema | None) -> str:
-        lark = self._lark(params, schema)
+    def _tokenizer(self, with_special: bool) -> Any:
+        """llguidance's view of the vocabulary; see XGrammar for what special tokens are."""
+        if with_special not in self._tokenizers:
+            hidden = set(self._eos_ids)
+            if not with_special:
+                hidden |= self._vocabulary.special_ids
+            self._tokenizers[with_special] = self._llguidance.LLTokenizer(
+                self._llguidance.TokenizerWrapper(_Tokens(self._vocabulary, hidden)),
+                n_vocab=len(self._vocabulary.tokens),
+                eos_token=list(self._vocabulary.eos_ids),
+            )
+        return self._tokenizers[with_special]
+
+    def _grammar(self, params: StructuredOutputsParams, read: Schema | None) -> str:
+        lark = self._lark(params, read)
         return str(self._llguidance.LLMatcher.grammar_from_lark(f"{lark}\n{_ANY_TOKENS}\n"))
 
-    def _lark(self, params: StructuredOutputsParams, schema: Schema | None) -> str:
-        if schema is not None:
-            options = {"x-guidance": _json_options(params)}
-            return f"start: %json {json.dumps({**schema, **options})}"
+    def _lark(self, params: StructuredOutputsParams, read: Schema | None) -> str:
+        if params.structural_tag is not None and read is not None:
+            return TagGrammar(_json_rule, self._regex_text).write(read)
+        if read is not None:
+            return f"start: {_json_rule(read, options=_json_options(params))}"
         if params.regex is not None:
-            return f"start: /{self._llguidance.regex_to_lark(with_ascii_classes(params.regex))}/"
+            return f"start: /{self._regex_text(params.regex)}/"
         if params.choice is not None:
             return f"start: {' | '.join(json.dumps(choice) for choice in params.choice)}"
-        if params.structural_tag is not None:
-            return self._structural_tag(json.loads(params.structural_tag))
         grammar = params.grammar or ""
         return grammar if is_lark(grammar) else _from_ebnf(grammar)
 
-    def _structural_tag(self, tag: Any) -> str:
-        """The older form of structural tags, with `structures` and `triggers`."""
-        if not isinstance(tag, dict) or "structures" not in tag:
-            raise GrammarError("structural tags with `format` need the backend xgrammar")
-        triggers = [str(trigger) for trigger in tag["triggers"]]
-        tags = []
-        for structure in tag["structures"]:
-            begin = str(structure["begin"])
-            trigger = next((one for one in triggers if begin.startswith(one)), None)
-            if trigger is None:
-                raise GrammarError(f"no trigger begins the structural tag {begin!r:.80}")
-            one = self._llguidance.StructTag(
-                trigger=trigger, begin=begin, grammar=structure["schema"], end=structure["end"]
-            )
-            tags.append(one)
-        return str(self._llguidance.StructTag.to_grammar(tags, assume_special=False))
+    def _regex_text(self, pattern: str) -> str:
+        return str(self._llguidance.regex_to_lark(pattern))
 
 
 class _Tokens:
     """The vocabulary as llguidance reads it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, special_ids: set[int]) -> None:
         self.tokens = vocabulary.tokens
-        self.special_token_ids = sorted(vocabulary.special_ids | set(vocabulary.eos_ids))
+        self.special_token_ids = sorted(special_ids)
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = None
 
@@ -165,15 +168,28 @@ class _Matcher:
         return -1 not in ids and bool(self._matcher.consume_tokens(ids))
 
 
+def _json_rule(
+    schema: Any, max_whitespace: int | None = None, options: dict[str, Any] | None = None
+) -> str:
+    """A schema with everything said, so that the schema itself can change nothing."""
+    options = options or _options(max_whitespace=max_whitespace)
+    document = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return f"%json {json.dumps({**document, 'x-guidance': options})}"
+
+
 def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:
-    """Everything is said, so that the schema itself can change nothing."""
-    is_fixed = params.disable_any_whitespace
-    pattern = params.whitespace_pattern or rf"[ \n\t]{{0,{MAX_WHITESPACE}}}"
+    return _options(params.whitespace_pattern, is_fixed=params.disable_any_whitespace)
+
+
+def _options(
+    pattern: str | None = None, *, is_fixed: bool = False, max_whitespace: int | None = None
+) -> dict[str, Any]:
+    most = MAX_WHITESPACE if max_whitespace is None else max_whitespace
     return {
         "item_separator": ", " if is_fixed else ",",
         "key_separator": ": " if is_fixed else ":",
         "whitespace_flexible": not is_fixed,
-        "whitespace_pattern": None if is_fixed else pattern,
+        "whitespace_pattern": None if is_fixed else pattern or rf"[ \n\t]{{0,{most}}}",
         "coerce_one_of": False,
         "lenient": False,
         "json_allowed_escapes": _ESCAPES,

@@ -8,10 +8,12 @@ Source: json-schema.org/draft/2020-12, core and validation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_lite.structured_output.grammar import GrammarError
-from vllm_lite.structured_output.patterns import has_look_around, with_ascii_classes
+from vllm_lite.structured_output.patterns import checked
+from vllm_lite.structured_output.schema_numbers import checked_numbers
 
 Schema = dict[str, Any]
 
@@ -46,7 +48,7 @@ _OTHERS = frozenset(
         *("minLength", "maxLength", "format"),
     ]
 )
-_ASSERTIONS = _UNSUPPORTED | _OTHERS | frozenset().union(*_OF_TYPE.values())
+ASSERTIONS = _UNSUPPORTED | _OTHERS | frozenset().union(*_OF_TYPE.values())
 # A node that has one of these says by it what it may be.
 _SAYS_KIND = frozenset(["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"])
 _IMPLIES = {"properties": "object", "required": "object", "items": "array", "prefixItems": "array"}
@@ -70,8 +72,21 @@ _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 
 
-def read_schema(schema: Any, *, close_objects: bool = False) -> tuple[Schema, set[str]]:
-    """`schema` as the engines take it, and what in it xgrammar would not enforce exactly.
+@dataclass
+class Gaps:
+    """What in a schema each engine would not enforce exactly."""
+
+    xgrammar: set[str] = field(default_factory=set)
+    guidance: set[str] = field(default_factory=set)
+
+    def add(self, other: Gaps) -> None:
+        """Take in those of another part."""
+        self.xgrammar |= other.xgrammar
+        self.guidance |= other.guidance
+
+
+def read_schema(schema: Any, *, close_objects: bool = False) -> tuple[Schema, Gaps]:
+    """`schema` as the engines take it, and what in it they would not enforce exactly.
 
     Formats that are mere annotations go, a type that other keywords imply is written out;
     with `close_objects`, objects that name their keys take no others. Raises GrammarError.
@@ -102,7 +117,7 @@ class _Reader:
         self._seen: set[str] = set()
         self._pointers: list[str] = []
         self.unsupported: set[str] = set()
-        self.gaps: set[str] = set()
+        self.gaps = Gaps()
         self.definitions: dict[str, dict[str, Any]] = {
             name: dict(root[name]) if isinstance(root.get(name), dict) else {}
             for name in ("$defs", "definitions")
@@ -125,12 +140,13 @@ class _Reader:
         node = self._completed(node, path)
         if _counts_free_keys(node):
             self.unsupported.add("minProperties above 1 with free keys")
-        self.gaps |= set(_gaps(node))
+        node = checked_numbers(node, self.gaps.guidance)
+        self.gaps.xgrammar |= set(_gaps(node))
         if "$ref" in node and node["$ref"] not in self._seen:
             self._seen.add(node["$ref"])
             self._pointers.append(node["$ref"])
         if self._num_nodes > MAX_XGRAMMAR_NODES or len(node.get("enum", ())) > MAX_XGRAMMAR_NODES:
-            self.gaps.add(f"more than {MAX_XGRAMMAR_NODES} parts")
+            self.gaps.xgrammar.add(f"more than {MAX_XGRAMMAR_NODES} parts")
         return {key: self._read_value(key, value, path) for key, value in node.items()}
 
     def _completed(self, node: Schema, path: tuple[str, ...]) -> Schema:
@@ -151,12 +167,12 @@ class _Reader:
     def _read_value(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
         path = (*path, key)
         if key in _SCHEMA_MAPS:
-            spell = with_ascii_classes if key == "patternProperties" else str
+            spell = checked if key == "patternProperties" else str
             return {spell(name): self.read(part, path) for name, part in value.items()}
         if key in _SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
             return [self.read(part, path) for part in value]
         if key == "pattern":
-            return _checked_pattern(value)
+            return checked(value)
         return self.read(value, path) if key in _SCHEMAS else value
 
     def read_references(self) -> None:
@@ -170,27 +186,36 @@ class _Reader:
                 f"the JSON schema refers to {pointer!r:.80}; only references into itself are "
                 "followed"
             )
+        self._check_end(pointer)
         keys = [_unescaped(key) for key in pointer.removeprefix("#").split("/")[1:]]
         if len(keys) == 2 and keys[0] in self.definitions:
             group = self.definitions[keys[0]]
-            if keys[1] not in group:
-                raise GrammarError(f"the JSON schema has no {pointer!r:.80}, to which it refers")
             group[keys[1]] = self.read(group[keys[1]], ("$ref",))
         elif keys or pointer != "#":
-            self.gaps.add(f"$ref {pointer}")
-            self._check_place(keys, pointer)
+            self.gaps.xgrammar.add(f"$ref {pointer}")
+            # It is left where it is, so that nothing is written twice, but what it uses counts.
+            self.read(self._target(pointer), ("$ref",))
 
-    def _check_place(self, keys: list[str], pointer: str) -> None:
+    def _check_end(self, pointer: Any) -> None:
+        """Raise GrammarError for a reference that leads to references alone, and to itself."""
+        passed = set()
+        while isinstance(pointer, str) and pointer.startswith("#"):
+            if pointer in passed:
+                raise GrammarError(f"no text satisfies the $ref {pointer!r:.80}: it is its own")
+            passed.add(pointer)
+            node = self._target(pointer)
+            pointer = node.get("$ref") if isinstance(node, dict) else None
+
+    def _target(self, pointer: str) -> Any:
         node: Any = self._root
-        for key in keys:
+        for key in [_unescaped(key) for key in pointer.removeprefix("#").split("/")[1:]]:
             if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
                 node = node[int(key)]
             elif isinstance(node, Mapping) and key in node:
                 node = node[key]
             else:
                 raise GrammarError(f"the JSON schema has no {pointer!r:.80}, to which it refers")
-        # It is left where it is, so that nothing is written twice, but what it uses counts.
-        self.read(node, ("$ref",))
+        return node
 
 
 def _check_shapes(node: Schema) -> None:
@@ -205,19 +230,13 @@ def _check_shapes(node: Schema) -> None:
             raise GrammarError(f"{key} must hold only texts in the JSON schema")
 
 
-def _checked_pattern(pattern: str) -> str:
-    if has_look_around(pattern):
-        raise GrammarError(f"the pattern {pattern!r:.80} looks ahead or behind: not enforceable")
-    return with_ascii_classes(pattern)
-
-
 def _unescaped(key: str) -> str:
     return key.replace("~1", "/").replace("~0", "~")
 
 
 def _gaps(node: Schema) -> Iterator[str]:
     """What of one node xgrammar ignores, approximates or forbids."""
-    keys = node.keys() & _ASSERTIONS
+    keys = node.keys() & ASSERTIONS
     for alone in ("$ref", "anyOf"):
         if alone in keys and keys != {alone}:
             yield f"{alone} beside {', '.join(sorted(keys - {alone}))}"

@@ -7,15 +7,21 @@ the grammar lets it.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
+from vllm_lite.log import init_logger
 from vllm_lite.structured_output.grammar import Matcher, MatcherError, Vocabulary
 from vllm_lite.structured_output.reasoning import Phase, Reasoning
 
 if TYPE_CHECKING:
     from vllm_lite.structured_output.grammar import Masks
 
-# Seconds of a core that a sequence's masks may take: at once, and more with every token.
+logger = init_logger(__name__)
+
+Result = TypeVar("Result")
+
+# Seconds of a core that a sequence's grammar may take: at once, and more with every token.
 MASK_SECONDS = 1.0
 MASK_SECONDS_PER_TOKEN = 0.01
 
@@ -84,12 +90,18 @@ class ConstrainedSequence:
                 reasoning.skip()
         if self._matcher is None:
             return
-        is_accepted = self._matcher.accept_bytes(data) if data else self._matcher.accept(token_id)
+        matcher = self._matcher
+        is_accepted = self._timed(
+            lambda: matcher.accept_bytes(data) if data else matcher.accept(token_id)
+        )
         if not is_accepted:
-            raise MatcherError("a token broke the constraint")
+            raise MatcherError("a token broke the request's constraint")
 
     def must_end(self, masks: Masks, row: int) -> bool:
-        """Whether nothing but the end of the sequence may come next; overwrites `masks[row]`."""
+        """Whether nothing but the end of the sequence may come next; overwrites `masks[row]`.
+
+        Raises MatcherError where the grammar has become too costly to follow.
+        """
         reasoning = self._reasoning
         if self._matcher is None or (reasoning and reasoning.phase is not Phase.PAST):
             return False
@@ -111,17 +123,37 @@ class ConstrainedSequence:
         return reasoning.opening_id
 
     def _fill_by_grammar(self, masks: Masks, row: int) -> None:
-        if self._matcher is None:
+        matcher = self._matcher
+        if matcher is None:
             raise RuntimeError("a sequence without a grammar has no mask")
+        self._timed(lambda: matcher.fill(masks, row))
+
+    def _timed(self, call: Callable[[], Result]) -> Result:
+        """A call of the grammar, on the sequence's time; what fails in it is a MatcherError."""
         start = time.thread_time()
-        self._matcher.fill(masks, row)
+        found = guarded(call)
         self._seconds += time.thread_time() - start
         if self._seconds > MASK_SECONDS + MASK_SECONDS_PER_TOKEN * self._num_tokens:
-            raise MatcherError("its constraint takes too long to follow; simplify it")
+            raise MatcherError("the request's constraint takes too long to follow; simplify it")
+        return found
 
     @staticmethod
     def _allow(masks: Masks, row: int, token_id: int) -> None:
         masks[row, token_id >> 5] |= _bit(token_id)
+
+
+def guarded(call: Callable[[], Result]) -> Result:
+    """What a grammar engine's `call` gives; whatever it fails with becomes a MatcherError.
+
+    A panic in Rust is no Exception. Interrupts pass.
+    """
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, MatcherError):
+        raise
+    except BaseException as error:
+        logger.warning("A grammar engine failed", exc_info=error)
+        raise MatcherError("the request's constraint cannot be followed any further") from None
 
 
 def _bit(token_id: int) -> int:

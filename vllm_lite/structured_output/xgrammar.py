@@ -11,7 +11,6 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
-from vllm_lite.structured_output.structural_tag import read_structural_tag
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ class XGrammar:
         self._eos_ids = vocabulary.eos_ids
         self._infos: dict[bool, Any] = {}
 
-    def compile(self, params: StructuredOutputsParams, schema: Schema | None) -> bytes:
-        """Compile a constraint to what `open` takes; `schema` is the JSON schema, if it is one.
+    def compile(self, params: StructuredOutputsParams, read: Schema | None) -> bytes:
+        """Compile a constraint to what `open` takes; `read` is its JSON schema or structural tag.
 
         Raises GrammarError with xgrammar's own words.
         """
@@ -46,7 +45,7 @@ class XGrammar:
             self._info(with_special), max_threads=1, cache_enabled=False
         )
         try:
-            text = self._compile(compiler, params, schema).serialize_json()
+            text = self._compile(compiler, params, read).serialize_json()
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_first_line(error)) from None
         if len(text) > MAX_TEXT_BYTES:
@@ -60,12 +59,12 @@ class XGrammar:
         grammar = self._xgrammar.CompiledGrammar.deserialize_json(text, info)
         return _Grammar(grammar, self._xgrammar.GrammarMatcher)
 
-    def _compile(
-        self, compiler: Any, params: StructuredOutputsParams, schema: Schema | None
-    ) -> Any:
-        if schema is not None:
+    def _compile(self, compiler: Any, params: StructuredOutputsParams, read: Schema | None) -> Any:
+        if params.structural_tag is not None:
+            return compiler.compile_structural_tag(json.dumps(read))
+        if read is not None:
             return compiler.compile_json_schema(
-                json.dumps(schema),
+                json.dumps(read),
                 any_whitespace=not params.disable_any_whitespace,
                 max_whitespace_cnt=None if params.disable_any_whitespace else MAX_WHITESPACE,
             )
@@ -74,9 +73,6 @@ class XGrammar:
         if params.choice is not None:
             choices = " | ".join(_quoted(choice) for choice in params.choice)
             return compiler.compile_grammar(f"root ::= {choices}")
-        if params.structural_tag is not None:
-            tag = read_structural_tag(params.structural_tag)
-            return compiler.compile_structural_tag(json.dumps(tag))
         return compiler.compile_grammar(params.grammar)
 
     def _info(self, with_special: bool) -> Any:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import VOCAB_SIZE, async_engine, says
-from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput
 from vllm_lite.engine.async_llm import AsyncLLM
+from vllm_lite.engine.constraints import Constraints
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
@@ -22,6 +23,7 @@ from vllm_lite.errors import (
     UnavailableError,
 )
 from vllm_lite.outputs import RequestOutput
+from vllm_lite.request import RequestStatus
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 
 ENDLESS = {"max_tokens": 200, "ignore_eos": True}
@@ -152,6 +154,24 @@ async def test_an_error_of_one_choice_ends_the_request() -> None:
         executor.made.fail_next = {next(iter(running)): "broken"}
         with pytest.raises(EngineGenerateError, match="broken"):
             await collect(stream)
+        await no_blocks_used(engine)
+
+
+async def test_a_request_that_its_constraint_ends_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(
+        self: Constraints, outputs: list[EngineCoreOutput], requests: object
+    ) -> list[tuple[str, RequestStatus]]:
+        for output in outputs:
+            output.finish_reason, output.stop_reason, output.is_refused = "error", "too slow", True
+        return [(output.request_id, RequestStatus.FINISHED_ERROR) for output in outputs]
+
+    async with async_engine() as (engine, _):
+        with monkeypatch.context() as patch, pytest.raises(RequestError, match="too slow"):
+            patch.setattr(Constraints, "advance", broken)
+            await text_of(engine)
+        assert await text_of(engine, max_tokens=2, ignore_eos=True)
         await no_blocks_used(engine)
 
 

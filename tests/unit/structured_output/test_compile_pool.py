@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -69,6 +72,46 @@ def test_one_that_takes_too_long_costs_only_itself(
         assert not isinstance(hasty.submit(StructuredOutputsParams(choice=["a"])).result(), Refusal)
     finally:
         hasty.close()
+
+
+def stop(process: compile_pool._Process) -> None:
+    os.kill(process._process.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("length", [4, 200_000])  # the longer is more than a pipe holds
+def test_one_that_stands_still_is_replaced(
+    length: int, pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.submit(regex("before")).result()
+    held = pool._idle[-1]
+    stop(held)
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_pool, "MAX_WAIT_SECONDS", 0.5)
+        refusal = pool.submit(regex("a" * length)).result()
+    assert isinstance(refusal, Refusal) and refusal.status == 503
+    assert "not compiled within 0.5 seconds" in refusal.message
+    assert held not in pool._processes and held.exit_code() == -signal.SIGKILL
+    assert not isinstance(pool.submit(regex("after")).result(), Refusal)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_closing_waits_for_no_process(is_new: bool, pool: CompilePool) -> None:
+    closing = CompilePool(pool._config)
+    if not is_new:
+        closing.submit(regex("a")).result()
+        stop(closing._idle[-1])
+    futures = [closing.submit(regex(text)) for text in "bcd"]
+    while not closing._processes:
+        time.sleep(0.01)
+    if is_new:
+        stop(closing._processes[0])
+    start = time.monotonic()
+    closing.close()
+    assert time.monotonic() - start < 10
+    for future in futures:
+        found = outcome(future)
+        assert isinstance(found, Refusal) and found.status == 503
+        assert all(process.exit_code() for process in closing._processes)
 
 
 class CountingCompiler:

@@ -47,11 +47,15 @@ def allowed(row: npt.NDArray[np.int32]) -> list[int]:
     return [int(i) for i in np.flatnonzero(bits[: len(BYTES.tokens)])]
 
 
-def walk(grammar: CompiledGrammar, rng: random.Random, limit: int = 700) -> bytes | None:
-    """A random text of the grammar; None where it had not ended after `limit` tokens."""
+def walk(
+    grammar: CompiledGrammar, rng: random.Random, limit: int = 700, begin: bytes = b""
+) -> bytes | None:
+    """A random text of the grammar behind `begin`; None where it had not ended by `limit`."""
     matcher = grammar.matcher()
     masks = np.zeros((1, BYTES.mask_words), np.int32)
-    text = b""
+    text = begin
+    for byte in begin:
+        assert matcher.accept(byte)
     for _ in range(limit):
         matcher.fill(masks, 0)
         ids = allowed(masks[0])

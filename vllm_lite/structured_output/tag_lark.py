@@ -1,0 +1,207 @@
+"""Structural tags as a Lark grammar of llguidance, for schemas that xgrammar does not enforce.
+
+Takes the newer form, its schemas read. What it writes allows no text that the
+tag does not; a part that it cannot write is a TagError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vllm_lite.structured_output.grammar import GrammarError
+
+Part = Mapping[str, Any]
+MAX_REPEATS = 1024
+
+
+class TagError(GrammarError):
+    """A part of a tag that only xgrammar knows."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}, which only the backend xgrammar can follow")
+
+
+class TagGrammar:
+    """Writes one tag; `json_rule` writes a schema with at most so much white space in a place."""
+
+    def __init__(
+        self,
+        json_rule: Callable[[Any, int | None], str],
+        regex_text: Callable[[str], str],
+    ) -> None:
+        self._json_rule = json_rule
+        self._regex_text = regex_text
+        self._rules: list[str] = []
+
+    def write(self, tag: Part) -> str:
+        """The grammar, its first rule `start`."""
+        start = self._part(tag["format"], None)
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _part(self, part: Any, end: str | None) -> str:
+        """An expression for a part and the text `end` behind it; None where all ends there."""
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        writer = _WRITERS.get(str(kind))
+        if writer is None:
+            raise TagError(f"the structural_tag has a part of type {kind!r:.40}")
+        known = _FIELDS[str(kind)]
+        unsaid = sorted(key for key, value in part.items() if key not in known and value)
+        if unsaid:
+            raise TagError(f"the structural_tag's {kind} says {', '.join(unsaid)}")
+        return writer(self, part, end)
+
+    def _const(self, part: Part, end: str | None) -> str:
+        return _literal(f"{part['value']}{end or ''}")
+
+    def _json(self, part: Part, end: str | None) -> str:
+        return self._then(self._json_rule(part["json_schema"], part.get("max_whitespace_cnt")), end)
+
+    def _regex(self, part: Part, end: str | None) -> str:
+        return self._then(f"/{self._regex_text(part['pattern'])}/", end)
+
+    def _any_text(self, part: Part, end: str | None) -> str:
+        most = part.get("max_chars")
+        text = "(?s:.*)" if most is None else f"(?s:.{{0,{int(most)}}})"
+        return self._free_text(text, part.get("excludes", []), end)
+
+    def _sequence(self, part: Part, end: str | None) -> str:
+        elements = part["elements"]
+        if not elements:
+            return _literal(end or "")
+        # What follows free text says where it ends.
+        written, follows = [], end
+        for element in reversed(elements):
+            if element.get("type") == "const_string":
+                follows = f"{element['value']}{follows or ''}"
+                continue
+            written.append(self._part(element, follows))
+            follows = ""
+        if follows:
+            written.append(_literal(follows))
+        return " ".join(reversed(written)) or '""'
+
+    def _or(self, part: Part, end: str | None) -> str:
+        return f"({' | '.join(self._part(element, end) for element in part['elements'])})"
+
+    def _optional(self, part: Part, end: str | None) -> str:
+        return self._then(f"({self._part(part['content'], '')})?", end)
+
+    def _plus(self, part: Part, end: str | None) -> str:
+        return self._then(f"({self._part(part['content'], '')})+", end)
+
+    def _star(self, part: Part, end: str | None) -> str:
+        return self._then(f"({self._part(part['content'], '')})*", end)
+
+    def _repeat(self, part: Part, end: str | None) -> str:
+        least, most = part["min"], part["max"]
+        if not 0 <= least <= most <= MAX_REPEATS:
+            raise TagError(f"the structural_tag repeats a part outside 0 to {MAX_REPEATS} times")
+        return self._then(f"({self._part(part['content'], '')}){{{least},{most}}}", end)
+
+    def _tag(self, part: Part, end: str | None, begun: str = "") -> str:
+        """A tag whose beginning has been written up to and with `begun`."""
+        begin, ends = part["begin"], part["end"]
+        ends = [ends] if isinstance(ends, str) else ends
+        if not isinstance(begin, str) or not _are_texts(ends):
+            raise TagError("the structural_tag's tag begins or ends with a token")
+        bodies = [self._part(part["content"], f"{one}{end or ''}") for one in ends]
+        return f"{_literal(begin.removeprefix(begun))} ({' | '.join(bodies)})"
+
+    def _separated(self, part: Part, end: str | None) -> str:
+        tags = self._rule("(" + " | ".join(self._part(tag, "") for tag in part["tags"]) + ")")
+        written = tags
+        if not part.get("stop_after_first"):
+            written = f"{tags} ({_literal(part['separator'])} {tags})*"
+        return self._then(written if part.get("at_least_one") else f"({written})?", end)
+
+    def _triggered(self, part: Part, end: str | None) -> str:
+        triggers, tags, excluded = part["triggers"], part["tags"], part.get("excludes", [])
+        if end:
+            raise TagError("the structural_tag has text behind triggered_tags")
+        free, bare = [], []
+        for trigger in triggers:
+            begun = [tag for tag in tags if str(tag["begin"]).startswith(trigger)]
+            if not begun:
+                continue
+            bodies = self._rule(
+                "(" + " | ".join(self._tag(tag, "", trigger) for tag in begun) + ")"
+            )
+            free.append(f"{self._free_text('(?s:.*)', excluded, trigger)} {bodies}")
+            bare.append(f"{_literal(trigger)} {bodies}")
+        text = self._free_text("(?s:.*)", [*excluded, *triggers], None)
+        any_tag, first = f"({' | '.join(free)})", f"({' | '.join(bare)})"
+        if part.get("at_least_one"):
+            return first if part.get("stop_after_first") else f"{first} {any_tag}* {text}"
+        # After the first tag, nothing follows.
+        return f"({any_tag} | {text})" if part.get("stop_after_first") else f"{any_tag}* {text}"
+
+    def _free_text(self, text: str, excluded: Sequence[str], end: str | None) -> str:
+        """Text without any of `excluded`, up to the first `end`."""
+        if end == "":
+            raise TagError("the structural_tag has free text with nothing behind that ends it")
+        if not _are_texts(excluded):
+            raise TagError("excludes of a structural_tag must be texts")
+        name = f"TEXT_{len(self._rules)}"
+        without = "|".join(re.escape(one).replace("/", r"\/") for one in excluded if one)
+        but = f" & ~/(?s:.*)({without})(?s:.*)/" if without else ""
+        self._rules.append(f"{name}: /{text}/{but}")
+        if end is None:
+            return name
+        lazy = f"text_{len(self._rules)}"
+        self._rules.append(f"{lazy}[lazy]: {name} {_literal(end)}")
+        return lazy
+
+    def _rule(self, expression: str) -> str:
+        """A rule of its own, so that it is written once."""
+        name = f"part_{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
+        return name
+
+    @staticmethod
+    def _then(expression: str, end: str | None) -> str:
+        return f"{expression} {_literal(end)}" if end else expression
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+_WRITERS: dict[str, Callable[[TagGrammar, Part, str | None], str]] = {
+    "const_string": TagGrammar._const,
+    "json_schema": TagGrammar._json,
+    "regex": TagGrammar._regex,
+    "any_text": TagGrammar._any_text,
+    "sequence": TagGrammar._sequence,
+    "or": TagGrammar._or,
+    "optional": TagGrammar._optional,
+    "plus": TagGrammar._plus,
+    "star": TagGrammar._star,
+    "repeat": TagGrammar._repeat,
+    "tag": TagGrammar._tag,
+    "tags_with_separator": TagGrammar._separated,
+    "triggered_tags": TagGrammar._triggered,
+}
+_CALLS = frozenset(["at_least_one", "stop_after_first", "tags", "type"])
+_ONE = frozenset(["content", "type"])
+_FIELDS = {
+    "const_string": frozenset(["type", "value"]),
+    "json_schema": frozenset(["json_schema", "max_whitespace_cnt", "type"]),
+    "regex": frozenset(["pattern", "type"]),
+    "any_text": frozenset(["excludes", "max_chars", "type"]),
+    "sequence": frozenset(["elements", "type"]),
+    "or": frozenset(["elements", "type"]),
+    "optional": _ONE,
+    "plus": _ONE,
+    "star": _ONE,
+    "repeat": frozenset(["content", "max", "min", "type"]),
+    "tag": frozenset(["begin", "content", "end", "type"]),
+    "tags_with_separator": _CALLS | {"separator"},
+    "triggered_tags": _CALLS | {"excludes", "triggers"},
+}
