@@ -224,7 +224,7 @@ def test_the_time_of_every_call_counts(
 
     monkeypatch.setattr(sequence, "MASK_SECONDS", 0.1)
     monkeypatch.setattr(constraints, "_matcher", lambda grammar: Costly())
-    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3)]
+    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3, ignore_eos=True)]
     outputs = run(llm, params)
     assert [reason for _, reason in texts(outputs)] == ["error", "length"]
     assert "takes too long to follow" in str(outputs[0].outputs[0].stop_reason)
@@ -269,7 +269,7 @@ def test_whatever_a_grammar_fails_with_ends_its_request_alone(
     core = llm.llm_engine._core.core  # type: ignore[attr-defined]
     llm.generate("x", constrained(regex="b"), use_tqdm=False)  # the pool has its facts
     monkeypatch.setattr(core.constraints._cache, "get", lambda params: done)
-    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3)]
+    params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3, ignore_eos=True)]
     outputs = run(llm, params)
     assert [reason for _, reason in texts(outputs)] == ["error", "length"]
     assert "0xdead" not in str(outputs[0].outputs[0].stop_reason)

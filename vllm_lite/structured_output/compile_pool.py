@@ -38,8 +38,9 @@ Reply = TypeVar("Reply", Hello, Answer)
 
 NUM_PROCESSES = 2
 # Of the clock: a process that is stopped, or gets no processor, spends no time of its own.
-MAX_WAIT_SECONDS = 60.0
-MAX_START_SECONDS = 180.0
+MAX_WAIT_SECONDS = 120.0
+# Until it has read the tokenizer; and for its first job, before which it loads an engine.
+MAX_START_SECONDS = 240.0
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
 
 
@@ -61,6 +62,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.is_late = False  # killed, for it took too long by the clock
+        self._is_loaded = False
         self._process = subprocess.Popen(
             [*COMMAND, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -80,7 +82,8 @@ class _Process:
 
     def compile(self, job: Job) -> Answer | None:
         """The answer; None where the process was lost over it."""
-        return self._call(job, Answer, MAX_WAIT_SECONDS)
+        is_first, self._is_loaded = not self._is_loaded, True
+        return self._call(job, Answer, MAX_START_SECONDS if is_first else MAX_WAIT_SECONDS)
 
     def exit_code(self) -> int:
         """Wait for its end; negative for a signal."""
@@ -209,9 +212,8 @@ class CompilePool:
         if not self._is_open:
             return Refusal("the engine is shutting down", field, 503)
         if process.is_late:
-            logger.warning("A compile process gave no answer in %g s: replaced", MAX_WAIT_SECONDS)
-            within = f"within {MAX_WAIT_SECONDS:g} seconds"
-            return Refusal(f"{field} was not compiled {within}; try again later", field, 503)
+            logger.warning("A compile process gave no answer in time: replaced")
+            return Refusal(f"{field} was not compiled in time; try again later", field, 503)
         if code == -signal.SIGPROF:
             return Refusal(
                 f"{field} takes more than {MAX_COMPILE_SECONDS:g} seconds to compile; simplify it",
