@@ -102,7 +102,9 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
         ["sliding_window", "'wide'"],
     ),
     "quantised": (configure(quantization_config={"quant_method": "gptq"}), ["gptq", "GGUF"]),
-    "memory": (configure(vocab_size=10**13), ["memory", "smaller"]),
+    "sizes made up": (configure(vocab_size=10**9), ["1000000000", "its files hold"]),
+    "size beyond bounds": (configure(hidden_size=2**63), ["hidden_size", "2147483647"]),
+    "config nested": (write("config.json", b"[" * 10**5), ["config.json", "too deeply"]),
     "tokenizer missing": (drop("tokenizer.json"), ["tokenizer.json", "--tokenizer"]),
     "tokenizer damaged": (cut("tokenizer.json", 100), ["tokenizer.json", "fetch"]),
     "tokenizer config": (
@@ -139,6 +141,7 @@ def demo_part(size: int) -> bytes:
         return file.read(size)
 
 
+EMBEDDING = {"token_embd.weight": (100, 64)}
 GGUF_FILES: dict[str, tuple[Callable[[], bytes], list[str]]] = {
     "empty": (lambda: b"", ["fetch"]),
     "garbage": (lambda: bytes(range(256)) * 99, ["GGUF", "fetch"]),
@@ -154,7 +157,10 @@ GGUF_FILES: dict[str, tuple[Callable[[], bytes], list[str]]] = {
         lambda: gguf_bytes({**LLAMA_GGUF, "llama.attention.head_count": 1.5}),
         ["metadata", "convert"],
     ),
-    "tensor type": (lambda: gguf_bytes(ggml_type=24), ["token_embd.weight", "I8", "Q4_K"]),
+    "tensor type": (
+        lambda: gguf_bytes(None, EMBEDDING, ggml_type=24),
+        ["token_embd.weight", "I8", "Q4_K"],
+    ),
     "unknown tensor type": (lambda: gguf_bytes(ggml_type=99), ["token_embd.weight", "99", "Q4_K"]),
     "no tokenizer": (
         lambda: gguf_bytes({k: v for k, v in LLAMA_GGUF.items() if "tokenizer" not in k}),
@@ -181,7 +187,15 @@ def test_a_gguf_file_without_its_tensors(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes({**LLAMA_GGUF, "tokenizer.ggml.model": "llama"}))
     line = refusal(path)
-    assert str(path) in line and "model.layers.0." in line
+    assert str(path) in line and "blk.0." in line
+
+
+def test_a_model_that_no_memory_can_hold(sound: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "huge"
+    shutil.copytree(sound, folder)
+    configure(vocab_size=2**31 - 1)(folder)
+    line = refusal(folder, "--load-format", "dummy")
+    assert str(folder) in line and "memory" in line and "smaller" in line
 
 
 @pytest.mark.parametrize(

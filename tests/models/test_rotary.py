@@ -85,6 +85,8 @@ def test_only_the_first_part_of_a_head_is_rotated() -> None:
         ({"rope_type": "llama3", "factor": 8.0}, "'low_freq_factor'"),
         ({"rope_type": "other"}, "other"),
         ({"rope_type": "default", "partial_rotary_factor": 0.01}, "rotary size"),
+        ({"rope_type": "default", "partial_rotary_factor": 255}, "between 0 and 1"),
+        ({"rope_type": "default", "partial_rotary_factor": float("nan")}, "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(parameters: dict[str, Any], words: str) -> None:

@@ -33,7 +33,10 @@ class RotarySettings:
     @property
     def rotary_size(self) -> int:
         """How many of a head's first elements are rotated."""
-        size = int(self.head_size * (self.number("partial_rotary_factor", 0) or 1.0))
+        share = self.number("partial_rotary_factor", 0) or 1.0
+        if not 0 < share <= 1:
+            raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
+        size = int(self.head_size * share)
         if size < 2 or size % 2:
             raise CheckpointError(f"the rotary size is {size}; it must be even and positive")
         return size
