@@ -45,7 +45,8 @@ async def read_json(request: Request) -> dict[str, Any]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("Send the body as JSON, with the header Content-Type: application/json")
-    parts, meter = [], BodyMeter(request.app.state.context.max_model_len)
+    app = request.scope.get("app")  # a line of a batch comes without
+    parts, meter = [], BodyMeter(app.state.context.max_model_len if app is not None else 0)
     async for part in request.stream():
         meter.feed(part)
         parts.append(part)
