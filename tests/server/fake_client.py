@@ -22,6 +22,7 @@ from vllm_lite.engine.codec import core_codec, front_end_codec
 from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.engine.messages import AddRequests, Prepare, ToCore
+from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm_lite.sampling_params import (
@@ -144,9 +145,9 @@ class FakeEngineClient:
         """Refuses what `constraint_refusal` says; counts the constraints it saw."""
         if params.structured_outputs is not None:
             self.prepared.append(params.structured_outputs)
-            checked = self._inputs.process_constraint(params).structured_outputs
-            assert checked is not None
-            assert_travels(Prepare(7, checked))
+            asked = PreparedConstraints().unknown([self._inputs.process_constraint(params)])
+            for checked in asked.values():
+                assert_travels(Prepare(7, checked))
             if self.constraint_refusal is not None:
                 raise self.constraint_refusal
 

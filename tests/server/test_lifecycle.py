@@ -14,7 +14,9 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, chunks
 from tests.server.running import running
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.errors import EngineDeadError, UnavailableError, UsageError
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.generation import Generations
 from vllm_lite.server.listen import Listener
 
 CHAT = "/v1/chat/completions"
@@ -158,3 +160,24 @@ def test_several_processes_share_a_port_and_no_other_server_does(tmp_path: Path)
     assert len(shared.sockets) == 2
     shared.close()
     assert not path.exists()
+
+
+async def test_a_drain_refuses_what_waits_for_its_constraint() -> None:
+    class Compiling(FakeEngineClient):
+        async def prepare(self, params: SamplingParams) -> None:
+            waits.set()
+            await asyncio.Event().wait()
+
+    waits = asyncio.Event()
+    generations = Generations(Compiling())
+    preparing = asyncio.ensure_future(generations.prepare(SamplingParams()))
+    await waits.wait()
+    await generations.drain(1.0)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await preparing
+    leaver = Generations(Compiling())
+    preparing = asyncio.ensure_future(leaver.prepare(SamplingParams()))
+    await asyncio.sleep(0)
+    preparing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing

@@ -71,6 +71,10 @@ class Prepare(msgspec.Struct, tag="prepare"):
     call_id: int
     params: SamplingParams
 
+    def __post_init__(self) -> None:
+        if self.params.structured_outputs is None:
+            raise ValueError("there is no constraint to compile")
+
 
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Stop after the step in hand."""

@@ -102,6 +102,9 @@ async def _forward(
         queue.put_nowait((index, None))
 
 
+DRAINING = "The server is shutting down and takes no new requests"
+
+
 class Generations:
     """Every generation that runs, and whether new ones are admitted."""
 
@@ -109,6 +112,7 @@ class Generations:
         self._client = client
         self._tells_of_aborts = tells_of_aborts
         self._running: set[Generation] = set()
+        self._preparing: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -119,7 +123,22 @@ class Generations:
     def check_open(self) -> None:
         """Raise UnavailableError while the server drains."""
         if self.is_draining:
-            raise UnavailableError("The server is shutting down and takes no new requests")
+            raise UnavailableError(DRAINING)
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Have the constraint of `params` compiled; raises RequestError, also where it drains."""
+        self.check_open()
+        preparing = asyncio.ensure_future(self._client.prepare(params))
+        self._preparing.add(preparing)
+        try:
+            await preparing
+        except asyncio.CancelledError:
+            if self.is_draining:
+                raise UnavailableError(DRAINING) from None
+            raise
+        finally:
+            preparing.cancel()
+            self._preparing.discard(preparing)
 
     def start(
         self,
@@ -181,6 +200,8 @@ class Generations:
     async def drain(self, timeout: float) -> None:
         """Admit nothing more, wait `timeout` seconds for what runs, then end it with "abort"."""
         self.is_draining = True
+        for preparing in self._preparing:
+            preparing.cancel()
         if timeout > 0 and await self.wait_idle(timeout):
             return
         await self.abort()

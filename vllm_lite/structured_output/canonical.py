@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vllm_lite.config.structured_outputs import StructuredOutputsConfig
     from vllm_lite.sampling_params import SamplingParams
 
-_encoder = msgspec.msgpack.Encoder()
+# Subclasses of text count as text.
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
 
 
 def canonical(

@@ -25,6 +25,8 @@ from vllm_lite.sampling_params import (
     StructuredOutputsParams,
 )
 
+REGEX = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+
 
 class Word(str):
     """A text of a type that only Python knows."""
@@ -87,7 +89,7 @@ def test_what_is_let_in_arrives_as_it_is(
         return
     messages: list[ToCore] = [AddRequests(fan_out("r", processed, 0.5, 0))]
     if processed.params.structured_outputs is not None:
-        messages.append(Prepare(1, processed.params.structured_outputs))
+        messages.append(Prepare(1, processed.params))
     for message in messages:
         assert core_codec().decode(front_end_codec().encode(message)) == message
 
@@ -104,16 +106,22 @@ def _damaged(message: ToCore) -> bytes:
         for request in plain["requests"]:
             request["sampling_params"]["top_k"] = "many"
     else:
-        plain["params"] = {"regex": {"type": "object"}}
+        plain["params"]["structured_outputs"] = {"regex": {"type": "object"}}
     return msgspec.msgpack.encode(plain)
+
+
+def _unconstrained(message: ToCore) -> bytes:
+    plain = msgspec.msgpack.decode(front_end_codec().encode(message))
+    return msgspec.msgpack.encode({**plain, "params": {}})
 
 
 def test_an_unreadable_message_names_who_waits() -> None:
     processed = _processor().process("a", SamplingParams(n=2))
     found = core_codec().decode(_damaged(AddRequests(fan_out("r", processed, 0.5, 0))))
     assert isinstance(found, Undecodable) and found.request_ids == ["0_r", "1_r"]
-    found = core_codec().decode(_damaged(Prepare(9, StructuredOutputsParams(regex="a"))))
-    assert isinstance(found, Undecodable) and found.call_id == 9
+    for damaged in (_damaged(Prepare(9, REGEX)), _unconstrained(Prepare(9, REGEX))):
+        found = core_codec().decode(damaged)
+        assert isinstance(found, Undecodable) and found.call_id == 9
 
 
 async def test_an_unreadable_message_ends_its_request_alone(
@@ -149,5 +157,5 @@ async def test_what_cannot_be_sent_makes_no_step_due(monkeypatch: pytest.MonkeyP
         await engine.check_health()
         handle = engine._core._handle
         with pytest.raises(OverflowError):
-            handle.send(Prepare(2**70, StructuredOutputsParams(regex="a")))
+            handle.send(Prepare(2**70, REGEX))
         assert handle.heartbeat.stamp == 0

@@ -71,7 +71,7 @@ class CompletionService:
         context.generations.check_open()
         prompts, texts = await self._prompts(body)
         with blamed_on("structured_outputs" if body.structured_outputs else "response_format"):
-            await context.client.prepare(params)
+            await context.generations.prepare(params)
         context.log_request(request_id, texts[0], params)
         searches = [search for _ in prompts if (search := beam_search_of(context, body, params))]
         generation = start_generation(context, body, request_id, prompts, params, searches)

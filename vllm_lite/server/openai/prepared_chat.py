@@ -72,7 +72,7 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
             inside = False  # the constraint holds from the start, unless that token is said
         parser = replace(parser, prompt_ends_in_reasoning=inside)
     with blamed_on(_source(body, choice)):
-        await context.client.prepare(params)
+        await context.generations.prepare(params)
     num_choices = params.n if search is None else body.n or 1
     return PreparedChat(prompt, params, num_choices, search, parser)
 
