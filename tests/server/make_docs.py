@@ -25,8 +25,8 @@ Any client of OpenAI's API works with `base_url` set to `http://HOST:PORT/v1`. F
 API does not have go into `extra_body` there. Fields that nobody knows are ignored, and named in
 the log once. Numbers and flags are read leniently (`"5"` is 5); `null` is the same as nothing.
 
-With `--api-key` (or `VLLM_API_KEY`) every route but `/health`, `/ping`, `/version` and `/metrics`
-wants `Authorization: Bearer KEY` (or `x-api-key: KEY`).
+With `--api-key` (or `VLLM_API_KEY`) every route but `/health`, `/ping`, `/version`, `/metrics`
+and the files of the page at `/` wants `Authorization: Bearer KEY` (or `x-api-key: KEY`).
 
 ## Errors
 

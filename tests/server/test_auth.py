@@ -8,7 +8,7 @@ from starlette.routing import Route
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of, error_of, http
 
-OPEN = {"/health", "/ping", "/version", "/metrics"}
+OPEN = {"/health", "/ping", "/version", "/metrics", "/", "/web/{name:path}"}
 DOCS = {"/openapi.json", "/docs", "/redoc"}
 KEYS = ["first", "sécond"]
 
@@ -24,7 +24,8 @@ async def test_every_route_but_the_open_ones_asks_for_a_key() -> None:
     async with http(app=app) as session:
         for path, route in routes.items():
             for method in route.methods or ():
-                response = await session.request(method, path.replace("{model:path}", "tiny"))
+                filled = path.replace("{model:path}", "tiny").replace("{name:path}", "app.js")
+                response = await session.request(method, filled)
                 if path in OPEN:
                     assert response.status_code == 200, path
                 else:

@@ -83,7 +83,7 @@ async def test_a_route_that_this_build_lacks_says_what_is_missing(
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1", "/v1/embedding", "/v1/embeddings/x", "/v2/files", "/adapters/a/b", "/sleep"],
+    ["/v1", "/v1/embedding", "/v1/embeddings/x", "/v2/files", "/adapters/a/b", "/sleep"],
 )
 async def test_an_unknown_path_is_a_404(path: str) -> None:
     async with http() as session:

@@ -157,6 +157,7 @@ class ServerConfig(ReplyConfig):
         repeatable=True,
     )
     disable_fastapi_docs: bool = option(False, "Serve no OpenAPI schema and no docs pages.")
+    disable_web_page: bool = option(False, "Serve no page for browsers at /.")
     disable_frontend_multiprocessing: bool = option(
         False, "Run the HTTP front end and the engine in one process."
     )

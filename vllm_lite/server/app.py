@@ -55,6 +55,7 @@ from vllm_lite.server.openai.tokenize_service import TokenizeService
 from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
 from vllm_lite.server.openapi import Described, openapi_document
 from vllm_lite.server.peers import NoPeers, Peers
+from vllm_lite.server.web_page import WebPageService
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -109,6 +110,8 @@ def build_app(
         table += _dev_routes(context)
     if not server_config.disable_fastapi_docs:
         table += _document_routes(DocumentService(lambda: app.openapi()))
+    if not server_config.disable_web_page:
+        table += _page_routes(WebPageService())
     for route in table:
         app.add_api_route(
             route.path,
@@ -219,6 +222,13 @@ def _document_routes(documents: DocumentService) -> list[Route]:
     ]
 
 
+def _page_routes(web: WebPageService) -> list[Route]:
+    return [
+        Route("GET", "/", web.page, media=("text/html",), is_open=True),
+        Route("GET", "/web/{name:path}", web.asset, media=("*/*",), is_open=True),
+    ]
+
+
 def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
     """The route's endpoint behind its guard, its errors turned into responses."""
 
@@ -235,7 +245,7 @@ def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
         except Exception as error:
             return route.refuse(failure_of(error, _error_id(request)))
 
-    endpoint.__name__ = route.path.strip("/").replace("/", "_")
+    endpoint.__name__ = route.path.strip("/").replace("/", "_") or "root"
     return endpoint
 
 
