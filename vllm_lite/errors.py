@@ -14,6 +14,8 @@ VLLMLiteError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class VLLMLiteError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -74,3 +76,11 @@ class EngineGenerateError(VLLMLiteError):
 
 class EngineDeadError(VLLMLiteError):
     """The engine core is gone; the message carries the cause it left behind."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """What of `known` a mistyped `word` was most likely meant to be."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return close[0] if close else None

@@ -24,6 +24,7 @@ from vllm_lite.bench.options.sweep import (
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import nearest
 
 # Benchmark -> what it is for.
 BENCHMARKS = {
@@ -120,7 +121,9 @@ def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: s
     if name == "mm-processor":
         cause = "bench mm-processor is not available in this build: it takes text only"
     else:
-        cause = f"unknown benchmark {name!r} (choose from {', '.join(abouts)})"
+        close = nearest(name, abouts)
+        hint = f"did you mean {close}?" if close else f"choose from {', '.join(abouts)}"
+        cause = f"unknown benchmark {name!r} ({hint})"
     sys.stderr.write(f"{usage}vllm-lite bench: error: {cause}\n")
     return 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, Reply
+from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, Reply, ReplyOptions
 from vllm_lite.cli.session import run_session
 from vllm_lite.cli.terminal import Terminal
 from vllm_lite.config.cli import OptionParser
@@ -12,10 +12,15 @@ from vllm_lite.config.option import config, option
 
 
 @config
-class ChatOptions(ClientOptions):
-    """The server to talk to, and how."""
+class DialogueOptions(ReplyOptions):
+    """How to talk, whatever the server."""
 
     system_prompt: str = option("", "Instructions that come before the conversation.")
+
+
+@config
+class ChatOptions(ClientOptions, DialogueOptions):
+    """The server to talk to, and how."""
 
 
 class Conversation:
@@ -39,17 +44,30 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": answer})
 
 
-def run(argv: Sequence[str]) -> int:
-    """Talk until the user leaves; returns the exit code."""
-    parser = OptionParser(
+def parser() -> OptionParser:
+    """The parser of `vllm-lite chat`."""
+    return OptionParser(
         "vllm-lite chat",
         "[options]",
         "Chat with a model over an OpenAI-compatible server. Ctrl-C stops a reply, Ctrl-D leaves.\n"
         "What comes through a pipe is taken line by line.",
         (ChatOptions,),
+        examples=(
+            "vllm-lite chat",
+            'vllm-lite chat -q "What is the capital of France?" --stats',
+            "vllm-lite chat --url http://gpu-box:8000/v1 --api-key KEY",
+        ),
     )
-    (values,) = parser.parse_options(argv)
-    options = ChatOptions(**values)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Talk until the user leaves; returns the exit code."""
+    (values,) = parser().parse_options(argv)
+    return talk(ChatOptions(**values))
+
+
+def talk(options: ChatOptions) -> int:
+    """Talk with the server that the options name; returns the exit code."""
     client = OpenAIClient(options)
     with Terminal() as terminal:
         terminal.say(f"Using model: {client.model}")

@@ -17,8 +17,13 @@ from vllm_lite.bench.options import (
     ThroughputOptions,
 )
 from vllm_lite.cli.bench import BENCHMARKS, SWEEPS
-from vllm_lite.cli.chat import ChatOptions
+from vllm_lite.cli.chat import ChatOptions, DialogueOptions
 from vllm_lite.cli.complete import CompleteOptions
+from vllm_lite.cli.detached.stop import StopOptions
+from vllm_lite.cli.main import COMMANDS
+from vllm_lite.cli.models.cache import CacheOptions
+from vllm_lite.cli.models.pull import PullOptions
+from vllm_lite.cli.models.show import ShowOptions
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.help import default_of, groups_of, remark_on
 from vllm_lite.config.option import Level, Option, option_table, options
@@ -39,6 +44,17 @@ _BENCHMARK_OPTIONS: dict[str, type] = {
     "throughput": ThroughputOptions,
     "startup": StartupOptions,
     "serve": ServeOptions,
+}
+
+_OWN_OPTIONS: dict[str, type] = {
+    "chat": ChatOptions,
+    "complete": CompleteOptions,
+    "run": DialogueOptions,
+    "stop": StopOptions,
+    "pull": PullOptions,
+    "list": CacheOptions,
+    "show": ShowOptions,
+    "rm": CacheOptions,
 }
 
 _INTRODUCTION = """\
@@ -111,8 +127,8 @@ def _front_end() -> str:
 
 def _commands() -> Iterator[str]:
     yield _command("run-batch", "Besides the engine's options and those of replies:", BatchConfig)
-    yield _command("chat", "", ChatOptions)
-    yield _command("complete", "", CompleteOptions)
+    for name, cls in _OWN_OPTIONS.items():
+        yield _command(name, COMMANDS[name][1], cls)
     for name, cls in _BENCHMARK_OPTIONS.items():
         yield _command(f"bench {name}", BENCHMARKS[name], cls)
     for name, (sweep, _, about) in SWEEPS.items():

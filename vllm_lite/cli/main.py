@@ -6,7 +6,6 @@ line, 130 interrupted.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
@@ -15,17 +14,24 @@ import sys
 from collections.abc import Sequence
 
 import vllm_lite
-from vllm_lite.errors import VLLMLiteError
+from vllm_lite.errors import VLLMLiteError, nearest
 from vllm_lite.log import make_stderr_lossy
 
 # Command -> the module whose run(argv) does it, and what it is for.
 COMMANDS = {
+    "run": ("vllm_lite.cli.detached.run", "Chat with a model; starts its server if none runs."),
     "serve": ("vllm_lite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
     "chat": ("vllm_lite.cli.chat", "Chat with a served model."),
     "complete": ("vllm_lite.cli.complete", "Continue texts with a served model."),
-    "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
-    "bench": ("vllm_lite.cli.bench", "Measure latency, throughput or a running server."),
+    "ps": ("vllm_lite.cli.detached.ps", "List the servers that run started."),
+    "stop": ("vllm_lite.cli.detached.stop", "Stop a server that run started."),
+    "pull": ("vllm_lite.cli.models.pull", "Fetch a model from the hub."),
+    "list": ("vllm_lite.cli.models.list", "List the models that are cached here."),
+    "show": ("vllm_lite.cli.models.show", "Describe a model, and whether it fits this machine."),
+    "rm": ("vllm_lite.cli.models.rm", "Remove cached models."),
     "run-batch": ("vllm_lite.cli.run_batch", "Answer a file of requests without a server."),
+    "bench": ("vllm_lite.cli.bench", "Measure latency, throughput or a running server."),
+    "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
 }
 
 # A disk that is full, over its quota or limited.
@@ -45,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         kind = "option" if words[0].startswith("-") else "command"
-        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}"
+        options = ("--help", "--version")
+        close = nearest(words[0], options if kind == "option" else COMMANDS)
+        hint = f"did you mean {close}?" if close else f"choose from {', '.join(COMMANDS)}"
         sys.stderr.write(f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} ({hint})\n")
         return 2
     try:

@@ -36,10 +36,19 @@ class ClientError(VLLMLiteError):
 
 
 @config
-class ClientOptions:
-    """The server to talk to, and how."""
+class ReplyOptions:
+    """What is asked of a reply, whatever server gives it."""
 
     GROUP: ClassVar[str] = "options"
+
+    stats: bool = option(
+        False, "After each reply, print the time to its first token and its tokens per second."
+    )
+
+
+@config
+class ClientOptions(ReplyOptions):
+    """The server to talk to, and how."""
 
     url: str = option("http://localhost:8000/v1", "Where the server's OpenAI API is.")
     model_name: str | None = option(
@@ -49,9 +58,6 @@ class ClientOptions:
         None, "Key to send to the server.", auto="OPENAI_API_KEY, else EMPTY", secret=True
     )
     quick: str = option("", "Send this one text, print the reply and leave.", aliases=("-q",))
-    stats: bool = option(
-        False, "After each reply, print the time to its first token and its tokens per second."
-    )
 
 
 class Piece(NamedTuple):

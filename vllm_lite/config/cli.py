@@ -7,7 +7,6 @@ model. Values come back as plain dicts that hold only what the user set.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import json
 import sys
@@ -33,7 +32,7 @@ from vllm_lite.config.option import Option, option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.values import human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.errors import NotInBuildError, UsageError
+from vllm_lite.errors import NotInBuildError, UsageError, nearest
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
@@ -56,8 +55,17 @@ class OptionParser(argparse.ArgumentParser):
     A mistake in it ends the process with the usage line on stderr and exit code 2.
     """
 
-    def __init__(self, prog: str, usage: str, description: str, classes: Sequence[type]) -> None:
+    def __init__(
+        self,
+        prog: str,
+        usage: str,
+        description: str,
+        classes: Sequence[type],
+        *,
+        examples: Sequence[str] = (),
+    ) -> None:
         super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False, allow_abbrev=False)
+        self._examples = examples
         self.description = description
         self._classes = classes
         self.entries = [entry for cls in classes for entry in option_table(cls).values()]
@@ -116,13 +124,26 @@ class OptionParser(argparse.ArgumentParser):
             self.error(f"the --config file names a model, {file_model}; this command loads none")
         return values
 
+    def parse_words(
+        self, argv: Sequence[str], least: int, most: int | None
+    ) -> tuple[list[str], list[dict[str, Any]]]:
+        """From `least` to `most` loose words, as the usage line names them, and the values."""
+        words, file_model, values = self.parse(argv)
+        words = words or ([file_model] if file_model else [])
+        if len(words) < least:
+            missing = (self.usage or "").removeprefix(self.prog).split()[len(words)]
+            self.error(f"the following arguments are required: {missing}")
+        if most is not None and len(words) > most:
+            self.error(f"unrecognized arguments: {' '.join(words[most:])}")
+        return words, values
+
     def _refuse_unknown(self, loose: Sequence[str]) -> None:
         unknown = [word for word in loose if word.startswith("-")]
         if not unknown:
             return
         names = [word.partition("=")[0].partition(".")[0] for word in unknown]
-        close = [difflib.get_close_matches(name, self._spellings, n=1) for name in names]
-        hints = " ".join(match[0] for match in close if match)
+        close = [nearest(name, self._spellings) for name in names]
+        hints = " ".join(name for name in close if name)
         text = f"unrecognized arguments: {' '.join(unknown)}"
         self.error(f"{text} (did you mean {hints}?)" if hints else text)
 
@@ -140,14 +161,16 @@ class OptionParser(argparse.ArgumentParser):
     def help(self, topic: str = "") -> str:
         """The help text on a topic; "" is the usage line with a summary, or with all of a few."""
         about = groups_of(self.entries, self._classes)
+        examples = "".join(f"  {line}\n" for line in self._examples)
+        examples = f"\nExamples:\n{examples}" if examples else ""
         if not topic and not self.entries:
-            return f"usage: {self.usage}\n\n{self.description}\n"
+            return f"usage: {self.usage}\n\n{self.description}\n{examples}"
         is_short = len(self.entries) <= _FEW_OPTIONS
         text = help_text("all" if is_short and not topic else topic, self.entries, about)
         if topic:
             return text
         config = "  --config FILE  YAML file of options; those of the command line win\n"
-        return f"usage: {self.usage}\n\n{self.description}\n\n{text}\n{config}"
+        return f"usage: {self.usage}\n\n{self.description}\n\n{text}\n{config}{examples}"
 
     def error(self, message: str) -> NoReturn:
         """Print usage and `message` to stderr and exit with code 2."""

@@ -7,7 +7,6 @@ set; `create_engine_config` resolves the rest.
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.option import option_table
 from vllm_lite.config.resolve import UsageContext, resolve
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import nearest
 
 
 class EngineArgs:
@@ -28,8 +28,8 @@ class EngineArgs:
         table = option_table(VllmConfig)
         for name in given:
             if name not in table:
-                close = difflib.get_close_matches(name, table, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                close = nearest(name, table)
+                hint = f"; did you mean {close}?" if close else ""
                 raise TypeError(f"EngineArgs has no option {name!r}{hint}")
         if isinstance(given.get("served_model_name"), str):
             given["served_model_name"] = [given["served_model_name"]]

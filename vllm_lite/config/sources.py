@@ -15,7 +15,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vllm_lite import envs
 from vllm_lite.errors import CheckpointError
@@ -32,11 +35,11 @@ _DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 _STDERR = 2
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
-_DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-_WEIGHT_FILES = ["*.safetensors"]
+WEIGHT_FILES = ["*.safetensors"]
 
 
 def resolve_model_source(
@@ -68,14 +71,14 @@ def resolve_model_source(
         return str(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{model} is not a regular file; give a directory or a .gguf file")
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"No model at {model!r}: there is no such file or directory, and it is not a hub id "
             "such as org/name"
         )
-    patterns = _DESCRIPTION_FILES + (_WEIGHT_FILES if weights else [])
+    patterns = DESCRIPTION_FILES + (WEIGHT_FILES if weights else [])
     patterns += ["*.py"] if trust_remote_code else []
-    folder = _fetch_from_hub(
+    folder = fetch_from_hub(
         model,
         revision=revision,
         cache_dir=download_dir,
@@ -108,17 +111,29 @@ def _model_in_directory(path: Path) -> str:
     raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file")
 
 
-def _fetch_from_hub(repo: str, **options: object) -> str:
+def fetch_from_hub(repo: str, **options: Any) -> str:
+    """The directory of a hub repository's files, with the options of snapshot_download.
+
+    Raises CheckpointError.
+    """
     # Imported here: a local model must not pay for it.
     import huggingface_hub
-    from huggingface_hub import errors
     from huggingface_hub.utils import disable_progress_bars
 
     if not on_terminal():
         disable_progress_bars()
-    where = f"{repo} (revision {options['revision']})" if options["revision"] else repo
-    try:
+    with hub_errors(repo, options.get("revision")):
         return str(huggingface_hub.snapshot_download(repo, **options))
+
+
+@contextmanager
+def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
+    """Turn what goes wrong with the hub or its cache into a CheckpointError of one line."""
+    from huggingface_hub import errors
+
+    where = f"{repo} (revision {revision})" if revision else repo
+    try:
+        yield
     except errors.GatedRepoError:
         raise CheckpointError(
             f"{where} is gated: ask for access on its hub page, then set HF_TOKEN or --hf-token"
@@ -145,9 +160,14 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def demo_path() -> Path:
+    """Where the demo model is kept, once it was fetched."""
+    return Path(envs.VLLM_CACHE_ROOT) / "demo" / _DEMO_FILE
+
+
 def fetch_demo() -> Path:
     """The demo model's .gguf file, fetched on first use into VLLM_CACHE_ROOT/demo."""
-    target = Path(envs.VLLM_CACHE_ROOT) / "demo" / _DEMO_FILE
+    target = demo_path()
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
     try:

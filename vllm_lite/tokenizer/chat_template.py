@@ -133,6 +133,15 @@ def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
+def shows_tools(source: str) -> bool:
+    """Whether a template reads `tools`, so that the model may learn of them."""
+    try:
+        names = _environment.parse(source).find_all(nodes.Name)
+    except jinja2.TemplateSyntaxError:
+        return False
+    return any(node.name == "tools" and node.ctx == "load" for node in names)
+
+
 def load_chat_template(value: str | None) -> str | None:
     """The template that --chat-template gives: a file's path, or the template itself.
 

@@ -6,8 +6,9 @@ Computed, not measured: a trial step of full size would take longer than the res
 from __future__ import annotations
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.worker.prompt_logprobs import MAX_PROMPT_LOGIT_ELEMENTS
 
+# Prompt logits at a time: 8 Mi elements, 32 MiB.
+MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Hidden-sized tensors alive at a time in a layer: stream, normed, projections, attention.
 _HIDDEN_TENSORS = 8

@@ -13,12 +13,10 @@ from torch import Tensor
 from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.logprobs import gather_logprobs
+from vllm_lite.worker.profile import MAX_PROMPT_LOGIT_ELEMENTS
 from vllm_lite.worker.request_states import RequestStates
 
 Int64s = npt.NDArray[np.int64]
-
-# Prompt logits at a time: 8 Mi elements, 32 MiB.
-MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
 
 
 class PromptLogprobs:

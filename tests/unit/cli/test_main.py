@@ -39,6 +39,33 @@ def test_an_unknown_command_is_exit_code_2(word: str, capsys: pytest.CaptureFixt
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("sreve", "serve"),
+        ("lst", "list"),
+        ("pul demo", "pull"),
+        ("shw", "show"),
+        ("stpo", "stop"),
+        ("--versoin", "--version"),
+        ("serve demo --max-modl-len 5", "--max-model-len"),
+        ("pull demo --revison main", "--revision"),
+        ("stop --alll", "--all"),
+        ("bench latenci", "latency"),
+        ("bench sweep strtup", "startup"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(words.split())
+    except SystemExit as end:
+        code = end.code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2 and f"did you mean {meant}?" in last
+
+
 def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "demo", "--enable-log-outputs"]) == 1
     assert capsys.readouterr().err == (
@@ -59,6 +86,7 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
         ("bench serve", ["listgroup"]),
         ("bench sweep", ["plot"]),
         ("bench sweep plot", ["listgroup"]),
+        *((name, ["listgroup"]) for name in ("run", "ps", "stop", "pull", "list", "show", "rm")),
     ],
 )
 @pytest.mark.parametrize("word", ["--help=nonsense", "-h=nonsense"])
