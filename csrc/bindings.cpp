@@ -169,6 +169,27 @@ QuantizedLinearCall quantized_linear_call(Address x, Address parts, Address bias
           num_tokens};
 }
 
+RowCall route_call(Address logits, Address weights, Address ids, int64_t num_tokens,
+                   int64_t num_experts, int64_t top_k, int64_t logits_stride,
+                   bool is_renormalized) {
+  return {Route{pointer<float>(logits), logits_stride, num_experts, top_k, is_renormalized,
+                pointer<float>(weights), pointer<int32_t>(ids)},
+          num_tokens};
+}
+
+ExpertsCall experts_call(Address x, Address ids, Address weights, Address gate_up, Address down,
+                         Address places, Address rows, Address hidden, Address out, int dtype,
+                         int act, bool is_quantized, int64_t num_tokens, int64_t top_k,
+                         int64_t first_expert, int64_t num_experts, int64_t size,
+                         int64_t intermediate_size, int64_t x_stride) {
+  return {{static_cast<DType>(dtype), static_cast<ActivationKind>(act), is_quantized,
+           pointer<void>(x), x_stride, pointer<int32_t>(ids), pointer<float>(weights),
+           pointer<ExpertWeight>(gate_up), pointer<ExpertWeight>(down), pointer<int32_t>(places),
+           pointer<void>(rows), pointer<void>(hidden), pointer<void>(out), top_k, first_expert,
+           num_experts, size, intermediate_size},
+          num_tokens};
+}
+
 QuantizedLookupCall quantized_lookup_call(Address part, Address ids, Address out, int out_dtype,
                                           int64_t num_tokens, int64_t num_inputs) {
   return {{*pointer<QuantizedPart>(part), num_inputs, pointer<int64_t>(ids),
@@ -305,6 +326,8 @@ NB_MODULE(_cpu, m) {
   define(m, program, "linear", linear_call);
   define(m, program, "gated_linear", gated_linear_call);
   define(m, program, "quantized_linear", quantized_linear_call);
+  define(m, program, "route_topk", route_call);
+  define(m, program, "experts_mlp", experts_call);
   define(m, program, "quantized_lookup", quantized_lookup_call);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("sample", call_sample, no_gil);
@@ -312,6 +335,7 @@ NB_MODULE(_cpu, m) {
   m.def("quantized_linear_argmax", call_quantized_linear_argmax, no_gil);
   m.def("token_logprobs", call_token_logprobs, no_gil);
   m.attr("PANEL") = kPanel;
+  m.attr("MAX_EXPERTS") = kMaxExperts;
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });

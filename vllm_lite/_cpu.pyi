@@ -208,6 +208,8 @@ def token_logprobs(
 
 # Outputs of a panel of packed weights.
 PANEL: int
+# The most that route_topk chooses among.
+MAX_EXPERTS: int
 
 # Bfloat16 in 12 bits: whether products by such weights are fast; bytes of a packed weight; a plan
 # of three int64 for each panel, which returns the number of exceptions; packing by the plans.
@@ -280,6 +282,39 @@ def quantized_linear(
     num_inputs: int,
     x_stride: int,
     out_stride: int,
+    /,
+) -> None: ...
+def route_topk(
+    logits: int,
+    weights: int,
+    ids: int,
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    logits_stride: int,
+    is_renormalized: bool,
+    /,
+) -> None: ...
+def experts_mlp(
+    x: int,
+    ids: int,
+    weights: int,
+    gate_up: int,
+    down: int,
+    places: int,
+    rows: int,
+    hidden: int,
+    out: int,
+    dtype: int,
+    act: int,
+    is_quantized: bool,
+    num_tokens: int,
+    top_k: int,
+    first_expert: int,
+    num_experts: int,
+    size: int,
+    intermediate_size: int,
+    x_stride: int,
     /,
 ) -> None: ...
 def quantized_lookup(

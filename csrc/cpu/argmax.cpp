@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kStripPanels = 4;
 constexpr int64_t kStripOutputs = kStripPanels * kPanel;
-// Rows that go through a panel together, as in the product itself.
-constexpr int64_t kRowsPerBlock = 192;
 // Work is handed out in so many ranges of strips, so that one slow core delays the others little.
 constexpr int64_t kNumRanges = 64;
 

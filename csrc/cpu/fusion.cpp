@@ -40,6 +40,7 @@ bool comes_before(const ScaledAdd& p, const Ends& product) {
 }
 bool comes_before(const RotaryRows&, const Ends&) { return false; }
 bool comes_before(const CacheRows&, const Ends&) { return false; }
+bool comes_before(const Route&, const Ends&) { return false; }
 
 // ---- whether an operation only changes, or copies, what a product has written
 
@@ -66,6 +67,9 @@ bool comes_after(const CacheRows& cache, const Ends& product) {
   const CacheWrite &key = cache.key, &value = cache.value;
   return product.out.hold(key.dtype, key.source, key.token_stride) &&
          product.out.hold(value.dtype, value.source, value.token_stride);
+}
+bool comes_after(const Route& p, const Ends& product) {
+  return product.out.hold(DType::kFloat32, p.logits, p.logits_stride);
 }
 
 const RowOperation* row_operation(const Call& call) {

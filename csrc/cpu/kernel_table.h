@@ -81,6 +81,30 @@ struct ScaledAdd {
   float y_scale;
 };
 
+// Experts that a router may choose among.
+constexpr int64_t kMaxExperts = 1024;
+
+struct Route {
+  const float* logits;  // [T, E]
+  int64_t logits_stride;
+  int64_t num_experts;  // E, at most kMaxExperts
+  int64_t top_k;        // K
+  bool is_renormalized;
+  float* weights;  // [T, K], dense
+  int32_t* ids;    // [T, K], dense
+};
+
+// Adds up what the experts of a token made of it, in the order of its choices.
+struct ExpertSum {
+  DType dtype;            // of out
+  const float* rows;      // [P, N], one for each place
+  const int32_t* places;  // [T, K]: of each choice; -1: made elsewhere
+  const float* weights;   // [T, K]
+  int64_t top_k;          // K
+  int64_t size;           // N
+  void* out;              // [T, N], dense
+};
+
 // Writes one of keys and values; called twice. A cached row is D numbers and, where
 // `has_row_scales` (types of one byte only), the float32 that they are multiplied by.
 struct CacheWrite {
@@ -366,6 +390,8 @@ struct KernelTable {
   void (*activate)(const Activation&, int64_t begin, int64_t end);
   void (*scaled_add)(const ScaledAdd&, int64_t begin, int64_t end);
   void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
+  void (*route)(const Route&, int64_t begin, int64_t end);
+  void (*sum_experts)(const ExpertSum&, int64_t begin, int64_t end);
   const AttentionKernels* attention;
   // Part p of mask m is number m * parts + p.
   void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);

@@ -14,11 +14,6 @@ namespace {
 // Waking a helper costs a few microseconds: less work than this per range is not worth it.
 constexpr int64_t kElementsPerRange = 16 * 1024;
 
-// Rows of a product that go through a panel together: x and the panel stay in the cache of a core.
-constexpr int64_t kRowsPerBlock = 192;
-// Multiply-adds of a range of panels: some tens of microseconds.
-constexpr int64_t kProductsPerRange = 2 * 1024 * 1024;
-
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPerRange) {
@@ -38,7 +33,7 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const Besi
     const int64_t products = (end_row - row) * outputs * std::max<int64_t>(p.num_inputs, 1);
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =
-        std::clamp<int64_t>(kProductsPerRange / products, 1, ceil_divide(num_panels, 8));
+        std::clamp<int64_t>(kProductsOfPanels / products, 1, ceil_divide(num_panels, 8));
     parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
       body(row, end_row, begin, end);
     });

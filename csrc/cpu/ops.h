@@ -45,6 +45,11 @@ int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
 
 void pack_linear(const PackLinear& p);
 
+// Rows of a product that go through a panel together: x and the panel stay in the cache of a core.
+constexpr int64_t kRowsPerBlock = 192;
+// Multiply-adds of a range of panels: some tens of microseconds.
+constexpr int64_t kProductsOfPanels = 2 * 1024 * 1024;
+
 void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
 // silu(gate) * up [T, M] of a weight [2 M, N] whose halves, whole panels each, are gate and up: bit

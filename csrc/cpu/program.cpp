@@ -77,6 +77,15 @@ void each_input(CacheRows& cache, Visit&& visit) {
 }
 
 template <class Visit>
+void each_tensor(Route& p, Visit&& visit) {
+  visit(p.logits, Use::kRead);
+  visit(p.weights, Use::kWrite);
+  visit(p.ids, Use::kWrite);
+}
+template <class Visit>
+void each_input(Route&, Visit&&) {}
+
+template <class Visit>
 void each_tensor(RowOperation& operation, Visit&& visit) {
   std::visit([&](auto& p) { each_tensor(p, visit); }, operation);
 }
@@ -129,6 +138,22 @@ void each_input(Product& call, Visit&& visit) {
 }
 
 template <class Visit>
+void each_tensor(ExpertsCall& call, Visit&& visit) {
+  Experts& p = call.p;
+  visit(p.x, Use::kRead);
+  visit(p.ids, Use::kRead);
+  visit(p.weights, Use::kRead);
+  visit(p.places, Use::kWrite);
+  visit(p.rows, Use::kWrite);
+  visit(p.hidden, Use::kWrite);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(ExpertsCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+}
+
+template <class Visit>
 void each_tensor(QuantizedLookupCall& call, Visit&& visit) {
   visit(call.p.out, Use::kWrite);
 }
@@ -145,6 +170,7 @@ const char* name_of(const Activation& p) { return p.is_gated ? "act_and_mul" : "
 const char* name_of(const ScaledAdd&) { return "scaled_add"; }
 const char* name_of(const RotaryRows&) { return "rotary_embedding"; }
 const char* name_of(const CacheRows&) { return "reshape_and_cache"; }
+const char* name_of(const Route&) { return "route_topk"; }
 
 std::string name_of(const RowOperation& operation) {
   return std::visit([](const auto& p) { return std::string(name_of(p)); }, operation);

@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "cpu/experts.h"
 #include "cpu/ops.h"
 
 namespace vllm_lite {
@@ -62,6 +63,12 @@ struct QuantizedLinearCall {
   BesideProduct beside = {};
   void run() const { quantized_linear(p, num_tokens, beside); }
 };
+struct ExpertsCall {
+  static constexpr const char* kName = "experts_mlp";
+  Experts p;
+  int64_t num_tokens;
+  void run() const { experts(p, num_tokens); }
+};
 struct QuantizedLookupCall {
   static constexpr const char* kName = "quantized_lookup";
   QuantizedLookup p;
@@ -70,7 +77,7 @@ struct QuantizedLookupCall {
 };
 
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
-                          QuantizedLinearCall, QuantizedLookupCall>;
+                          QuantizedLinearCall, ExpertsCall, QuantizedLookupCall>;
 
 class Program {
  public:

@@ -22,7 +22,7 @@ struct CacheRows {
   int64_t num_blocks;  // of the caches
 };
 
-using RowOperation = std::variant<Norm, Activation, ScaledAdd, RotaryRows, CacheRows>;
+using RowOperation = std::variant<Norm, Activation, ScaledAdd, RotaryRows, CacheRows, Route>;
 
 // Throws std::out_of_range for positions and slots of num_rows rows that are outside.
 void check(const RowOperation& operation, int64_t num_rows);

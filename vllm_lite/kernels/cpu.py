@@ -31,6 +31,9 @@ from vllm_lite.kernels.cpu_elementwise import fused_add_rms_norm as fused_add_rm
 from vllm_lite.kernels.cpu_elementwise import layer_norm as layer_norm
 from vllm_lite.kernels.cpu_elementwise import rms_norm as rms_norm
 from vllm_lite.kernels.cpu_elementwise import scaled_add as scaled_add
+from vllm_lite.kernels.cpu_experts import experts_mlp as experts_mlp
+from vllm_lite.kernels.cpu_experts import pack_experts as pack_experts
+from vllm_lite.kernels.cpu_experts import route_topk as route_topk
 from vllm_lite.kernels.cpu_head import linear_argmax as linear_argmax
 from vllm_lite.kernels.cpu_head import quantized_linear_argmax as quantized_linear_argmax
 from vllm_lite.kernels.cpu_quantized import pack_quantized as pack_quantized

@@ -9,7 +9,7 @@ from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.arguments import dtype_number, refuse, row_stride
 from vllm_lite.kernels.calls import calls
 
-_KINDS = {name: number for number, name in enumerate(ACTIVATIONS)}
+KINDS = {name: number for number, name in enumerate(ACTIVATIONS)}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -77,13 +77,13 @@ def scaled_add(
 
 
 def _activate(operation: str, x: Tensor, name: str, out: Tensor, is_gated: bool) -> Tensor:
-    if name not in _KINDS:
-        raise refuse(operation, f"{name!r} is unknown; known: {', '.join(_KINDS)}")
+    if name not in KINDS:
+        raise refuse(operation, f"{name!r} is unknown; known: {', '.join(KINDS)}")
     calls.get().activation(
         x.data_ptr(),
         out.data_ptr(),
         dtype_number(operation, x, out),
-        _KINDS[name],
+        KINDS[name],
         is_gated,
         *out.shape,
         row_stride(operation, x),

@@ -141,6 +141,23 @@ class Ops(Protocol):
         self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
     ) -> Tensor: ...
 
+    def route_topk(
+        self, logits: Tensor, top_k: int, is_renormalized: bool = True
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def pack_experts(self, weights: Sequence[Any]) -> Any: ...
+
+    def experts_mlp(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Any,
+        down: Any,
+        act: str = "silu",
+        first_expert: int = 0,
+    ) -> Tensor: ...
+
     # Weights below are those that pack_quantized of the same implementation made.
     def pack_quantized(self, parts: Sequence[QuantizedRows]) -> PackedRows: ...
 

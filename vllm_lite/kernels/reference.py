@@ -8,6 +8,7 @@ Shapes: T tokens, R requests, N hidden, H heads, K kv-heads, D head size, B bloc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.quantized import pack_quantized as pack_quantized
 from vllm_lite.kernels.quantized import quantized_linear as quantized_linear
 from vllm_lite.kernels.quantized import quantized_lookup as quantized_lookup
+from vllm_lite.kernels.reference_experts import experts_mlp as experts_mlp
+from vllm_lite.kernels.reference_experts import route_topk as route_topk
 from vllm_lite.kernels.reference_gguf import dequantize_gguf as dequantize_gguf
 from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
@@ -262,3 +265,8 @@ def gated_linear(
 ) -> Tensor:
     """Return act_and_mul(linear(x, weight, bias), name): [T, I], of a weight [2I, N]."""
     return act_and_mul(linear(x, weight, bias), name)
+
+
+def pack_experts(weights: Sequence[PackedLinear]) -> Tensor:
+    """Prepare weights [M, N] of E experts, which pack_linear made, for `experts_mlp`."""
+    return torch.stack([weight.data for weight in weights])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference import act_and_mul
+from vllm_lite.kernels.activations import ACTIVATIONS
 
 __all__ = ["experts_mlp", "order_by_expert", "route_topk"]
 
@@ -61,17 +61,28 @@ def max_tiles(num_pairs: int, num_experts: int, tile_size: int) -> int:
     return begun + (num_pairs - begun) // tile_size
 
 
-def experts_mlp(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    act: str = "silu",
+    first_expert: int = 0,
+) -> Tensor:
     """The sum of what x [T, N] becomes in its experts ids [T, K], times weights [T, K]: [T, N].
 
-    Expert e is down[e] of a gated silu of gate_up[e]; gate_up [E, 2I, N], down [E, N, I]. The
-    hidden row is rounded to x's type, and so is a weighted result before results are summed.
+    Expert first_expert + e is down[e] of act(gate) * up of gate_up[e]; gate_up [E, 2I, N], down
+    [E, N, I], as pack_experts leaves them. Ids of other experts add nothing. The hidden row is
+    rounded to x's type; the sum runs in float32, in the order of a token's choices.
     """
     total = torch.zeros(x.shape, dtype=torch.float32)
+    local = ids - first_expert
     for choice in range(ids.shape[1]):
-        for token, expert in enumerate(ids[:, choice].tolist()):
-            hidden = (gate_up[expert].float() @ x[token].float()).to(x.dtype)
-            hidden = act_and_mul(hidden[None], "silu")[0]
-            result = down[expert].float() @ hidden.float()
-            total[token] += (result * weights[token, choice]).to(x.dtype).float()
+        for token, expert in enumerate(local[:, choice].tolist()):
+            if not 0 <= expert < len(gate_up):
+                continue
+            gate, up = (gate_up[expert].float() @ x[token].float()).to(x.dtype).chunk(2)
+            hidden = ACTIVATIONS[act](gate.float()).to(x.dtype) * up
+            total[token] += (down[expert].float() @ hidden.float()) * weights[token, choice]
     return total.to(x.dtype)

@@ -58,4 +58,4 @@ def grouped_experts_mlp(
         expand_grouped(weight, x.dtype).view(num_experts, -1, weight.num_inputs)
         for weight in (gate_up, down)
     ]
-    return experts_mlp(x, ids, weights, *values)
+    return experts_mlp(x, ids, weights, values[0], values[1])

@@ -10,6 +10,8 @@ void rotary(const Rotary&, int64_t begin, int64_t end);
 void activate(const Activation&, int64_t begin, int64_t end);
 void scaled_add(const ScaledAdd&, int64_t begin, int64_t end);
 void write_cache(const CacheWrite&, int64_t begin, int64_t end);
+void route(const Route&, int64_t begin, int64_t end);
+void sum_experts(const ExpertSum&, int64_t begin, int64_t end);
 void apply_token_mask(const TokenMask&, int64_t begin_part, int64_t end_part);
 void sample(const Sampling&, int64_t begin, int64_t end, float* scratch);
 void find_largest(const LargestOutputs&, int64_t begin, int64_t end);

@@ -4,7 +4,8 @@ namespace vllm_lite::VLLM_LITE_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {norm,        rotary,       activate,         scaled_add,
-                            write_cache, &kAttention,  apply_token_mask, sample,
+                            write_cache, route,        sum_experts,      &kAttention,
+                            apply_token_mask, sample,
                             find_largest, token_logprobs, dequantize,    pack_linear,
                             plan_slim,   pack_slim,    kLanes == 16,     linear,
                             quantized_panel_bytes, pack_quantized, quantize_rows,

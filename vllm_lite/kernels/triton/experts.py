@@ -203,15 +203,22 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
     return ExpertOrder(pairs, expert_of_tile, tile_size)
 
 
-def experts_mlp(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    act: str = "silu",
+    first_expert: int = 0,
+) -> Tensor:
+    """As the reference's; a weighted result is rounded to x's type before results are summed."""
     num_tokens, top_k = ids.shape
     num_experts = len(gate_up)
     tile = tuning.product_tile("experts", triton.cdiv(num_tokens * top_k, num_experts), x.device)
-    order = order_by_expert(ids, num_experts, tile.block_m)
+    order = order_by_expert(ids - first_expert, num_experts, tile.block_m)
     hidden = _experts_linear(x, gate_up, order, tile, top_k, None)
-    results = _experts_linear(
-        act_and_mul(hidden, "silu"), down, order, tile, 1, weights.contiguous()
-    )
+    results = _experts_linear(act_and_mul(hidden, act), down, order, tile, 1, weights.contiguous())
     return results.view(num_tokens, top_k, -1).sum(1)
 
 
@@ -227,7 +234,8 @@ def _experts_linear(
     num_outputs, num_inputs = weight.shape[1:]
     num_pairs = len(x) * pairs_per_row
     tiles = len(order.expert_of_tile)
-    out = x.new_empty((num_pairs, num_outputs))
+    # Pairs of other experts than these are in no tile: they add nothing.
+    out = x.new_zeros((num_pairs, num_outputs))
     experts_linear_kernel[(tiles * triton.cdiv(num_outputs, tile.block_n),)](
         out,
         x,

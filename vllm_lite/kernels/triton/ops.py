@@ -11,6 +11,7 @@ from vllm_lite.kernels.reference import (
     dequantize_gguf,
     embedding,
     linear,
+    pack_experts,
     pack_linear,
 )
 from vllm_lite.kernels.triton.activation import act_and_mul, activation, gated_linear, scaled_add
@@ -70,6 +71,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "order_by_expert",
+    "pack_experts",
     "pack_linear",
     "pack_quantized",
     "paged_attention",

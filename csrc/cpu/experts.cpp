@@ -1,0 +1,143 @@
+#include "cpu/experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/ops.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+int64_t bytes_of(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
+
+// Rows [begin, end) of the pairs by expert, all of one expert.
+struct Block {
+  int64_t expert, begin, end;
+};
+
+// Puts the pairs of a token and a choice in the order of experts, an expert's in their own: writes
+// the place of each. Each expert's places, in blocks of at most rows_per_block.
+std::vector<Block> sort_pairs(const Experts& p, int64_t num_tokens, int64_t rows_per_block) {
+  std::vector<int32_t> next(p.num_experts + 1);
+  const int64_t num_pairs = num_tokens * p.top_k;
+  const auto local = [&](int64_t pair) {
+    const int64_t id = p.ids[pair] - p.first_expert;
+    return 0 <= id && id < p.num_experts ? id : -1;
+  };
+  for (int64_t pair = 0; pair < num_pairs; ++pair) {
+    if (const int64_t expert = local(pair); expert >= 0) ++next[expert + 1];
+  }
+  std::vector<Block> blocks;
+  for (int64_t e = 0; e < p.num_experts; ++e) {
+    const int64_t begin = next[e], end = begin + next[e + 1];
+    for (int64_t row = begin; row < end; row += rows_per_block) {
+      blocks.push_back({e, row, std::min(row + rows_per_block, end)});
+    }
+    next[e + 1] = static_cast<int32_t>(end);
+  }
+  for (int64_t pair = 0; pair < num_pairs; ++pair) {
+    const int64_t expert = local(pair);
+    p.places[pair] = expert < 0 ? -1 : next[expert]++;
+  }
+  return blocks;
+}
+
+// Copies each token's row to the places of its choices.
+void gather_rows(const Experts& p, int64_t num_tokens) {
+  const int64_t row_bytes = p.size * bytes_of(p.dtype);
+  const int64_t stride_bytes = p.x_stride * bytes_of(p.dtype);
+  parallel_rows(num_tokens, p.size * p.top_k, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin * p.top_k; pair < end * p.top_k; ++pair) {
+      if (p.places[pair] < 0) continue;
+      std::memcpy(static_cast<char*>(p.rows) + p.places[pair] * row_bytes,
+                  static_cast<const char*>(p.x) + pair / p.top_k * stride_bytes, row_bytes);
+    }
+  });
+}
+
+// The products of every block with its expert's weight, panels of all blocks shared out together.
+// With `is_gated` the weight's halves, whole panels each, are multiplied one after the other.
+void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Block>& blocks,
+              bool is_gated) {
+  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
+  const int64_t outputs = kPanel * (is_gated ? 2 : 1);
+  const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end - blocks.front().begin;
+  const int64_t num_items = static_cast<int64_t>(blocks.size()) * num_panels;
+  const int64_t products = std::max<int64_t>(
+      1, num_rows * outputs * p.num_inputs / std::max<int64_t>(1, blocks.size()));
+  const int64_t grain = std::clamp<int64_t>(kProductsOfPanels / products, 1,
+                                            std::max<int64_t>(1, ceil_divide(num_items, 8)));
+  const KernelTable& table = kernels();
+  parallel_stretches(num_items, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const Block& block = blocks[begin / num_panels];
+      const int64_t panel = begin % num_panels;
+      const int64_t last = std::min(num_panels, panel + end - begin);
+      Linear part = p;
+      part.packed_weight = weights[block.expert].data;
+      part.is_slim = weights[block.expert].form != 0;
+      table.linear(part, block.begin, block.end, panel, last);
+      if (is_gated) {
+        part.packed_weight =
+            static_cast<const char*>(part.packed_weight) + num_panels * weight_panel_bytes(part);
+        part.is_gated = true;
+        table.linear(part, block.begin, block.end, panel, last);
+      }
+      begin += last - panel;
+    }
+  });
+}
+
+// As `multiply`, by weights that stay quantised.
+void multiply_quantized(const Linear& p, const ExpertWeight* weights,
+                        const std::vector<Block>& blocks) {
+  const int64_t in_bytes = p.x_stride * bytes_of(p.dtype);
+  const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
+  for (const Block& block : blocks) {
+    const ExpertWeight& weight = weights[block.expert];
+    quantized_linear({p.dtype, p.out_dtype, static_cast<const char*>(p.x) + block.begin * in_bytes,
+                      p.x_stride, static_cast<const QuantizedPart*>(weight.data), weight.form,
+                      nullptr, static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride,
+                      p.num_inputs},
+                     block.end - block.begin);
+  }
+}
+
+}  // namespace
+
+void experts(const Experts& p, int64_t num_tokens) {
+  const int64_t inner = p.intermediate_size;
+  const bool is_gated =
+      !p.is_quantized && p.act == ActivationKind::kSilu && inner % kPanel == 0;
+  const auto blocks = sort_pairs(p, num_tokens, p.is_quantized ? INT64_MAX / 2 : kRowsPerBlock);
+  gather_rows(p, num_tokens);
+  const auto product = [&](const Linear& linear, const ExpertWeight* weights, bool gated) {
+    if (p.is_quantized) {
+      multiply_quantized(linear, weights, blocks);
+    } else {
+      multiply(linear, weights, blocks, gated);
+    }
+  };
+  product({p.dtype, p.dtype, p.rows, p.size, nullptr, nullptr, p.hidden, 2 * inner,
+           is_gated ? inner : 2 * inner, p.size, false},
+          p.gate_up, is_gated);
+  const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end;
+  if (!is_gated) {
+    // Over the gates: each is read before it is written.
+    run(Activation{p.dtype, p.act, true, p.hidden, p.hidden, inner, 2 * inner, 2 * inner},
+        num_rows);
+  }
+  product({p.dtype, DType::kFloat32, p.hidden, 2 * inner, nullptr, nullptr, p.rows, p.size, p.size,
+           inner, false},
+          p.down, false);
+  const ExpertSum sum = {p.dtype, static_cast<const float*>(p.rows), p.places, p.weights, p.top_k,
+                         p.size, p.out};
+  parallel_rows(num_tokens, p.size * p.top_k,
+                [&](int64_t begin, int64_t end) { kernels().sum_experts(sum, begin, end); });
+}
+
+}  // namespace vllm_lite

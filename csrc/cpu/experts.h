@@ -1,0 +1,42 @@
+// A mixture of experts: the products of each token with the experts that a router chose for it.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernel_table.h"
+
+namespace vllm_lite {
+
+// One expert's packed weight. Two 64-bit numbers, so that Python can write a table of them.
+struct ExpertWeight {
+  const void* data;  // panels, or QuantizedParts
+  int64_t form;      // whether the panels are slim, or how many parts there are
+};
+
+struct Experts {
+  DType dtype;  // of x, hidden and out
+  ActivationKind act;
+  bool is_quantized;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  const int32_t* ids;           // [T, K], dense
+  const float* weights;         // [T, K], dense
+  const ExpertWeight* gate_up;  // [E], each [2 I, N]
+  const ExpertWeight* down;     // [E], each [N, I]
+  // Memory to work in.
+  int32_t* places;  // [T, K]
+  void* rows;       // [T K, N] float32
+  void* hidden;     // [T K, 2 I]
+  void* out;        // [T, N], dense
+  int64_t top_k;
+  int64_t first_expert;  // the id of the first of the E; other ids than theirs add nothing
+  int64_t num_experts;   // E
+  int64_t size;          // N
+  int64_t intermediate_size;
+};
+
+// The weighted sum, in the order of a token's choices, of down(act(gate(x)) * up(x)) of each. Every
+// row of a product is what linear(), gated_linear() or quantized_linear() makes of it.
+void experts(const Experts& p, int64_t num_tokens);
+
+}  // namespace vllm_lite
