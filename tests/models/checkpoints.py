@@ -24,6 +24,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -35,6 +37,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 
 TINY: dict[str, Any] = {
@@ -55,6 +58,13 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 12},
     "phi3": {"pad_token_id": None},
     "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
 }
 
 

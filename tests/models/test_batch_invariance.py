@@ -184,6 +184,12 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "int8": ("llama", SMALL, {"dtype": "bfloat16", "quantization": "int8"}),
     "int4": ("llama", SMALL, {"dtype": "float32", "quantization": "int4"}),
+    "experts": ("qwen3_moe", {**SMALL, "moe_intermediate_size": 40}, {"dtype": "bfloat16"}),
+    "experts in int8": (
+        "qwen3_moe",
+        {**SMALL, "moe_intermediate_size": 64},
+        {"dtype": "float32", "quantization": "int8"},
+    ),
     "gguf": ("llama", SIZES, {"dtype": "bfloat16", "quantization": "gguf"}),
 }
 

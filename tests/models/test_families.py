@@ -101,6 +101,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 24}),
     "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     "qwen3-window": ("qwen3", {**WINDOWED, "max_window_layers": 0}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-one-of-many": (
+        "qwen3_moe",
+        {"num_experts": 40, "num_experts_per_tok": 1, "norm_topk_prob": False},
+    ),
+    "qwen3_moe-all": (
+        "qwen3_moe",
+        {"num_experts": 3, "moe_intermediate_size": 32, "hidden_act": "gelu", **WINDOWED},
+    ),
+    "qwen3_moe-some-layers-dense": (
+        "qwen3_moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
 }
 # Layers that differ in how far they look back.
 MIXED: dict[str, tuple[str, dict[str, Any]]] = {

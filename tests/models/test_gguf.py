@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ RANDOM_SCALES = {
     GGML.Q5_K: (0, 2),
     GGML.Q6_K: (208,),
 }
+EXPERT_NAMES = {
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.{name}_exps": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+}
 Array = np.ndarray[Any, Any]
 
 
@@ -59,6 +63,21 @@ def packed(values: Array, kind: GGML, rng: np.random.Generator) -> Array:
         scale = rng.uniform(1e-4, 1e-3, (*shape[:-1], 1)).astype("<f2")
         data[..., offset : offset + 2] = scale.view(np.uint8)
     return data.reshape(*values.shape[:-1], -1)
+
+
+def named_arrays(model: torch.nn.Module) -> Iterator[tuple[str, Array]]:
+    """Parameters as a converter finds them; the experts of a layer in stacks."""
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().float().numpy()
+        block, _, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            gate, up = np.split(values, 2, axis=1)
+            yield f"{block}.gate_exps.weight", gate
+            yield f"{block}.up_exps.weight", up
+        elif last == "down_proj":
+            yield f"{block}.down_exps.weight", values
+        else:
+            yield name, values
 
 
 def write_gguf(
@@ -82,10 +101,13 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(131)
     rng = np.random.default_rng(0)
-    blocks = {name: short for short, name in oracle.BLOCK_NAMES.items()}
+    blocks = {name: short for short, name in oracle.BLOCK_NAMES.items()} | EXPERT_NAMES
+    if family.endswith("moe"):
+        writer.add_expert_count(model.config.num_experts)
+        writer.add_expert_used_count(model.config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(model.config.moe_intermediate_size)
     outer = {name: short for short, name in oracle.GLOBAL_NAMES.items()}
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().float().numpy()
+    for name, values in named_arrays(model):
         stem, suffix = name.rsplit(".", 1)
         if stem in outer:
             short = outer[stem]

@@ -56,6 +56,7 @@ class ThreadRank:
         ("llama", {"attention_bias": True, "mlp_bias": True}, 2),
         ("qwen2", {"tie_word_embeddings": True}, 4),
         ("qwen3", {"num_key_value_heads": 1}, 2),
+        ("qwen3_moe", {}, 2),
     ],
 )
 def test_ranks_together_equal_one(

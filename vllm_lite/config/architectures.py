@@ -77,6 +77,21 @@ _QWEN = {
     "rms_norm_eps": 1e-6,
     "max_window_layers": 28,
 }
+_QWEN3_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+}
 _PHI3 = {
     **_LLAMA,
     "vocab_size": 32064,
@@ -164,6 +179,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             defaults={**_QWEN, "head_dim": 128},
             reads="use_sliding_window max_window_layers",
             windows="switched",
+        ),
+        _row(
+            *("Qwen3MoeForCausalLM", "qwen3_moe"),
+            gguf=("qwen3moe",),
+            aliases={"num_local_experts": "num_experts"},
+            defaults=_QWEN3_MOE,
+            reads="num_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step "
+            "mlp_only_layers norm_topk_prob use_sliding_window",
+            harmless="max_window_layers",
+            windows="every",
         ),
         _row(
             *("Phi3ForCausalLM", "phi3"),

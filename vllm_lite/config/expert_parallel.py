@@ -1,4 +1,4 @@
-"""ExpertParallelConfig: how experts are divided over workers; no model here has experts."""
+"""ExpertParallelConfig: how experts are divided over workers; each has a part of every one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from vllm_lite.config.option import config, option
 
-_NO_EXPERTS = "leave it out: no model here has experts"
+_NO_EXPERTS = "leave it out: every worker has a part of each expert"
 
 
 @config

@@ -94,7 +94,8 @@ def layer_windows(
     """Of each layer: how many tokens it looks back, itself included; None is all of them."""
     window, kinds = hf.get("sliding_window"), hf.get("layer_types")
     _check_kinds(path, kinds, count)
-    if not window or (row.windows == "switched" and not hf.get("use_sliding_window")):
+    is_off = "use_sliding_window" in row.reads and not hf.get("use_sliding_window")
+    if not window or is_off:
         return (None,) * count
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise CheckpointError(

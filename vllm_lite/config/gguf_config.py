@@ -5,13 +5,17 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from vllm_lite.config.architectures import GGUF_ARCHITECTURES
+from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from vllm_lite.config.gguf_header import GGUFFile
 from vllm_lite.errors import CheckpointError
 
 # GGUF's name of a rotary scaling to transformers'; one not listed keeps its name.
 _ROPE_TYPES = {"none": "default"}
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
 
 
 def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
@@ -47,6 +51,12 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
+        # What llama.cpp's files have no field for is as llama.cpp computes it.
+        "num_experts": get("expert_count"),
+        "num_experts_per_tok": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length"),
+        "norm_topk_prob": True if get("expert_count") else None,
+        "decoder_sparse_step": 1 if get("expert_count") else None,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [
             metadata[key]
@@ -63,10 +73,11 @@ def _refuse_unsupported(gguf: GGUFFile, name: Any, architecture: str | None) -> 
             f"{gguf.path} holds the architecture {name!r}; "
             f"supported in GGUF files are {', '.join(GGUF_ARCHITECTURES)}"
         )
-    if gguf.metadata.get(f"{name}.expert_count"):
+    row = ARCHITECTURES[architecture]
+    if gguf.metadata.get(f"{name}.expert_count") and "num_experts" not in row.reads:
         raise CheckpointError(
-            f"{gguf.path} is a mixture of experts; supported are dense models of "
-            f"{', '.join(GGUF_ARCHITECTURES)}"
+            f"{gguf.path} is a mixture of experts, which {name} is not here; supported mixtures "
+            f"are {', '.join(n for n, r in GGUF_ARCHITECTURES.items() if 'num_experts' in r.reads)}"
         )
     if gguf.metadata.get("split.count", 1) > 1:
         raise CheckpointError(

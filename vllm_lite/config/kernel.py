@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from vllm_lite.config.option import JsonOption, config, option
 
 _OWN = "leave it at auto: the fastest kernels of this package are chosen at start"
-_NO_EXPERTS = "leave it at auto: no model here has experts"
+_NO_EXPERTS = "leave it at auto: each device has one implementation of experts"
 _NO_INDEXER = "leave it at auto: no model here has sparse attention"
 _NO_TUNING = "the kernels of this package need no tuning"
 

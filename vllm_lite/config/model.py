@@ -228,7 +228,7 @@ class ModelConfig:
         False,
         "Tell the experts of each token.",
         level="absent",
-        remedy="leave it out: no model here has experts",
+        remedy="leave it out: the experts of tokens stay in the worker",
     )
     return_sampling_mask: bool = option(
         False,

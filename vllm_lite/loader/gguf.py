@@ -6,7 +6,8 @@ config/gguf_header.py's, the number formats are the kernels'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ _BLOCK_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    # Numbered by _matrices.
+    "ffn_gate_exps.*": "mlp.experts.*.gate_proj",
+    "ffn_up_exps.*": "mlp.experts.*.up_proj",
+    "ffn_down_exps.*": "mlp.experts.*.down_proj",
 }
 GGUF_RULES = renamed(
     {
@@ -95,5 +101,24 @@ def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:
     data = torch.from_file(facts.path, shared=False, size=len(file.data), dtype=torch.uint8)
     return [
         GGUFCheckpointTensor(_WHOLE_NAMES.get(tensor.name, tensor.name), tensor, data)
-        for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset)
+        for stored in sorted(file.tensors.values(), key=lambda tensor: tensor.offset)
+        for tensor in _matrices(stored)
     ]
+
+
+def _matrices(tensor: GGUFTensor) -> Iterator[GGUFTensor]:
+    """A stack of matrices one by one, each with its number behind the layer's name; or `tensor`."""
+    if len(tensor.shape) != 3:
+        yield tensor
+        return
+    layer, _, suffix = tensor.name.rpartition(".")
+    count, *shape = tensor.shape
+    size = tensor.nbytes // count
+    for i in range(count):
+        yield replace(
+            tensor,
+            name=f"{layer}.{i}.{suffix}",
+            shape=tuple(shape),
+            offset=tensor.offset + i * size,
+            nbytes=size,
+        )

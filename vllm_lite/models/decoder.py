@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec
 from vllm_lite.distributed.groups import head_shards
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
+from vllm_lite.layers.experts import Expert, Router, SparseMLP
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
@@ -27,6 +29,7 @@ from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.spec import (
     AttentionSpec,
     DecoderSpec,
+    ExpertsSpec,
     LayerSpec,
     MLPSpec,
     decoder_spec,
@@ -168,8 +171,12 @@ def join_stream(before: Norm | None, previous: DecoderLayer | None) -> ResidualN
     return ResidualNorm(before, None if previous is None else previous.ffn_output_norm)
 
 
-def make_mlp(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP | PlainMLP:
+def make_mlp(
+    spec: MLPSpec | ExpertsSpec, hidden_size: int, options: BuildOptions
+) -> GatedMLP | PlainMLP | SparseMLP:
     """The block that `spec` describes."""
+    if isinstance(spec, ExpertsSpec):
+        return make_experts(spec, hidden_size, options)
     kind, first = (GatedMLP, "gate_up_proj") if spec.is_gated else (PlainMLP, "up_proj")
     return kind(
         options.at(first).linear_method,
@@ -179,6 +186,21 @@ def make_mlp(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP
         spec.act,
         bias=spec.bias,
     )
+
+
+def make_experts(spec: ExpertsSpec, hidden_size: int, options: BuildOptions) -> SparseMLP:
+    """The mixture that `spec` describes; raises CheckpointError where it has too few experts."""
+    if spec.top_k > spec.num_experts:
+        raise CheckpointError(
+            f"the configuration asks for {spec.top_k} of {spec.num_experts} experts for each token"
+        )
+    gate = Router(options.at("gate").linear_method, hidden_size, spec.num_experts)
+    experts = []
+    for i in range(spec.num_experts):
+        of_expert = options.at(f"experts.{i}")
+        gate_up, down = (of_expert.at(name).linear_method for name in ("gate_up_proj", "down_proj"))
+        experts.append(Expert(gate_up, down, hidden_size, spec.intermediate_size))
+    return SparseMLP(gate, experts, spec.top_k, spec.act, spec.is_renormalized)
 
 
 class Decoder(nn.Module):

@@ -46,11 +46,24 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """top_k of num_experts gated MLPs for each token, and how much of each."""
+
+    num_experts: int
+    top_k: int
+    # Of one expert.
+    intermediate_size: int
+    act: str
+    # The shares of a token's experts sum to 1, rather than those of all experts.
+    is_renormalized: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """A mixer and a feed-forward block, and how the residual stream runs through them."""
 
     mixer: AttentionSpec
-    ffn: MLPSpec
+    ffn: MLPSpec | ExpertsSpec
     # Before each block, after each, or both; what comes after is applied to what is added.
     norms: Literal["before", "after", "both"] = "before"
     # Both blocks read the same stream: with a norm for each, or one for both.

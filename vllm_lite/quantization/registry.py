@@ -31,7 +31,7 @@ class LinearMethods:
     ) -> None:
         self._method = get_linear_method(quantization, dtype, form)
         self._plain = UnquantizedLinearMethod(dtype)
-        self._is_plain = form.is_plain if form is not None else lambda layer: False
+        self._is_plain = form.is_plain if form is not None else _is_router
 
     def of(self, layers: Sequence[str]) -> LinearMethod:
         """The method of `layers`, by the checkpoint's names, that are one product here."""
@@ -42,6 +42,11 @@ class LinearMethods:
                 f"{', '.join(layer for layer in layers if layer not in plain)}"
             )
         return self._plain if plain else self._method
+
+
+def _is_router(layer: str) -> bool:
+    """Whether it chooses experts: small, and a rounded one would choose others."""
+    return layer.endswith(".mlp.gate")
 
 
 def get_linear_method(

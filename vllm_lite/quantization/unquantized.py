@@ -72,15 +72,30 @@ def plain_kernel(
     """The fastest product here by a weight [output_size, input_size] that is not quantised."""
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if weight.device.type != "cpu" or weight.dtype is torch.float16:
-        if is_deterministic():
-            fixed = fixed_product()
-            return lambda x: fixed(x, weight, bias, out_dtype)
-        if weight.device.type == "cuda" and bias is None and out_dtype is not weight.dtype:
-            # Sums are rounded once: to the weight's type and back would make near ties equal.
-            return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
-        return lambda x: F.linear(x, weight, bias).to(out_dtype)
+        return TorchKernel(weight, _torch_product(weight, bias, out_dtype))
     wide = None if bias is None else bias.float()
     return PackedKernel(ops().pack_linear(weight), wide, out_dtype, ops())
+
+
+def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
+    if is_deterministic():
+        fixed = fixed_product()
+        return lambda x: fixed(x, weight, bias, out_dtype)
+    if weight.device.type == "cuda" and bias is None and out_dtype is not weight.dtype:
+        # Sums are rounded once: to the weight's type and back would make near ties equal.
+        return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
+    return lambda x: F.linear(x, weight, bias).to(out_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKernel:
+    """[T, input_size] -> [T, output_size] by a weight that stays as it is."""
+
+    weight: Tensor
+    product: LinearKernel
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ def activation_bytes(config: VllmConfig) -> int:
     width = intermediate if isinstance(intermediate, int) else 4 * facts.hidden_size
     heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_size
     per_token = _HIDDEN_TENSORS * facts.hidden_size + 2 * heads + 3 * width
-    layers = tokens * per_token * _ITEM_SIZES[config.model.dtype]
+    layers = tokens * (per_token * _ITEM_SIZES[config.model.dtype] + _expert_bytes(config))
     sampled = scheduler.max_num_seqs * facts.vocab_size
     logits = (_LOGIT_TENSORS * sampled + 2 * MAX_PROMPT_LOGIT_ELEMENTS) * 4
     return layers + logits
+
+
+def _expert_bytes(config: VllmConfig) -> int:
+    """What a token takes in a mixture of experts: for each of its own a row and a hidden one."""
+    facts = config.facts
+    choices = facts.hf_config.get("num_experts_per_tok") or 0
+    hidden = 2 * (facts.hf_config.get("moe_intermediate_size") or 0)
+    return int(choices * (4 * facts.hidden_size + hidden * _ITEM_SIZES[config.model.dtype]))

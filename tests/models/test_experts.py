@@ -1,0 +1,114 @@
+"""Mixtures of experts: how they are loaded and stored. What they compute: test_families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGML
+
+from tests.models.checkpoints import make_model, save
+from tests.models.runner import PagedRunner, load
+from tests.models.test_families import expected, ids_of
+from tests.models.test_gguf import SIZES, write_gguf
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels import dispatch
+from vllm_lite.layers.linear import ParallelLinear
+from vllm_lite.quantization.experts import experts_kernel
+from vllm_lite.quantization.storage import stored_weights
+from vllm_lite.quantization.unquantized import PackedKernel
+
+compiled = pytest.mark.skipif(not dispatch.is_compiled(), reason="quantised by compiled kernels")
+IDS = ids_of(1)
+# Inputs are whole groups of quantised values.
+WIDE = {"hidden_size": 64, "moe_intermediate_size": 96, "intermediate_size": 128}
+
+
+def logits(model: Any, **options: Any) -> torch.Tensor:
+    return PagedRunner(model, **options).step({"a": IDS})["a"].float()
+
+
+def distance(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def own_bytes() -> int:
+    """Memory of this process that no file is behind."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+@compiled
+def test_loading_takes_little_more_than_the_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 320, "num_experts": 64, "head_dim": 32}
+    path = save(make_model("qwen3_moe", **sizes).bfloat16(), tmp_path)
+    held: list[int] = []
+    finish = ParallelLinear.process_weights_after_loading
+
+    def watched(layer: ParallelLinear) -> None:
+        held.append(own_bytes())  # filled
+        finish(layer)
+        held.append(own_bytes())  # packed too
+
+    monkeypatch.setattr(ParallelLinear, "process_weights_after_loading", watched)
+    load(path, "bfloat16")  # whatever is made once is made now
+    held.clear()
+    before = own_bytes()
+    model = load(path, "bfloat16")
+    stored = sum(weight.num_bytes for weight in stored_weights(model))
+    assert len(held) > 2 * 2 * 2 * 64
+    assert stored > 2 * 64 * 3 * 256 * 320 * 2
+    # Pools of packed weights are mapped in pieces of 64 MiB, but only what is used takes memory.
+    assert max(held) - before < 1.1 * stored + (4 << 20)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_are_quantised_and_their_router_is_not(
+    quantization: str, dtype: str, tmp_path: Path
+) -> None:
+    path = save(make_model("qwen3_moe", **WIDE), tmp_path)
+    plain, kept = load(path, dtype), load(path, dtype, quantization=quantization)
+    mixture = kept.get_submodule("model.layers.0.mlp")  # type: ignore[attr-defined]
+    assert mixture.kernel.gate_up.is_quantized
+    assert isinstance(mixture.gate.kernel, PackedKernel)
+    want = logits(kept)
+    assert 0 < distance(want, logits(plain)) < 0.5
+    assert torch.equal(logits(kept, is_recorded=True), want)
+
+
+@compiled
+@pytest.mark.parametrize("kind", [GGML.F32, GGML.Q8_0, GGML.Q4_0], ids=lambda kind: kind.name)
+def test_experts_of_a_gguf_file(kind: GGML, tmp_path: Path) -> None:
+    reference = make_model("qwen3_moe", **SIZES, moe_intermediate_size=64)
+    file = tmp_path / "m.gguf"
+    write_gguf(file, "qwen3moe", reference, lambda name: GGML.F32 if "inp" in name else kind)
+    plain = logits(load(file))
+    if kind is GGML.F32:
+        torch.testing.assert_close(plain, expected(reference, IDS), atol=2e-3, rtol=0)
+        return
+    kept = load(file, quantization="gguf")
+    first = kept.get_submodule("model.layers.0.mlp")  # type: ignore[attr-defined]
+    assert first.kernel.gate_up.is_quantized
+    assert 0 < distance(logits(kept), plain) < 0.3
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = save(make_model("qwen3_moe"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"mlp\.experts\.6\.gate_proj\.weight"):
+        load(path, hf_overrides={"num_experts": 7})
+    with pytest.raises(CheckpointError, match=r"mlp\.experts\.5\.\w+_proj\.weight"):
+        load(path, hf_overrides={"num_experts": 5})
+    with pytest.raises(CheckpointError, match="7 of 6 experts"):
+        load(path, hf_overrides={"num_experts_per_tok": 7})
+
+
+def test_experts_whose_products_are_none_of_the_operation_s_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="--quantization dequantize"):
+        experts_kernel([lambda x: x], [lambda x: x], "silu")

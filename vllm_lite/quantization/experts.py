@@ -1,0 +1,65 @@
+"""The product of a mixture of experts, made of the products that each expert's weights ended in.
+
+Which storage an expert has is its LinearMethods' business; here all of them become one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.kernels.dispatch import Ops, is_compiled, is_deterministic, ops
+from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.quantized import QuantizedKernel
+from vllm_lite.quantization.storage import StoredWeight
+from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsKernel:
+    """[T, N], ids and weights [T, K] of experts -> [T, N]."""
+
+    gate_up: Any
+    down: Any
+    act: str
+    ops: Ops
+    # For the log line at start.
+    stored: tuple[StoredWeight, ...]
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.ops.experts_mlp(x, ids, weights, self.gate_up, self.down, self.act)
+
+
+def check_experts() -> None:
+    """Raise UsageError where a mixture of experts cannot be computed as it was asked for."""
+    if is_deterministic() and not is_compiled():
+        raise UsageError(
+            "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by a mixture of "
+            "experts, whose tiles follow from the number of rows; leave it out"
+        )
+
+
+def experts_kernel(
+    gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel], act: str
+) -> ExpertsKernel:
+    """Of each expert's two products; raises CheckpointError where they are stored unfittingly."""
+    stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
+    packed = [_pack(kernels) for kernels in (gate_up, down)]
+    return ExpertsKernel(packed[0], packed[1], act, ops(), stored)
+
+
+def _pack(kernels: Sequence[LinearKernel]) -> Any:
+    if all(isinstance(kernel, TorchKernel) for kernel in kernels):
+        return torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
+    kinds = (PackedKernel, QuantizedKernel) if is_compiled() else (PackedKernel,)
+    if not any(all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds):
+        raise CheckpointError(
+            "the experts of a mixture cannot be multiplied here as they are quantised; use "
+            "--quantization dequantize for a quantised checkpoint, else leave --quantization out"
+        )
+    return ops().pack_experts([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
