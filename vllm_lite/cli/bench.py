@@ -96,17 +96,28 @@ def run_sweep(argv: Sequence[str]) -> int:
     name = _choose(argv, abouts, _SWEEP_USAGE, "Measure combinations of options.")
     if not isinstance(name, str):
         return name
-    cls, function, about = SWEEPS[name]
-    is_reader = name in _READERS
-    usage = "EXPERIMENT_DIR [options]" if is_reader else "[options]"
-    parser = OptionParser(f"vllm-lite bench sweep {name}", usage, about, (cls,))
-    if not is_reader:
+    cls, function, _ = SWEEPS[name]
+    parser = sweep_parser(name)
+    if name not in _READERS:
         options: object = build(cls, parser.parse_options(argv[1:])[0])
         return int(_run_in("sweep." + function, options))
     words, _, (given,) = parser.parse(argv[1:])
     if len(words) != 1:
         parser.error("it takes one EXPERIMENT_DIR, such as results/20260101_120000")
     return int(_run_in("sweep." + function, words[0], build(cls, given)))
+
+
+def sweep_parser(name: str) -> OptionParser:
+    """The parser of `vllm-lite bench sweep NAME`."""
+    cls, _, about = SWEEPS[name]
+    usage, example = "[options]", ""
+    if name in _READERS:
+        usage, example = "EXPERIMENT_DIR [options]", " results/20260101_120000"
+    elif name.startswith("serve"):
+        usage = "--serve-cmd COMMAND --bench-cmd COMMAND [options]"
+        example = " --serve-cmd 'vllm-lite serve demo' --bench-cmd 'vllm-lite bench serve'"
+    prog = f"vllm-lite bench sweep {name}"
+    return OptionParser(prog, usage, about, (cls,), examples=(prog + example,))
 
 
 def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: str) -> str | int:
@@ -130,7 +141,7 @@ def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: s
 
 def parse_serve(argv: Sequence[str]) -> ServeOptions:
     """The options of `bench serve`; exits with code 2 or raises UsageError."""
-    parser = _parser("serve", ServeOptions)
+    parser = benchmark_parser("serve")
     words, file_model, (given,) = parser.parse(argv)
     _refuse_words(parser, words)
     if file_model is not None:
@@ -142,7 +153,7 @@ def parse_engine(
     name: str, cls: type[EngineOptions], argv: Sequence[str]
 ) -> tuple[EngineOptions, EngineArgs]:
     """A benchmark's own options and its engine's; exits with code 2 or raises UsageError."""
-    parser = _parser(name, cls, VllmConfig)
+    parser = benchmark_parser(name)
     words, file_model, (own, engine) = parser.parse(argv)
     _refuse_words(parser, words)
     if file_model is not None:
@@ -150,8 +161,13 @@ def parse_engine(
     return build(cls, own), EngineArgs(**engine)
 
 
-def _parser(name: str, *classes: type) -> OptionParser:
-    return OptionParser(f"vllm-lite bench {name}", "[options]", BENCHMARKS[name], classes)
+def benchmark_parser(name: str) -> OptionParser:
+    """The parser of `vllm-lite bench NAME`, but for sweep."""
+    engine = _ENGINE_BENCHMARKS.get(name)
+    classes: tuple[type, ...] = (engine, VllmConfig) if engine else (ServeOptions,)
+    prog = f"vllm-lite bench {name}"
+    examples = (f"{prog} --model demo",)
+    return OptionParser(prog, "[options]", BENCHMARKS[name], classes, examples=examples)
 
 
 def _refuse_words(parser: OptionParser, words: Sequence[str]) -> None:

@@ -43,14 +43,20 @@ _PROCESSORS = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Print the report; returns the exit code."""
-    OptionParser(
+def parser() -> OptionParser:
+    """The parser of `vllm-lite collect-env`."""
+    return OptionParser(
         "vllm-lite collect-env",
         "[-h]",
         "Print what a report of a problem should say of this machine; secrets are masked.",
         (),
-    ).parse_options(argv)
+        examples=("vllm-lite collect-env > report.txt",),
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the report; returns the exit code."""
+    parser().parse_options(argv)
     sys.stdout.write("Collecting environment information...\n")
     for title, facts in _sections():
         sys.stdout.write(_box(title))

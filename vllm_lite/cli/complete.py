@@ -37,16 +37,21 @@ class Completion:
         """Nothing: the next text knows nothing of this one."""
 
 
-def run(argv: Sequence[str]) -> int:
-    """Complete texts until the user leaves; returns the exit code."""
-    parser = OptionParser(
+def parser() -> OptionParser:
+    """The parser of `vllm-lite complete`."""
+    return OptionParser(
         "vllm-lite complete",
         "[options]",
         "Continue texts with a model over an OpenAI-compatible server. Ctrl-C stops a reply,\n"
         "Ctrl-D leaves. What comes through a pipe is taken line by line.",
         (CompleteOptions,),
+        examples=('vllm-lite complete -q "The capital of France is" --max-tokens 8',),
     )
-    (values,) = parser.parse_options(argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Complete texts until the user leaves; returns the exit code."""
+    (values,) = parser().parse_options(argv)
     options = CompleteOptions(**values)
     client = OpenAIClient(options)
     with Terminal() as terminal:

@@ -63,8 +63,10 @@ _INTRODUCTION = """\
 Made from the options themselves by `python -m vllm_lite.cli.docs > docs/cli.md`.
 
 The names are vLLM's. `vllm-lite COMMAND --help` lists a command's groups, `--help=GROUP` a
-group's options, `--help=WORD` those whose name holds a word, `--help=all` every one,
-`--help=page` the same a screen at a time. `LLM(...)` and `EngineArgs(...)` take the engine's
+group's options, `--help=WORD` those whose name holds a word, `--help=all` every one that works,
+`--help=page` the same a screen at a time, `--help=absent` those that are absent, retired or idle.
+`vllm-lite --print-completion bash` (or `zsh`, `fish`) prints a script that completes all of it.
+`LLM(...)` and `EngineArgs(...)` take the engine's
 options by their names with underscores, and answer as the command line does.
 
 ## How it is read

@@ -34,6 +34,13 @@ COMMANDS = {
     "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
 }
 
+_EXAMPLES = """
+Examples:
+  vllm-lite run demo "What is the capital of France?"
+  vllm-lite serve demo
+  vllm-lite serve --help
+"""
+
 # A disk that is full, over its quota or limited.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -49,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in ("-v", "--version"):
         sys.stdout.write(f"{vllm_lite.__version__}\n")
         return 0
+    if words[0].partition("=")[0] == "--print-completion":
+        return _print_completion(words)
     if words[0] not in COMMANDS:
         kind = "option" if words[0].startswith("-") else "command"
-        options = ("--help", "--version")
+        options = ("--help", "--version", "--print-completion")
         close = nearest(words[0], options if kind == "option" else COMMANDS)
         hint = f"did you mean {close}?" if close else f"choose from {', '.join(COMMANDS)}"
         sys.stderr.write(f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} ({hint})\n")
@@ -80,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _print_completion(words: Sequence[str]) -> int:
+    """Print a shell's script for --print-completion; returns the exit code."""
+    from vllm_lite.cli.completion import script
+
+    shell = words[0].partition("=")[2] or "".join(words[1:2])
+    try:
+        sys.stdout.write(script(shell, COMMANDS))
+    except VLLMLiteError as error:
+        sys.stderr.write(f"{_usage()}vllm-lite: error: {error}\n")
+        return 2
+    return 0
+
+
 def _drop_output() -> None:
     """Let what is still to be written to standard output go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,4 +115,5 @@ def _help() -> str:
     lines = [f"  {name:<14}{about}" for name, (_, about) in COMMANDS.items()]
     lines += ["", "  -h, --help      this text; after a command, the command's own"]
     lines += ["  -v, --version   the version"]
-    return _usage() + "\nRun language models.\n\n" + "\n".join(lines) + "\n"
+    lines += ["  --print-completion {bash,zsh,fish}  a script that completes commands and options"]
+    return _usage() + "\nRun language models.\n\n" + "\n".join(lines) + "\n" + _EXAMPLES

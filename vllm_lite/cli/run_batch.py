@@ -18,7 +18,8 @@ def parser() -> OptionParser:
         "-i INPUT -o OUTPUT --model MODEL [options]",
         "Answer the requests of an OpenAI batch file, a JSON object a line, without a server.\n"
         "A line that cannot be answered costs that line only; the output keeps the input's order.",
-        (VllmConfig, ReplyConfig, BatchConfig),
+        (BatchConfig, VllmConfig, ReplyConfig),
+        examples=("vllm-lite run-batch -i batch.jsonl -o answers.jsonl --model demo --resume",),
     )
 
 
@@ -28,7 +29,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig, BatchConfig]:
     Exits with code 2 where the words cannot be read, or name no input or output.
     """
     reader = parser()
-    words, file_model, (engine, reply, batch) = reader.parse(argv)
+    words, file_model, (batch, engine, reply) = reader.parse(argv)
     if words:
         reader.error(f"unrecognized arguments: {' '.join(words)} (give the model as --model MODEL)")
     missing = [name for name in ("input_file", "output_file") if not batch.get(name)]

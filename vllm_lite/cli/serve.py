@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_lite.config.cli import parse_serve_args
+from vllm_lite.config.cli import parse_serve_args, serve_parser
+
+# The parser of `vllm-lite serve`.
+parser = serve_parser
 
 
 def run(argv: Sequence[str]) -> int:

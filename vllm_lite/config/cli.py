@@ -71,7 +71,11 @@ class OptionParser(argparse.ArgumentParser):
         self.entries = [entry for cls in classes for entry in option_table(cls).values()]
         self._spellings = spellings_of(self.entries)
         for entry in self.entries:
-            _add_option(self, entry)
+            add_option(self, entry)
+
+    def option_of(self, spellings: Sequence[str]) -> Option | None:
+        """The option that the first of `spellings` is one of."""
+        return self._spellings.get(spellings[0]) if spellings else None
 
     def parse(self, argv: Sequence[str]) -> Parsed:
         """Read `argv` and the --config file it may name; prints help and exits on --help."""
@@ -186,7 +190,8 @@ def _show(text: str, paged: bool) -> None:
         sys.stdout.write(text)
 
 
-def _add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
+def add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
+    """Have `parser` read an option; a value that was not given is left out of its namespace."""
     names = [*entry.rules.get("aliases", ()), entry.flag]
     settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS}
     types = entry.kind.types
@@ -261,6 +266,12 @@ def serve_parser() -> OptionParser:
         "Serve MODEL over an OpenAI-compatible HTTP API. MODEL is demo, a directory in Hugging\n"
         "Face's layout, a .gguf file, or the id of a hub repository.",
         (VllmConfig, ServerConfig),
+        examples=(
+            "vllm-lite serve demo",
+            "vllm-lite serve Qwen/Qwen3-0.6B --port 9000 --api-key KEY",
+            "vllm-lite serve model.gguf --quantization gguf --max-model-len 4k",
+            "vllm-lite serve demo --enable-auto-tool-choice --tool-call-parser hermes",
+        ),
     )
 
 

@@ -11,7 +11,18 @@ from vllm_lite.errors import UsageError
 
 _WIDTH = 96
 # Topics of help that every command has, beside its groups.
-_ALWAYS = ("all", "page", "listgroup")
+_ALWAYS = ("all", "page", "listgroup", "absent")
+# What a newcomer wants first, after a command's own options.
+_EARLY = (
+    "Frontend",
+    "ModelConfig",
+    "CacheConfig",
+    "SchedulerConfig",
+    "LoadConfig",
+    "StructuredOutputsConfig",
+    "LoggingConfig",
+    "ObservabilityConfig",
+)
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
@@ -34,38 +45,64 @@ def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, s
     found = {group_of(part): (part.__doc__ or "").partition("\n")[0] for part in parts}
     used = {entry.group for entry in entries}
     about = {**_FIRST, **{name: text for name, text in found.items() if name not in _FIRST}}
-    return {name: text for name, text in {**about, **_LAST}.items() if name in used}
+    about |= _LAST
+    own = [name for name in about if name not in _EARLY and not name.endswith("Config")]
+    early = [name for name in _EARLY if name in about]
+    return {name: about[name] for name in dict.fromkeys([*own, *early, *about]) if name in used}
+
+
+def is_at_work(entry: Option) -> bool:
+    """Whether an option has an effect in this build, and is not an old name of another."""
+    return entry.level in ("full", "partial")
 
 
 def help_text(topic: str, entries: Sequence[Option], about: Mapping[str, str]) -> str:
-    """Help on `topic`: "" is the summary, else a group, a word in an option's name, or all.
+    """Help on `topic`: "" is the summary, else a group, a word in an option's name, all that
+    works, or what is absent.
 
     `about` says what each group is for, in the order to show them. Raises UsageError for a topic
     that is nothing of these.
     """
-    groups = {name: [entry for entry in entries if entry.group == name] for name in about}
+    groups: dict[str, Sequence[Option]] = {
+        name: [entry for entry in entries if entry.group == name] for name in about
+    }
+    at_work: dict[str, Sequence[Option]] = {
+        name: list(filter(is_at_work, found)) for name, found in groups.items()
+    }
     key = topic.lower()
-    if not key:
-        return _summary(about)
-    if key == "listgroup":
-        return _group_list(about)
+    if not key or key == "listgroup":
+        shown = {name: text for name, text in about.items() if at_work[name]}
+        return _group_list(shown) if key else _summary(shown)
     if key in ("all", "page"):
-        chosen = groups
-    else:
-        chosen = {name: found for name, found in groups.items() if name.lower() == key}
-    if not chosen:
-        word = key.lstrip("-").replace("_", "-")
+        chosen = at_work
+    elif key == "absent":
         chosen = {
-            name: [entry for entry in found if _is_about(entry, word)]
+            name: [entry for entry in found if not is_at_work(entry)]
             for name, found in groups.items()
         }
+    else:
+        chosen = _found(key, at_work) or _found(key, groups)
     texts = [_group(name, about[name], found) for name, found in chosen.items() if found]
+    if not texts and key == "absent":
+        return "Every option of this command works.\n"
     if not texts:
         raise UsageError(
             f"--help={topic}: no such topic (choose from {', '.join([*_ALWAYS, *about])}, or a "
             "word in an option's name)"
         )
     return "\n".join(texts)
+
+
+def _found(key: str, groups: Mapping[str, Sequence[Option]]) -> dict[str, Sequence[Option]]:
+    """The group of that name, else the options whose name holds the word."""
+    chosen = {name: found for name, found in groups.items() if name.lower() == key and found}
+    if chosen:
+        return chosen
+    word = key.lstrip("-").replace("_", "-")
+    about = {
+        name: [entry for entry in found if _is_about(entry, word)] for name, found in groups.items()
+    }
+    return {name: found for name, found in about.items() if found}
 
 
 def _is_about(entry: Option, word: str) -> bool:
@@ -89,8 +126,9 @@ def _summary(about: Mapping[str, str]) -> str:
 Show options with
   --help=GROUP      those of a group, such as --help=Frontend
   --help=WORD       those whose name holds a word, such as --help=max
-  --help=all        every one
-  --help=page       every one, a screen at a time
+  --help=all        every one that works
+  --help=page       the same, a screen at a time
+  --help=absent     those of vLLM that are absent, retired or idle here, and what to do instead
   --help=listgroup  the groups
 """
     )

@@ -284,13 +284,38 @@ class TestHelp:
         text = self.shown("--help=max_num", capsys)
         assert "  --max-num-seqs N" in text and "  --max-model-len N" not in text
 
-    def test_all_shows_every_option_with_its_default(
+    def test_all_shows_what_works_and_absent_the_rest(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        text = self.shown("--help=all", capsys)
-        for table in (option_table(VllmConfig), option_table(ServerConfig)):
-            for entry in table.values():
-                assert entry.flag in text
+        texts = {topic: self.shown(f"--help={topic}", capsys) for topic in ("all", "absent")}
+        heads = {
+            topic: [
+                line.split(",")[0].split()[0] for line in text.splitlines() if line[:3] == "  -"
+            ]
+            for topic, text in texts.items()
+        }
+        entries = [
+            entry for cls in (VllmConfig, ServerConfig) for entry in option_table(cls).values()
+        ]
+        works = {entry.flag for entry in entries if entry.level in ("full", "partial")}
+        assert sorted(heads["all"]) == sorted(works)
+        assert sorted(heads["absent"]) == sorted({entry.flag for entry in entries} - works)
+        assert "Not available in this build" not in texts["all"]
+
+    def test_what_is_absent_is_still_found_by_its_name(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "Not available in this build" in self.shown("--help=enable-lora", capsys)
+        assert "--max-loras" in self.shown("--help=LoRAConfig", capsys)
+
+    def test_groups_that_a_newcomer_wants_come_first(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        names = [
+            line.split()[0] for line in self.shown("--help=listgroup", capsys).splitlines()[1:]
+        ]
+        first = ["options", "Frontend", "ModelConfig", "CacheConfig", "SchedulerConfig"]
+        assert names[:5] == first and "MambaConfig" not in names
 
 
 def test_every_option_says_what_it_is_for() -> None:
