@@ -13,10 +13,11 @@ from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
 from tests.models.test_gguf import SIZES, write_gguf
-from vllm_lite.errors import CheckpointError
+from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.layers.linear import ParallelLinear
-from vllm_lite.quantization.experts import experts_kernel
+from vllm_lite.quantization import experts
+from vllm_lite.quantization.experts import check_experts, experts_kernel
 from vllm_lite.quantization.storage import stored_weights
 from vllm_lite.quantization.unquantized import PackedKernel
 
@@ -112,3 +113,14 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_experts_whose_products_are_none_of_the_operation_s_are_refused() -> None:
     with pytest.raises(CheckpointError, match="--quantization dequantize"):
         experts_kernel([lambda x: x], [lambda x: x], "silu")
+
+
+def test_what_a_batch_may_change_is_not_called_deterministic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(experts, "is_deterministic", lambda: True)
+    monkeypatch.setattr(experts, "is_compiled", lambda: True)
+    check_experts()
+    monkeypatch.setattr(experts, "is_compiled", lambda: False)
+    with pytest.raises(UsageError, match=r"--deterministic .* mixture of experts"):
+        check_experts()
