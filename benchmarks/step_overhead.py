@@ -32,7 +32,7 @@ from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
@@ -92,7 +92,7 @@ class NoModelExecutor:
         self._runner: ModelRunner | None = None
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        return KVCacheSpec(1, 1, WIDTH, "float32")
+        return alike_layers(1, 1, WIDTH, "float32")
 
     def available_memory(self) -> int:
         return 1 << 30

@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.option import sections
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.request import Request
@@ -17,7 +17,7 @@ from vllm_lite.sampling_params import SamplingParams
 
 _ids = count()
 
-TINY_SPEC = KVCacheSpec(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
+TINY_SPEC = alike_layers(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
 
 _FACTS = ModelFacts(
     path="",

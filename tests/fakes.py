@@ -6,12 +6,13 @@ every token that its requests' block tables let it see, so a wrong table shows a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.core.pending import DoneOutput
 from vllm_lite.core.step import (
     ModelRunnerOutput,
@@ -34,17 +35,28 @@ def _mix(*values: int) -> int:
 
 
 def scripted_tokens(
-    prompt: list[int], count: int, *, vocab_size: int = 101, window: int | None = None
+    prompt: list[int],
+    count: int,
+    *,
+    vocab_size: int = 101,
+    windows: Sequence[int | None] = (None,),
 ) -> list[int]:
-    """What a ScriptedExecutor generates after `prompt`, without any cache or scheduler."""
+    """What a ScriptedExecutor generates after `prompt`, without any cache or scheduler.
+
+    `windows`: of its groups of layers.
+    """
     tokens, cache = list(prompt), list[int]()
     for position in range(len(prompt) + count - 1):
-        visible = cache[max(0, position - window + 1) :] if window else cache
-        cache.append(_mix(tokens[position], position, sum(visible) & _MASK))
+        cache.append(_mix(tokens[position], position, _sum(cache, windows, position, position)))
         if position >= len(prompt) - 1:
-            start = max(0, position - window + 1) if window else 0
-            tokens.append(_mix(sum(cache[start:]) & _MASK) % vocab_size)
+            tokens.append(_mix(_sum(cache, windows, position, position + 1)) % vocab_size)
     return tokens[len(prompt) :]
+
+
+def _sum(cache: list[int], windows: Sequence[int | None], position: int, end: int) -> int:
+    """Of what the groups see at `position`, of entries before `end`."""
+    starts = (max(0, position - window + 1) if window else 0 for window in windows)
+    return sum(sum(cache[start:end]) for start in starts) & _MASK
 
 
 @dataclass(slots=True)
@@ -53,7 +65,7 @@ class _Sequence:
 
     data: NewRequestData
     token_ids: list[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class ScriptedExecutor:
@@ -82,7 +94,7 @@ class ScriptedExecutor:
         self.fail_next: dict[str, str] = {}
         self.steps: list[SchedulerOutput] = []
         self.is_shut_down = False
-        self._spec = spec or KVCacheSpec(1, 1, 8, "float32")
+        self._spec = spec or alike_layers(1, 1, 8, "float32")
         self._available_bytes = available_bytes
         self._block_size = 0
         self._cache: list[int | None] = []
@@ -135,11 +147,14 @@ class ScriptedExecutor:
         for request_id in step.dropped_request_ids:
             self._sequences.pop(request_id, None)
         for new in step.new_requests:
-            self._sequences[new.request_id] = _Sequence(
-                new, new.prompt_token_ids + new.output_token_ids, list(new.block_ids)
-            )
+            known = new.prompt_token_ids + new.output_token_ids
+            tables = [list(table) for table in new.block_ids]
+            self._sequences[new.request_id] = _Sequence(new, known, tables)
         for cached in step.cached_requests:
-            self._sequences[cached.request_id].block_ids += cached.new_block_ids
+            for table, new_ids in zip(
+                self._sequences[cached.request_id].block_ids, cached.new_block_ids, strict=False
+            ):
+                table += new_ids
         self._computed = {new.request_id: new.num_computed_tokens for new in step.new_requests}
         for cached in step.cached_requests:
             self._computed[cached.request_id] = cached.num_computed_tokens
@@ -149,13 +164,20 @@ class ScriptedExecutor:
         tokens, start = sequence.token_ids, self._computed[request_id]
         end = start + num_scheduled
         assert 0 < num_scheduled <= len(tokens) - start, "tokens that nobody knows"
-        window = self._spec.sliding_window or len(tokens)
-        seen = [self._read(sequence, p) for p in range(max(0, start - window + 1), start)]
+        windows = [group.sliding_window or end for group in cache_groups(self._spec)]
+        seen = [
+            [self._read(sequence, group, p) for p in range(max(0, start - window + 1), start)]
+            for group, window in enumerate(windows)
+        ]
         for position in range(start, end):
-            visible = seen[-(window - 1) :] if window > 1 else []
-            value = _mix(tokens[position], position, sum(visible) & _MASK)
-            self._cache[self._slot(sequence, position)] = value
-            seen.append(value)
+            visible = sum(
+                sum(values[-(window - 1) :]) if window > 1 else 0
+                for values, window in zip(seen, windows, strict=True)
+            )
+            value = _mix(tokens[position], position, visible & _MASK)
+            for group, values in enumerate(seen):
+                self._cache[self._slot(sequence, group, position)] = value
+                values.append(value)
         params = sequence.data.sampling_params
         prompt = sequence.data.prompt_token_ids
         if params.prompt_logprobs is not None and start < len(prompt) - 1:
@@ -168,7 +190,8 @@ class ScriptedExecutor:
         if self.next_token is not None:
             token_id = self.next_token(request_id, list(tokens))
         else:
-            token_id = _mix(sum(seen[-window:]) & _MASK) % self.vocab_size
+            visible = sum(sum(v[-window:]) for v, window in zip(seen, windows, strict=True))
+            token_id = _mix(visible & _MASK) % self.vocab_size
         tokens.append(token_id)
         output.sampled_token_ids[request_id] = token_id
         if params.logprobs is not None:
@@ -178,12 +201,12 @@ class ScriptedExecutor:
         others = [(token_id + i) % self.vocab_size for i in range(num_candidates)]
         return TokenLogprobs([token_id, *others], [_LOGPROB] * (1 + len(others)), 1)
 
-    def _slot(self, sequence: _Sequence, position: int) -> int:
-        block_id = sequence.block_ids[position // self._block_size]
+    def _slot(self, sequence: _Sequence, group: int, position: int) -> int:
+        block_id = sequence.block_ids[group][position // self._block_size]
         assert block_id != 0, "the null block is in use"
         return block_id * self._block_size + position % self._block_size
 
-    def _read(self, sequence: _Sequence, position: int) -> int:
-        value = self._cache[self._slot(sequence, position)]
+    def _read(self, sequence: _Sequence, group: int, position: int) -> int:
+        value = self._cache[self._slot(sequence, group, position)]
         assert value is not None, "a slot is read that was never written"
         return value

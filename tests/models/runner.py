@@ -11,6 +11,8 @@ import torch
 
 from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.layers.attention import LayerCache
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.recorded_forward import recorded_forward
@@ -41,16 +43,20 @@ class PagedRunner:
         is_recorded: bool = False,
     ) -> None:
         spec = model.kv_cache_spec()
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.row_size)
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        caches = [unwritten(shape, dtype) for _ in range(2 * spec.num_layers)]
-        model.bind_kv_cache(list(zip(caches[::2], caches[1::2], strict=True)))
+        numbers = {i: n for n, g in enumerate(cache_groups(spec)) for i in g.layers}
+        self._num_groups = len(set(numbers.values()))
+        caches = []
+        for i, layer in enumerate(spec.layers):
+            shape = (num_blocks, layer.num_kv_heads, block_size, layer.row_size)
+            pair = [unwritten(shape, getattr(torch, layer.dtype)) for _ in range(2)]
+            caches.append(LayerCache(*pair, numbers[i]))
+        model.bind_kv_cache(caches)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()
         self._model = model
         self._forward = model.forward
         if is_recorded:
-            self._forward = recorded_forward(model, max_tokens=128)
+            self._forward = recorded_forward(model, max_tokens=128, num_groups=self._num_groups)
             assert self._forward != model.forward
         self._block_size = block_size
         self._blocks: dict[str, list[int]] = {}
@@ -90,8 +96,8 @@ class PagedRunner:
         metadata = AttentionMetadata(
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
-            block_table=torch.tensor(table, dtype=torch.int32),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64),
+            block_tables=(torch.tensor(table, dtype=torch.int32),) * self._num_groups,
+            slot_mappings=(torch.tensor(slots, dtype=torch.int64),) * self._num_groups,
             num_tokens=len(ids),
             num_requests=len(names),
             max_query_len=max(counts),

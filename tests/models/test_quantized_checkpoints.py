@@ -16,7 +16,7 @@ from tests.models.test_gguf import IDS
 from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.quantized import round_activations
-from vllm_lite.layers.attention import Attention, ScaledCacheAttention
+from vllm_lite.layers.attention import Attention, LayerCache, ScaledCacheAttention
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
 
@@ -277,8 +277,8 @@ def test_scales_keep_small_values_apart(tmp_path: Path) -> None:
     step = AttentionMetadata(
         query_start_loc=torch.tensor([0, 5], dtype=torch.int32),
         seq_lens=torch.tensor([5], dtype=torch.int32),
-        block_table=torch.zeros(1, 1, dtype=torch.int32),
-        slot_mapping=torch.arange(5),
+        block_tables=(torch.zeros(1, 1, dtype=torch.int32),),
+        slot_mappings=(torch.arange(5),),
         num_tokens=5,
         num_requests=1,
         max_query_len=5,
@@ -286,7 +286,7 @@ def test_scales_keep_small_values_apart(tmp_path: Path) -> None:
     )
     results = []
     for layer, number in ((attend, E4M3), (Attention(0.3), torch.float32)):
-        layer.bind_kv_cache(*torch.zeros(2, 1, 1, 8, 16).to(number))
+        layer.bind_kv_cache(LayerCache(*torch.zeros(2, 1, 1, 8, 16).to(number)))
         with attention_metadata(step):
             results.append(layer.forward(query, key, value))
     assert float((results[0] - results[1]).norm() / results[1].norm()) < 0.1

@@ -23,10 +23,12 @@ class AttentionMetadata:
     query_start_loc: Tensor
     # [R] int32: tokens of each request once this step is computed.
     seq_lens: Tensor
-    # [R, M] int32: ids of each request's cache blocks, in order; what is past its end is 0.
-    block_table: Tensor
-    # [T] int64: block * block_size + offset where each token's key goes; < 0 writes nothing.
-    slot_mapping: Tensor
+    # Of each group of layers, [R, M] int32: ids of each request's cache blocks, in order; what is
+    # past its end is 0.
+    block_tables: tuple[Tensor, ...]
+    # Of each group, [T] int64: block * block_size + offset where each token's key goes; < 0 writes
+    # nothing.
+    slot_mappings: tuple[Tensor, ...]
     num_tokens: int
     num_requests: int
     max_query_len: int

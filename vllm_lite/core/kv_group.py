@@ -1,16 +1,70 @@
-"""Which blocks a layer still needs: the rule of full and of sliding-window attention.
+"""Groups of layers that share block tables, and the rules by which they need blocks.
 
-All layers of a group follow one rule and share one block table. Knows no request.
+All layers of a group follow one rule, full or sliding-window attention, and the keys and values
+that they have of a block lie in one page. Pages of all groups are of one size, so that any group
+may take any page. Knows no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_lite.core.block import Block
-from vllm_lite.core.block_pool import BlockPool
 from vllm_lite.core.kv_spec import KVCacheSpec
+
+# The block that holds a content, if one does.
+Find = Callable[[bytes], Block | None]
+# Of all pages' bytes, the most that may lie idle for layers of different rules to share pages.
+_MAX_IDLE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers, by their numbers, whose keys and values of one block lie in one page."""
+
+    layers: tuple[int, ...]
+    sliding_window: int | None
+    bytes_per_token: int
+
+
+def cache_groups(spec: KVCacheSpec) -> tuple[CacheGroup, ...]:
+    """The groups of `spec`; one where all layers follow one rule.
+
+    Layers of each rule are cut into bins that are no larger than the smallest rule's layers are
+    together, or smaller where more than a quarter of the pages' bytes would lie idle.
+    """
+    rules: dict[int | None, list[int]] = {}
+    for number, layer in enumerate(spec.layers):
+        rules.setdefault(layer.sliding_window, []).append(number)
+    sizes = [layer.bytes_per_token for layer in spec.layers]
+    smallest = min(rules.values(), key=lambda layers: sum(sizes[i] for i in layers))
+    best: list[tuple[int | None, list[int]]] = []
+    least_idle = 1.0
+    for count in range(len(smallest), 0, -1):
+        capacity = max(sum(sizes[i] for i in smallest[:count]), *sizes)
+        bins = [(w, bin_) for w, layers in rules.items() for bin_ in _bins(layers, sizes, capacity)]
+        largest = max(sum(sizes[i] for i in bin_) for _, bin_ in bins)
+        idle = 1 - sum(sizes) / (largest * len(bins))
+        if idle < least_idle:
+            best, least_idle = bins, idle
+        if idle <= _MAX_IDLE_SHARE:
+            break
+    # Full attention first: it bounds what the others can hit.
+    best.sort(key=lambda found: found[0] is not None)
+    return tuple(
+        CacheGroup(tuple(layers), window, sum(sizes[i] for i in layers)) for window, layers in best
+    )
+
+
+def _bins(layers: Sequence[int], sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    bins: list[list[int]] = [[]]
+    for number in layers:
+        if bins[-1] and sum(sizes[i] for i in bins[-1]) + sizes[number] > capacity:
+            bins.append([])
+        bins[-1].append(number)
+    return bins
 
 
 class AttentionRule(Protocol):
@@ -22,7 +76,7 @@ class AttentionRule(Protocol):
         A step computes at most `max_step_tokens` of its tokens.
         """
 
-    def find_hits(self, pool: BlockPool, hashes: Sequence[bytes]) -> list[Block]:
+    def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
         """The table entries of the longest prefix of `hashes` that is computed already."""
 
     def first_needed_block(self, num_computed_tokens: int) -> int:
@@ -39,11 +93,11 @@ class FullAttention:
         """All of them."""
         return -(-num_tokens // self._block_size)
 
-    def find_hits(self, pool: BlockPool, hashes: Sequence[bytes]) -> list[Block]:
+    def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
         """From the front, up to the first block that is missing."""
         hits = []
         for content_hash in hashes:
-            block = pool.find(content_hash)
+            block = find(content_hash)
             if block is None:
                 break
             hits.append(block)
@@ -66,7 +120,7 @@ class SlidingWindow:
         live = self._window - 1 + min(num_tokens, max_step_tokens)
         return min(-(-num_tokens // self._block_size), -(-live // self._block_size) + 1)
 
-    def find_hits(self, pool: BlockPool, hashes: Sequence[bytes]) -> list[Block]:
+    def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
         """The longest prefix whose last window is there; null blocks stand before that.
 
         Searched from the back: only a prefix's last blocks have to be cached still.
@@ -76,7 +130,7 @@ class SlidingWindow:
         for index in range(len(hashes) - 1, -1, -1):
             if len(run) == needed:
                 break
-            block = pool.find(hashes[index])
+            block = find(hashes[index])
             if block is None:
                 run.clear()
             else:
@@ -84,15 +138,15 @@ class SlidingWindow:
         else:
             return run[::-1]  # a prefix within one window: all of its blocks are there
         end = index + 1 + needed
-        return [pool.null_block] * (end - needed) + run[::-1]
+        return [null_block] * (end - needed) + run[::-1]
 
     def first_needed_block(self, num_computed_tokens: int) -> int:
         """That of the oldest token in the next token's window."""
         return max(0, num_computed_tokens - self._window + 1) // self._block_size
 
 
-def attention_rule(spec: KVCacheSpec, block_size: int) -> AttentionRule:
-    """The rule that the spec's layers follow."""
-    if spec.sliding_window is None:
+def attention_rule(sliding_window: int | None, block_size: int) -> AttentionRule:
+    """The rule of layers with such a window."""
+    if sliding_window is None:
         return FullAttention(block_size)
-    return SlidingWindow(block_size, spec.sliding_window)
+    return SlidingWindow(block_size, sliding_window)

@@ -40,13 +40,12 @@ CACHE_FORMATS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KVCacheSpec:
-    """Keys and values of `num_layers` alike layers.
+class LayerCacheSpec:
+    """Keys and values of one layer.
 
     `sliding_window` w: the key at position j is visible to position i iff i - j < w.
     """
 
-    num_layers: int
     num_kv_heads: int
     head_size: int
     dtype: str
@@ -59,7 +58,36 @@ class KVCacheSpec:
         return self.head_size + (_SCALE_BYTES if self.has_row_scales else 0)
 
     @property
+    def item_size(self) -> int:
+        """Bytes of an element."""
+        return _ITEM_SIZES[self.dtype]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token's key and value take."""
+        return 2 * self.num_kv_heads * self.row_size * self.item_size
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What each layer of a model caches, in the order of the layers."""
+
+    layers: tuple[LayerCacheSpec, ...]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take over all layers."""
-        row_bytes = self.row_size * _ITEM_SIZES[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * row_bytes
+        return sum(layer.bytes_per_token for layer in self.layers)
+
+
+def alike_layers(
+    num_layers: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: str,
+    sliding_window: int | None = None,
+    has_row_scales: bool = False,
+) -> KVCacheSpec:
+    """The spec of layers that differ in nothing."""
+    layer = LayerCacheSpec(num_kv_heads, head_size, dtype, sliding_window, has_row_scales)
+    return KVCacheSpec((layer,) * num_layers)

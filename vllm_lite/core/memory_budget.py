@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_lite.core.kv_plan import blocks_per_request
+from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.core.kv_plan import blocks_per_request, page_bytes
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.errors import UsageError
 
@@ -104,7 +105,7 @@ def granted_bytes(config: VllmConfig, start: DeviceMemory) -> int:
 def cache_bytes(config: VllmConfig, spec: KVCacheSpec, use: MemoryUse, start: DeviceMemory) -> int:
     """What is left for the KV cache; raises UsageError where one request would not fit."""
     left = granted_bytes(config, start) - use.total
-    block_bytes = config.cache.block_size * spec.bytes_per_token
+    block_bytes = page_bytes(cache_groups(spec), config.cache.block_size)
     if config.cache.num_gpu_blocks_override is not None:
         wanted = config.cache.num_gpu_blocks_override * block_bytes
         if left < wanted:
@@ -140,7 +141,7 @@ def _too_little(
     enough = _ceil((use.total + needed) / start.total)
     if enough <= _floor(start.free / start.total):
         fixes.append(f"set --gpu-memory-utilization to {enough:g}")
-    block_bytes = config.cache.block_size * spec.bytes_per_token
+    block_bytes = page_bytes(cache_groups(spec), config.cache.block_size)
     fitting = (left // block_bytes - 1) * config.cache.block_size
     if fitting > 0:
         fixes.append(f"set --max-model-len to {min(fitting, length - 1)}")

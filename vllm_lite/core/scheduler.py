@@ -219,7 +219,7 @@ class Scheduler:
         ):
             request = waiting.peek()
             hits = self.kv_manager.get_computed_blocks(request)
-            missing = request.num_tokens - len(hits) * self.kv_manager.block_size
+            missing = request.num_tokens - hits.num_tokens
             if missing > step.budget and not config.enable_chunked_prefill:
                 break
             chunk = min(missing, step.budget, limit.chunk_limit)

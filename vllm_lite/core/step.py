@@ -77,7 +77,8 @@ class NewRequestData:
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    block_ids: list[int]
+    # A block table for each group of layers.
+    block_ids: list[list[int]]
     num_computed_tokens: int
     # Tokens already generated: non-empty only when a preempted request comes back.
     output_token_ids: list[int] = field(default_factory=list)
@@ -90,8 +91,8 @@ class CachedRequestData:
     """A running request that the workers already know."""
 
     request_id: str
-    # Blocks appended since the last step.
-    new_block_ids: list[int]
+    # Blocks appended since the last step, for each group; empty where there are none.
+    new_block_ids: list[list[int]]
     num_computed_tokens: int
 
 

@@ -23,14 +23,16 @@ class StepBuilder:
         """Whether memory ran short in this step."""
         return bool(self._preempted)
 
-    def continue_request(self, request: Request, num_tokens: int, new_blocks: list[int]) -> None:
+    def continue_request(
+        self, request: Request, num_tokens: int, new_blocks: list[list[int]]
+    ) -> None:
         """Compute `num_tokens` more of a request that the workers know."""
         request_id = request.request_id
         self._cached.append(CachedRequestData(request_id, new_blocks, request.num_planned_tokens))
         self.num_scheduled_tokens[request_id] = num_tokens
         self.budget -= num_tokens
 
-    def admit_request(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+    def admit_request(self, request: Request, num_tokens: int, block_ids: list[list[int]]) -> None:
         """Compute the first `num_tokens` of a request that is new to the workers."""
         self._new.append(
             NewRequestData(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
 
+class LayerCache(NamedTuple):
+    """One layer's cached keys and values, and the group whose block table says where they are."""
+
+    key: Tensor  # [B, K, S, row]
+    value: Tensor
+    group: int = 0
+
+
 class Attention(nn.Module):
     """Causal scaled dot-product attention over one layer's paged cache."""
 
@@ -26,23 +35,25 @@ class Attention(nn.Module):
         self._scale = scale
         self._window = sliding_window or 0
         self._key_cache = self._value_cache = torch.empty(0)
+        self._group = 0
         self._ops = ops()
 
-    def bind_kv_cache(self, key_cache: Tensor, value_cache: Tensor) -> None:
-        """Use these [B, K, S, row] tensors from now on."""
-        self._key_cache = key_cache
-        self._value_cache = value_cache
+    def bind_kv_cache(self, cache: LayerCache) -> None:
+        """Use these tensors from now on."""
+        self._key_cache, self._value_cache, self._group = cache
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
         step = current_metadata()
         key_cache, value_cache = self._key_cache, self._value_cache
-        self._ops.reshape_and_cache(key, value, key_cache, value_cache, step.slot_mapping)
+        self._ops.reshape_and_cache(
+            key, value, key_cache, value_cache, step.slot_mappings[self._group]
+        )
         return self._ops.paged_attention(
             query,
             key_cache,
             value_cache,
-            step.block_table,
+            step.block_tables[self._group],
             step.query_start_loc,
             step.seq_lens,
             self._scale,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec
+from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec, LayerCacheSpec
 from vllm_lite.distributed.groups import head_shards
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.attention import Attention, attention
+from vllm_lite.layers.attention import Attention, LayerCache, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.experts import Expert, Router, SparseMLP
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -256,10 +256,9 @@ class DecoderForCausalLM(nn.Module):
             spec.hidden_size,
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
         )
-        self._spec = spec
-        mixer = spec.layers[0].mixer
-        self._num_kv_heads = head_shards(mixer.num_heads, mixer.num_kv_heads)[1].size
-        self._cache_format = options.cache_format
+        self._cache_spec = KVCacheSpec(
+            tuple(_layer_cache(layer.mixer, options.cache_format) for layer in spec.layers)
+        )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -284,19 +283,19 @@ class DecoderForCausalLM(nn.Module):
         return self.lm_head.greedy_tokens(hidden)
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        mixers = [layer.mixer for layer in self._spec.layers]
-        windows = {mixer.window for mixer in mixers}
-        return KVCacheSpec(
-            num_layers=len(mixers),
-            num_kv_heads=self._num_kv_heads,
-            head_size=mixers[0].head_size,
-            dtype=self._cache_format.dtype,
-            has_row_scales=self._cache_format.has_row_scales,
-            # Blocks may be let go only when no layer looks further back.
-            sliding_window=None if None in windows else max(w for w in windows if w),
-        )
+        return self._cache_spec
 
-    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
         attentions = [module for module in self.modules() if isinstance(module, Attention)]
-        for layer, (key_cache, value_cache) in zip(attentions, caches, strict=True):
-            layer.bind_kv_cache(key_cache, value_cache)
+        for layer, cache in zip(attentions, caches, strict=True):
+            layer.bind_kv_cache(cache)
+
+
+def _layer_cache(spec: AttentionSpec, cache_format: CacheFormat) -> LayerCacheSpec:
+    return LayerCacheSpec(
+        num_kv_heads=head_shards(spec.num_heads, spec.num_kv_heads)[1].size,
+        head_size=spec.head_size,
+        dtype=cache_format.dtype,
+        sliding_window=spec.window,
+        has_row_scales=cache_format.has_row_scales,
+    )

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.layers.attention import LayerCache
 
 
 class CausalLM(Protocol):
@@ -32,9 +33,9 @@ class CausalLM(Protocol):
         ...
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The shape of the cache that this rank's layers need."""
+        """What each of this rank's layers caches."""
         ...
 
-    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Use these (key, value) tensors [B, K, S, D], one pair a layer, from now on."""
+    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
+        """Use these, one for each layer, from now on."""
         ...

@@ -80,8 +80,12 @@ def build_batch(
         attention=AttentionMetadata(
             query_start_loc=tensor(query_start_loc),
             seq_lens=tensor(ends.astype(np.int32)),
-            block_table=tensor(states.blocks.gather(slots, starts, max_seq_len)),
-            slot_mapping=tensor(states.blocks.slot_mapping(token_slots, positions)),
+            block_tables=tuple(
+                tensor(table.gather(slots, starts, max_seq_len)) for table in states.tables
+            ),
+            slot_mappings=tuple(
+                tensor(table.slot_mapping(token_slots, positions)) for table in states.tables
+            ),
             num_tokens=num_tokens,
             num_requests=num_requests,
             max_query_len=int(counts.max()),

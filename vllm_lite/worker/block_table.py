@@ -21,7 +21,7 @@ class BlockTable:
     ) -> None:
         """`window`: tokens that every layer looks back, itself included; None: all of them."""
         self.block_size = block_size
-        self._window = window
+        self.window = window
         self._table = np.zeros((num_slots, max_blocks), np.int32)
         self._num_blocks = [0] * num_slots
 
@@ -45,9 +45,9 @@ class BlockTable:
         """
         width = -(-num_tokens // self.block_size)
         rows = self._table[slots, :width]
-        if self._window is not None:
+        if self.window is not None:
             # Kernels read whole stretches and mask what is too old, but 0 times NaN is NaN.
-            oldest = np.maximum(starts - self._window + 1, 0) // self.block_size
+            oldest = np.maximum(starts - self.window + 1, 0) // self.block_size
             rows[np.arange(width) < oldest[:, None]] = 0
         return rows
 

@@ -7,6 +7,7 @@ the host. Nothing here waits for the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,10 @@ Int64s = npt.NDArray[np.int64]
 class MirroredBlockTable(BlockTable):
     """A block table that remembers which entries changed, so that a copy can follow."""
 
-    def __init__(self, num_slots: int, max_blocks: int, block_size: int) -> None:
-        super().__init__(num_slots, max_blocks, block_size)
+    def __init__(
+        self, num_slots: int, max_blocks: int, block_size: int, window: int | None = None
+    ) -> None:
+        super().__init__(num_slots, max_blocks, block_size, window)
         self.max_blocks = max_blocks
         # Place in the flattened table -> block id.
         self._changes: dict[int, int] = {}
@@ -72,21 +75,21 @@ class DeviceInputs:
 
     def __init__(
         self,
-        blocks: MirroredBlockTable,
+        tables: Sequence[MirroredBlockTable],
         num_slots: int,
         max_len: int,
-        window: int | None,
         device: torch.device,
     ) -> None:
-        """`max_len`: tokens of a slot; `window`: as BlockTable's."""
+        """`tables`: one for each group of layers; `max_len`: tokens of a slot."""
         self.padding_slot = num_slots
-        self._window = window
-        self._host_blocks = blocks
+        self._host_tables = tables
+        self._block_size = tables[0].block_size
         self._device = device
         self._tokens = torch.zeros(num_slots + 1, max_len, dtype=torch.int32, device=device)
-        self._blocks = torch.zeros(
-            num_slots + 1, blocks.max_blocks, dtype=torch.int32, device=device
-        )
+        self._tables = [
+            torch.zeros(num_slots + 1, table.max_blocks, dtype=torch.int32, device=device)
+            for table in tables
+        ]
 
     def set_tokens(self, slot: int, token_ids: npt.NDArray[np.int32]) -> None:
         """Make the first tokens of `slot` these."""
@@ -100,13 +103,16 @@ class DeviceInputs:
 
     def begin_step(self, *columns: Int64s) -> list[Tensor]:
         """`columns` on the device, and the blocks that were added entered in the table there."""
-        places, ids = self._host_blocks.take_changes()
-        parts = [*columns, np.array(places, np.int64), np.array(ids, np.int64)]
+        parts = list(columns)
+        for host_table in self._host_tables:
+            parts += [np.array(part, np.int64) for part in host_table.take_changes()]
         sizes = [len(part) for part in parts]
         sent = to_device(np.concatenate(parts), self._device).split_with_sizes(sizes)
-        if places:
-            self._blocks.view(-1)[sent[-2]] = sent[-1].int()
-        return list(sent[:-2])
+        changes = sent[len(columns) :]
+        for table, places, ids in zip(self._tables, changes[::2], changes[1::2], strict=True):
+            if len(places):
+                table.view(-1)[places] = ids.int()
+        return list(sent[: len(columns)])
 
     def decode(self, rows: StepRows, max_seq_len: int) -> ModelInputs:
         """The inputs of a step with one token of each request; rows of the padding slot idle.
@@ -154,18 +160,20 @@ class DeviceInputs:
         max_query_len: int,
         max_seq_len: int,
     ) -> ModelInputs:
-        size = self._host_blocks.block_size
-        block = self._blocks[token_slots, positions // size].long()
-        slot_mapping = block * size + positions % size
-        slot_mapping = slot_mapping.masked_fill(token_slots == self.padding_slot, -1)
+        width = -(-max_seq_len // self._block_size)
         return ModelInputs(
             input_ids=self._tokens[token_slots, positions].long(),
             positions=positions,
             attention=AttentionMetadata(
                 query_start_loc=query_start_loc,
                 seq_lens=(rows.starts + rows.counts).int(),
-                block_table=self._block_table(rows, -(-max_seq_len // size)),
-                slot_mapping=slot_mapping,
+                block_tables=tuple(
+                    self._block_table(table, host_table.window, rows, width)
+                    for table, host_table in zip(self._tables, self._host_tables, strict=True)
+                ),
+                slot_mappings=tuple(
+                    self._slot_mapping(table, token_slots, positions) for table in self._tables
+                ),
                 num_tokens=len(positions),
                 num_requests=len(rows.slots),
                 max_query_len=max_query_len,
@@ -173,11 +181,17 @@ class DeviceInputs:
             ),
         )
 
-    def _block_table(self, rows: StepRows, width: int) -> Tensor:
+    def _slot_mapping(self, table: Tensor, token_slots: Tensor, positions: Tensor) -> Tensor:
+        size = self._block_size
+        block = table[token_slots, positions // size].long()
+        slot_mapping = block * size + positions % size
+        return slot_mapping.masked_fill(token_slots == self.padding_slot, -1)
+
+    def _block_table(self, table: Tensor, window: int | None, rows: StepRows, width: int) -> Tensor:
         # Whole rows, whatever the width: kernels are compiled for a stride.
-        table = self._blocks[rows.slots][:, :width]
-        if self._window is None:
-            return table
-        oldest = (rows.starts - self._window + 1).clamp(min=0) // self._host_blocks.block_size
+        rows_of_table = table[rows.slots][:, :width]
+        if window is None:
+            return rows_of_table
+        oldest = (rows.starts - window + 1).clamp(min=0) // self._block_size
         is_old = torch.arange(width, device=self._device) < oldest[:, None]
-        return table.masked_fill(is_old, 0)
+        return rows_of_table.masked_fill(is_old, 0)

@@ -69,12 +69,15 @@ class DeviceRunner:
         place = device.torch_device
         num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
         max_blocks = -(-(max_len + 1) // plan.block_size)
-        blocks = MirroredBlockTable(num_slots, max_blocks, plan.block_size)
+        tables = [
+            MirroredBlockTable(num_slots, max_blocks, plan.block_size, group.sliding_window)
+            for group in plan.groups
+        ]
         self._model = model
         self._max_len = max_len
         self._device = place
-        self._requests = RequestStates(num_slots, max_len, blocks)
-        self._inputs = DeviceInputs(blocks, num_slots, max_len + 1, plan.spec.sliding_window, place)
+        self._requests = RequestStates(num_slots, max_len, tables)
+        self._inputs = DeviceInputs(tables, num_slots, max_len + 1, place)
         tokens = self._requests.tokens
         self._sampling = SamplingStates(tokens, config.facts.vocab_size, config.model.seed, place)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)

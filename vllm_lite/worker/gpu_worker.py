@@ -18,7 +18,8 @@ import torch
 from vllm_lite import platform
 from vllm_lite.config.graphs import capture_sizes
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.core.kv_plan import KVCachePlan, page_bytes
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.memory_budget import (
     DeviceMemory,
@@ -139,10 +140,10 @@ class GpuWorker:
         With a cache of one block, which goes as it came.
         """
         block_size = self._config.cache.block_size
-        plan = KVCachePlan(spec, 1, block_size, block_size * spec.bytes_per_token)
+        plan = KVCachePlan(spec, 1, block_size, page_bytes(cache_groups(spec), block_size))
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
         runner = self._make_runner(plan)
-        largest, *small = trial_steps(self._config)
+        largest, *small = trial_steps(self._config, len(plan.groups))
         runner.submit(largest).get()
         for step in small:
             check_answer(self._config, runner.submit(step).get())

@@ -49,15 +49,20 @@ class ModelRunner:
     ) -> None:
         num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
         max_blocks = -(-(max_len + 1) // plan.block_size)
-        blocks = BlockTable(num_slots, max_blocks, plan.block_size, plan.spec.sliding_window)
+        tables = [
+            BlockTable(num_slots, max_blocks, plan.block_size, group.sliding_window)
+            for group in plan.groups
+        ]
         self._device = device
         self._model = model
         # Layer by layer, or as one call: the same operations on the same numbers.
         max_tokens = config.scheduler.max_num_batched_tokens
         is_eager = config.model.enforce_eager
-        self._forward = model.forward if is_eager else recorded_forward(model, max_tokens)
+        self._forward = (
+            model.forward if is_eager else recorded_forward(model, max_tokens, len(tables))
+        )
         vocab_size = config.facts.vocab_size
-        self._requests = RequestStates(num_slots, max_len, blocks)
+        self._requests = RequestStates(num_slots, max_len, tables)
         tokens = self._requests.tokens
         self._sampling = SamplingStates(tokens, vocab_size, config.model.seed, device)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)

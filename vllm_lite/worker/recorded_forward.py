@@ -23,34 +23,54 @@ _EXAMPLE_TOKENS = 3
 
 
 @torch.inference_mode()
-def recorded_forward(model: CausalLM, max_tokens: int) -> Forward:
+def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> Forward:
     """`model.forward` for steps of up to `max_tokens`, recorded where its operations allow it.
 
-    The cache must be bound; a recording keeps to it, and its result lives until the next step.
+    A step has block tables for so many groups of layers. The cache must be bound; a recording keeps
+    to it, and its result lives until the next step.
     """
     if not dispatch.is_compiled():
         return model.forward
-    from vllm_lite.kernels.cpu_program import StepTensors, UnrecordableError, record_step
+    from vllm_lite.kernels.cpu_program import (
+        STEP_INPUTS,
+        StepTensors,
+        UnrecordableError,
+        record_step,
+    )
+
+    names = [(f"slot_mapping_{i}", f"block_table_{i}") for i in range(num_groups)]
+    kinds = {
+        name: kind
+        for name, kind in STEP_INPUTS.items()
+        if name not in ("slot_mapping", "block_table")
+    }
+    for slot_mapping, block_table in names:
+        kinds[slot_mapping] = STEP_INPUTS["slot_mapping"]
+        kinds[block_table] = STEP_INPUTS["block_table"]
 
     def tensors(input_ids: Tensor, positions: Tensor) -> StepTensors:
         step = current_metadata()
-        return {
+        inputs = {
             "input_ids": input_ids,
             "positions": positions,
-            "slot_mapping": step.slot_mapping,
-            "block_table": step.block_table,
             "query_start_loc": step.query_start_loc,
             "seq_lens": step.seq_lens,
         }
+        for (slot_mapping, block_table), slots, blocks in zip(
+            names, step.slot_mappings, step.block_tables, strict=True
+        ):
+            inputs[slot_mapping], inputs[block_table] = slots, blocks
+        return inputs
 
     try:
-        with attention_metadata(_example()):
+        with attention_metadata(_example(num_groups)):
             recorded = record_step(
                 lambda step: model.forward(step["input_ids"], step["positions"]),
                 tensors(
                     torch.zeros(_EXAMPLE_TOKENS, dtype=torch.int64), torch.arange(_EXAMPLE_TOKENS)
                 ),
                 max_tokens,
+                kinds,
             )
     except UnrecordableError as error:
         logger.info("Steps run layer by layer: %s", error)
@@ -58,13 +78,13 @@ def recorded_forward(model: CausalLM, max_tokens: int) -> Forward:
     return lambda input_ids, positions: recorded.run(tensors(input_ids, positions))
 
 
-def _example() -> AttentionMetadata:
+def _example(num_groups: int) -> AttentionMetadata:
     """One request of a few tokens; nothing of it is ever computed."""
     return AttentionMetadata(
         query_start_loc=torch.tensor([0, _EXAMPLE_TOKENS], dtype=torch.int32),
         seq_lens=torch.tensor([_EXAMPLE_TOKENS], dtype=torch.int32),
-        block_table=torch.zeros((1, 1), dtype=torch.int32),
-        slot_mapping=torch.arange(_EXAMPLE_TOKENS),
+        block_tables=tuple(torch.zeros((1, 1), dtype=torch.int32) for _ in range(num_groups)),
+        slot_mappings=tuple(torch.arange(_EXAMPLE_TOKENS) for _ in range(num_groups)),
         num_tokens=_EXAMPLE_TOKENS,
         num_requests=1,
         max_query_len=_EXAMPLE_TOKENS,

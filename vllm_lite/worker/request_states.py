@@ -6,6 +6,8 @@ preempted is forgotten and comes back as new.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vllm_lite.core.step import CachedRequestData, NewRequestData
@@ -16,7 +18,8 @@ from vllm_lite.worker.block_table import BlockTable
 class RequestStates:
     """Tokens, progress and blocks by slot; slots by request id."""
 
-    def __init__(self, num_slots: int, max_model_len: int, blocks: BlockTable) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, tables: Sequence[BlockTable]) -> None:
+        """`tables`: one for each group of layers."""
         # Rows are touched only as far as requests reach. A prompt may fill the context, and
         # the token after it is sampled still.
         self.tokens = TokenTable(
@@ -25,7 +28,7 @@ class RequestStates:
             num_tokens=np.zeros(num_slots, np.int64),
         )
         self.num_computed_tokens = np.zeros(num_slots, np.int64)
-        self.blocks = blocks
+        self.tables = tables
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
         self._slots: dict[str, int] = {}
@@ -55,7 +58,8 @@ class RequestStates:
         self.tokens.num_prompt_tokens[slot] = len(prompt)
         self.tokens.num_tokens[slot] = len(prompt) + len(output)
         self.num_computed_tokens[slot] = request.num_computed_tokens
-        self.blocks.set_row(slot, request.block_ids)
+        for table, block_ids in zip(self.tables, request.block_ids, strict=True):
+            table.set_row(slot, block_ids)
         self.prompt_logprobs.pop(slot, None)
         wanted = request.sampling_params.prompt_logprobs
         # One that has outputs had its whole prompt reported before it was preempted.
@@ -69,7 +73,8 @@ class RequestStates:
         self.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
         for slot, request in zip(slots, requests, strict=True):
             if request.new_block_ids:
-                self.blocks.append_row(slot, request.new_block_ids)
+                for table, block_ids in zip(self.tables, request.new_block_ids, strict=True):
+                    table.append_row(slot, block_ids)
 
     def remove(self, request_id: str) -> int | None:
         """Give a request's slot back; None for a request that is not here."""

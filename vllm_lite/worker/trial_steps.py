@@ -26,8 +26,11 @@ _SAMPLES = 16
 _SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
 
 
-def trial_steps(config: VllmConfig) -> list[SchedulerOutput]:
-    """To be submitted in this order, each after the last one's answer. The largest comes first."""
+def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput]:
+    """To be submitted in this order, each after the last one's answer. The largest comes first.
+
+    `num_groups`: block tables of a request.
+    """
     steps = [_largest_step(config)]
     scheduler = config.scheduler
     for num_requests, count in _SMALL:
@@ -35,10 +38,12 @@ def trial_steps(config: VllmConfig) -> list[SchedulerOutput]:
         if fits and num_requests <= scheduler.max_num_seqs and count < config.model.max_model_len:
             counts = [count] * num_requests
             steps.append(_step(config, counts, counts, _GREEDY, after=steps[-1]))
+    for request in (request for step in steps for request in step.new_requests):
+        request.block_ids *= num_groups
     return steps
 
 
-def sample_steps(config: VllmConfig, num_blocks: int) -> list[SchedulerOutput]:
+def sample_steps(config: VllmConfig, num_blocks: int, num_groups: int = 1) -> list[SchedulerOutput]:
     """Requests of one token, each with a block of its own, and then their end.
 
     Several, because a weight of 1e38 spoils about half of all tokens.
@@ -49,7 +54,7 @@ def sample_steps(config: VllmConfig, num_blocks: int) -> list[SchedulerOutput]:
     step = _step(config, [1] * count, [1] * count, _GREEDY)
     for i, request in enumerate(step.new_requests):
         request.prompt_token_ids = [i * size // count]
-        request.block_ids = [i + 1]
+        request.block_ids = [[i + 1]] * num_groups
     return [step, SchedulerOutput([], [], {}, 0, list(step.num_scheduled_tokens), [])]
 
 
@@ -89,7 +94,7 @@ def _step(
             request_id=f"trial-{i}",
             prompt_token_ids=[0] * length,
             sampling_params=sampling,
-            block_ids=[0] * -(-length // config.cache.block_size),
+            block_ids=[[0] * -(-length // config.cache.block_size)],
             num_computed_tokens=length - count,
         )
         for i, (length, count) in enumerate(zip(lengths, counts, strict=True))

@@ -75,7 +75,7 @@ class Worker:
         """Allocate the cache and make ready to run; raises CheckpointError for unsound weights."""
         self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
         runner = self._make_runner(plan, self._model)
-        for step in sample_steps(self._config, plan.num_blocks):
+        for step in sample_steps(self._config, plan.num_blocks, len(plan.groups)):
             check_answer(self._config, runner.submit(step).get())
         self._runner = runner
 

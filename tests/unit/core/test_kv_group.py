@@ -26,7 +26,7 @@ def pool_with(present: list[bool]) -> tuple[BlockPool, list[bytes]]:
 @given(st.lists(st.booleans(), max_size=8))
 def test_full_attention_hits_up_to_the_first_gap(present: list[bool]) -> None:
     pool, hashes = pool_with(present)
-    hits = FullAttention(SIZE).find_hits(pool, hashes)
+    hits = FullAttention(SIZE).find_hits(pool.find, pool.null_block, hashes)
     assert len(hits) == [*present, False].index(False)
     assert [block.content_hash for block in hits] == hashes[: len(hits)]
 
@@ -41,7 +41,7 @@ def test_a_window_hits_the_longest_prefix_that_it_can_continue(
         first = max(0, count * SIZE - window + 1) // SIZE
         return all(present[first:count])
 
-    hits = SlidingWindow(SIZE, window).find_hits(pool, hashes)
+    hits = SlidingWindow(SIZE, window).find_hits(pool.find, pool.null_block, hashes)
     assert len(hits) == max(n for n in range(len(present) + 1) if can_continue(n))
     first = max(0, len(hits) * SIZE - window + 1) // SIZE
     for index, block in enumerate(hits):

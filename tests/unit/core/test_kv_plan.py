@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import TINY_SPEC, core_config
-from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.core.kv_plan import blocks_per_request, describe_plan, page_bytes, plan_kv_cache
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, alike_layers
 from vllm_lite.errors import UsageError
 
 BLOCK_BYTES = 8 * TINY_SPEC.bytes_per_token
 
 
 def test_a_token_takes_keys_and_values_of_all_layers() -> None:
-    assert KVCacheSpec(30, 3, 64, "bfloat16").bytes_per_token == 2 * 30 * 3 * 64 * 2
-    assert KVCacheSpec(30, 3, 64, "float8_e5m2").bytes_per_token == 2 * 30 * 3 * 64
-    scaled = KVCacheSpec(30, 3, 64, "int8", has_row_scales=True)
+    assert alike_layers(30, 3, 64, "bfloat16").bytes_per_token == 2 * 30 * 3 * 64 * 2
+    assert alike_layers(30, 3, 64, "float8_e5m2").bytes_per_token == 2 * 30 * 3 * 64
+    scaled = alike_layers(30, 3, 64, "int8", has_row_scales=True)
     assert scaled.bytes_per_token == 2 * 30 * 3 * (64 + 4)
 
 
@@ -27,7 +31,7 @@ def test_memory_is_used_up_to_what_the_requests_can_hold() -> None:
     plan = plan_kv_cache(config, TINY_SPEC, 1 << 40)
     assert plan.num_blocks == 4 * 8 + 1
     assert plan.total_bytes == plan.num_blocks * BLOCK_BYTES
-    assert plan.num_tokens == 4 * 64
+    assert (plan.num_blocks - 1) * plan.block_size == 4 * 64
 
 
 def test_the_users_numbers_go_before_the_machines() -> None:
@@ -66,7 +70,7 @@ def test_too_little_free_memory_names_the_share() -> None:
 
 
 def test_a_window_needs_room_for_itself_and_one_step() -> None:
-    spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=17)
+    spec = alike_layers(1, 1, 8, "float32", sliding_window=17)
     options = {"max_model_len": 1024, "max_num_seqs": 2, "max_num_batched_tokens": 16}
     plan = plan_kv_cache(core_config(**options), spec, 1 << 40)
     assert plan.num_blocks == 2 * 5 + 1
@@ -78,3 +82,48 @@ def test_the_plan_describes_itself_in_one_line() -> None:
     assert text == (
         "KV cache: 0.00 GiB of float32, 96 tokens, 1.50x concurrency at 64 tokens per request"
     )
+
+
+def gemma(num_layers: int, window: int) -> KVCacheSpec:
+    """Five windows, then a layer that attends to everything."""
+    windows = (None if i % 6 == 5 else window for i in range(num_layers))
+    return KVCacheSpec(tuple(LayerCacheSpec(4, 256, "bfloat16", window) for window in windows))
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "sizes"),
+    [(26, [4, 4, 4, 4, 4, 4, 2]), (34, [5, 5, 5, 5, 5, 5, 4]), (18, [3] * 6)],
+)
+def test_layers_of_several_rules_share_pages_of_one_size(num_layers: int, sizes: list[int]) -> None:
+    groups = cache_groups(gemma(num_layers, 1024))
+    assert sorted((len(group.layers) for group in groups), reverse=True) == sizes
+    assert groups[0].sliding_window is None
+    assert sorted(i for group in groups for i in group.layers) == list(range(num_layers))
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, 64, 512]), st.integers(1, 8)), min_size=1))
+def test_groups_hold_every_layer_once_and_idle_little(layers: list[tuple[int | None, int]]) -> None:
+    spec = KVCacheSpec(tuple(LayerCacheSpec(heads, 8, "float32", w) for w, heads in layers))
+    groups = cache_groups(spec)
+    assert sorted(i for group in groups for i in group.layers) == list(range(len(layers)))
+    for group in groups:
+        assert {spec.layers[i].sliding_window for i in group.layers} == {group.sliding_window}
+    assert (len(groups) == 1) == (len({w for w, _ in layers}) == 1)
+
+
+def test_windows_give_memory_back() -> None:
+    """At 32k tokens and steps of 2,048, a quarter at most of what full layers alone would take."""
+    config = core_config(max_model_len=32768, max_num_batched_tokens=2048, block_size=16)
+
+    def least_bytes(spec: KVCacheSpec) -> int:
+        return blocks_per_request(config, spec) * page_bytes(cache_groups(spec), 16)
+
+    windows = gemma(34, 1024)
+    full = KVCacheSpec(tuple(replace(layer, sliding_window=None) for layer in windows.layers))
+    assert least_bytes(windows) <= 0.25 * least_bytes(full)
+
+
+def test_the_log_names_each_rule() -> None:
+    config = core_config(max_model_len=64)
+    plan = plan_kv_cache(config, gemma(26, 8), 1 << 40)
+    assert "4 full layers, 22 layers of window 8 in 6 groups" in describe_plan(config, plan)

@@ -11,7 +11,7 @@ import pytest
 from tests.builders import request, scheduler
 from tests.fakes import ScriptedExecutor, scripted_tokens
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import alike_layers
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from vllm_lite.core.step_builder import StepBuilder
@@ -195,7 +195,7 @@ def test_a_victim_gives_its_share_of_the_step_back() -> None:
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preemption_never_changes_tokens(policy: str, window: int | None, caching: bool) -> None:
-    spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=window)
+    spec = alike_layers(1, 1, 8, "float32", sliding_window=window)
     num_preemptions = 0
     for seed in range(6):
         dice = random.Random(seed)
@@ -209,7 +209,7 @@ def test_preemption_never_changes_tokens(policy: str, window: int | None, cachin
         )
         requests = [request(p, priority=dice.randrange(3), max_tokens=60) for p in prompts]
         tokens = generate(s, requests, spec=spec)
-        assert tokens == [scripted_tokens(p, 60, window=window) for p in prompts]
+        assert tokens == [scripted_tokens(p, 60, windows=(window,)) for p in prompts]
         stats = s.make_stats()
         assert stats.num_used_blocks == 0
         assert (stats.prefix_cache_hits > 0) == caching
@@ -226,7 +226,7 @@ def test_a_shared_prefix_is_computed_once_and_counted() -> None:
     add(s, second)
     step = s.schedule()
     assert step.num_scheduled_tokens[second.request_id] == 21 - 16
-    assert step.new_requests[0].block_ids[:2] == s.kv_manager.block_ids(first)[:2]
+    assert step.new_requests[0].block_ids[0][:2] == s.kv_manager.block_ids(first)[0][:2]
     output = answer(s, step)[-1]
     assert (output.num_cached_tokens, output.scheduled_time is not None) == (16, True)
     assert answer(s, s.schedule())[-1].num_cached_tokens is None
@@ -407,7 +407,7 @@ def test_the_context_bounds_generation() -> None:
 
 
 def test_a_window_gives_blocks_back_while_it_runs() -> None:
-    spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=9)
+    spec = alike_layers(1, 1, 8, "float32", sliding_window=9)
     s = scheduler(num_blocks=20, spec=spec, max_num_batched_tokens=16)
     r = request(100, max_tokens=20)
     add(s, r)

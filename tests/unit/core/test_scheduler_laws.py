@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.builders import core_config, request
 from tests.fakes import ScriptedExecutor, scripted_tokens
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenLogprobs
 from vllm_lite.request import Request, RequestStatus
@@ -26,6 +26,14 @@ from vllm_lite.request import Request, RequestStatus
 SIZE, CONTEXT = 8, 72
 EOS, STOP, VOCAB = 3, 5, 150
 
+# Of the layers: one rule, or several that share pages.
+WINDOWS: list[tuple[int | None, ...]] = [
+    *[(None,)] * 3,
+    *((1,), (7,), (20,)),
+    (None, 7),
+    (None, 20, 20),
+    (7, None, 7, 1),
+]
 CONFIGS = st.fixed_dictionaries(
     {
         "max_num_seqs": st.sampled_from([1, 3, 4, 6, 8]),
@@ -60,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         options=CONFIGS,
         chunked=st.sampled_from([True, True, True, False]),
-        window=st.sampled_from([None, None, None, 1, 7, 20]),
+        windows=st.sampled_from(WINDOWS),
         spare=st.integers(0, 8),
         max_in_flight=st.sampled_from([1, 2]),
     )
@@ -68,19 +76,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self,
         options: dict[str, Any],
         chunked: bool,
-        window: int | None,
+        windows: tuple[int | None, ...],
         spare: int,
         max_in_flight: int,
     ) -> None:
         if not chunked:
             options["max_num_batched_tokens"] = CONTEXT
-        spec = KVCacheSpec(1, 1, 8, "float32", sliding_window=window)
+        spec = KVCacheSpec(tuple(LayerCacheSpec(1, 8, "float32", window) for window in windows))
         options |= {"max_model_len": CONTEXT, "enable_chunked_prefill": chunked}
         # The smallest cache that is allowed, and a little more.
         least = plan_kv_cache(core_config(**options | {"max_num_seqs": 1}), spec, 1 << 40)
         config = core_config(**options, num_gpu_blocks_override=least.num_blocks + spare)
         plan = plan_kv_cache(config, spec, 0)
-        self.window = window
+        self.groups = plan.groups
         self.max_in_flight = max_in_flight
         self.in_flight: deque[SchedulerOutput] = deque()
         self.scheduler = Scheduler(config, plan)
@@ -117,7 +125,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             # What others share with a broken request they keep, though nobody may hit it any more.
             tables = (self.scheduler.kv_manager.block_ids(r) for r in self.scheduler.running)
             held = zip(self.scheduler.running, tables, strict=True)
-            self.withdrawn.update(*(ids for r, ids in held if r.request_id in chosen))
+            self.withdrawn.update(
+                *(ids for r, tables in held if r.request_id in chosen for ids in tables)
+            )
             self.executor.fail_next = dict.fromkeys(chosen, "broken")
             self.step()
             self.executor.fail_next = {}
@@ -153,7 +163,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         manager, stats = self.scheduler.kv_manager, self.scheduler.make_stats()
         running = self.scheduler.running
         tables = {r.request_id: manager.block_ids(r) for r in running}
-        owners = Counter(block for table in tables.values() for block in table if block)
+        held = [ids for of_request in tables.values() for ids in of_request]
+        owners = Counter(block for ids in held for block in ids if block)
         total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
         assert total == stats.num_total_blocks == len(manager.pool.blocks) - 1
         assert stats.num_used_blocks == len(owners)
@@ -163,13 +174,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert manager.pool.blocks[block_id].ref_count == count
         for r in running:
             num_full = r.num_computed_tokens // SIZE
-            for index, block_id in enumerate(tables[r.request_id]):
-                block = manager.pool.blocks[block_id]
-                if block_id and block.content_hash is not None:
-                    # Only what is computed is shared, under the name of its content.
-                    assert index < num_full and block.content_hash == r.block_hashes[index]
-                else:
-                    assert owners[block_id] <= 1 or block_id in self.withdrawn
+            for group, table in enumerate(tables[r.request_id]):
+                suffix = group.to_bytes(2, "little") if group else b""
+                for index, block_id in enumerate(table):
+                    block = manager.pool.blocks[block_id]
+                    if block_id and block.content_hash is not None:
+                        # Only what is computed is shared, under the name of its content.
+                        assert index < num_full
+                        assert block.content_hash == r.block_hashes[index] + suffix
+                    else:
+                        assert owners[block_id] <= 1 or block_id in self.withdrawn
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -231,7 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             r.prompt_token_ids,
             min(wanted, CONTEXT - r.num_prompt_tokens),
             vocab_size=VOCAB,
-            window=self.window,
+            windows=[group.sliding_window for group in self.groups],
         )
         for count, token in enumerate(ideal, 1):
             if token in (EOS, STOP) and count >= r.sampling_params.min_tokens:

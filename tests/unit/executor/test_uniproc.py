@@ -35,7 +35,7 @@ def test_steps_give_tokens(tmp_path: Path) -> None:
     executor: Executor = UniprocExecutor(config)
     plan = plan_kv_cache(config, executor.kv_cache_spec(), executor.available_memory())
     executor.initialize_cache(plan)
-    new = NewRequestData("r", [1, 2, 3, 4, 5], SamplingParams(temperature=0), [1], 0)
+    new = NewRequestData("r", [1, 2, 3, 4, 5], SamplingParams(temperature=0), [[1]], 0)
     first = executor.submit(SchedulerOutput([new], [], {"r": 5}, 5, [], [])).get()
     again = CachedRequestData("r", [], 5)
     second = executor.submit(SchedulerOutput([], [again], {"r": 1}, 1, [], [])).get()

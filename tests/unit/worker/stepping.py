@@ -108,14 +108,14 @@ class Stepper:
             added = [self.free_blocks.pop() for _ in range(needed - len(request.blocks))]
             request.blocks += added
             if request.is_known:
-                cached.append(CachedRequestData(request_id, added, request.num_computed))
+                cached.append(CachedRequestData(request_id, [added], request.num_computed))
             else:
                 new.append(
                     NewRequestData(
                         request_id,
                         request.prompt,
                         request.params,
-                        list(request.blocks),
+                        [list(request.blocks)],
                         request.num_computed,
                         list(request.output),
                     )

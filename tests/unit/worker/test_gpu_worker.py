@@ -46,7 +46,7 @@ def started(config: VllmConfig, device: StandInDevice) -> tuple[GpuWorker, KVCac
 
 
 def step(worker: GpuWorker) -> dict[str, int]:
-    new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=0), [1], 0)
+    new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=0), [[1]], 0)
     first = worker.submit(SchedulerOutput([new], [], {"r": 3}, 3, [], []))
     return first.get().sampled_token_ids
 
@@ -62,7 +62,7 @@ def test_the_cache_gets_what_weights_step_and_graphs_leave(model: str) -> None:
 
 def test_a_cache_is_never_larger_than_the_requests_can_fill(model: str) -> None:
     _, plan = started(make_config(model), StandInDevice())
-    assert plan.num_tokens == 4 * 64
+    assert (plan.num_blocks - 1) * plan.block_size == 4 * 64
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, alike_layers
 from vllm_lite.errors import UsageError
 from vllm_lite.worker.block_table import BlockTable
 from vllm_lite.worker.kv_cache import allocate_kv_cache
@@ -31,36 +31,52 @@ def resident_bytes(tensor: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_shapes_are_as_planned_and_everything_is_zero(dtype: str) -> None:
-    caches = allocate_kv_cache(KVCachePlan(KVCacheSpec(3, 2, 24, dtype), 5, 16, 0), CPU)
+    caches = allocate_kv_cache(KVCachePlan(alike_layers(3, 2, 24, dtype), 5, 16, 0), CPU)
     assert len(caches) == 3
-    for tensor in (tensor for pair in caches for tensor in pair):
+    for tensor in (tensor for cache in caches for tensor in cache[:2]):
         assert tensor.shape == (5, 2, 16, 24) and tensor.dtype == getattr(torch, dtype)
         assert tensor[0].is_contiguous() and tensor.data_ptr() % 64 == 0
         assert not tensor.any()
 
 
 def test_no_two_tensors_share_memory() -> None:
-    caches = allocate_kv_cache(KVCachePlan(KVCacheSpec(3, 2, 24, "float32"), 5, 16, 0), CPU)
-    tensors = [tensor for pair in caches for tensor in pair]
+    caches = allocate_kv_cache(KVCachePlan(alike_layers(3, 2, 24, "float32"), 5, 16, 0), CPU)
+    tensors = [tensor for cache in caches for tensor in cache[:2]]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number)
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
 
 
+def test_groups_lie_over_each_other_and_layers_of_a_group_do_not() -> None:
+    windows = (8, None, 8, 8, 8, None)
+    spec = KVCacheSpec(tuple(LayerCacheSpec(2, 24, "float32", window) for window in windows))
+    plan = KVCachePlan(spec, 5, 16, 0)
+    assert [group.layers for group in plan.groups] == [(1, 5), (0, 2), (3, 4)]
+    caches = allocate_kv_cache(plan, CPU)
+    assert [cache.group for cache in caches] == [1, 0, 1, 2, 2, 0]
+    assert plan.page_bytes == 16 * 2 * spec.layers[0].bytes_per_token
+    # A page is one group's at a time.
+    for number, cache in enumerate(caches):
+        cache.key[cache.group + 1] = cache.value[cache.group + 1] = number + 1.0
+    for number, cache in enumerate(caches):
+        assert bool((cache.key[cache.group + 1] == number + 1.0).all())
+        assert bool((cache.value[cache.group + 1] == number + 1.0).all())
+
+
 def test_a_reserved_cache_takes_no_memory_yet() -> None:
-    spec = KVCacheSpec(4, 8, 128, "float32")
+    spec = alike_layers(4, 8, 128, "float32")
     size = 2000 * 16 * spec.bytes_per_token
     caches = allocate_kv_cache(KVCachePlan(spec, 2000, 16, size), CPU)
     assert size > 1 << 29 and resident_bytes(caches[0][0]) == 0
     # One block of every layer.
-    for key, value in caches:
+    for key, value, _ in caches:
         key[-1] = value[-1] = 1.0
     assert 0 < resident_bytes(caches[0][0]) <= 4 << 20
     assert not caches[0][0][0].any()
 
 
 def test_a_cache_beyond_all_memory_is_a_usage_error() -> None:
-    plan = KVCachePlan(KVCacheSpec(1, 8, 128, "float32"), 1 << 40, 16, 1 << 60)
+    plan = KVCachePlan(alike_layers(1, 8, 128, "float32"), 1 << 40, 16, 1 << 60)
     with pytest.raises(UsageError, match="--gpu-memory-utilization"):
         allocate_kv_cache(plan, CPU)
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.attention.metadata import current_metadata
-from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.kernels.reference import greedy_tokens
+from vllm_lite.layers.attention import LayerCache
 
 HEADS, HEAD_SIZE = 2, 8
 WIDTH = HEADS * HEAD_SIZE
@@ -40,15 +41,15 @@ class TinyModel(nn.Module):
         hidden = self.embedding[input_ids] + self.places[positions]
         query, key, value = ((hidden @ w).view(-1, HEADS, HEAD_SIZE) for w in self.mix)
         size = keys.shape[2]
-        is_kept = metadata.slot_mapping >= 0
-        slots = metadata.slot_mapping[is_kept]
+        is_kept = metadata.slot_mappings[0] >= 0
+        slots = metadata.slot_mappings[0][is_kept]
         block, offset = slots // size, slots % size
         keys[block, :, offset] = key[is_kept]
         values[block, :, offset] = value[is_kept]
         mixed = torch.empty_like(query)
         starts = metadata.query_start_loc.tolist()
         for row, length in enumerate(metadata.seq_lens.tolist()):
-            blocks = metadata.block_table[row].long()
+            blocks = metadata.block_tables[0][row].long()
             # [M, K, S, D] -> [K, length, D]
             seen_keys, seen_values = (
                 cache[blocks].transpose(1, 2).flatten(0, 1)[:length].transpose(0, 1)
@@ -72,10 +73,10 @@ class TinyModel(nn.Module):
         return greedy_tokens(self.compute_logits(hidden))
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        return KVCacheSpec(1, HEADS, HEAD_SIZE, "float32")
+        return alike_layers(1, HEADS, HEAD_SIZE, "float32")
 
-    def bind_kv_cache(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        (self.caches,) = caches
+    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
+        (self.caches,) = (cache[:2] for cache in caches)
 
     def as_module(self) -> nn.Module:
         return self

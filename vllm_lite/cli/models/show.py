@@ -19,8 +19,9 @@ from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.option import config, option
 from vllm_lite.config.sources import hub_errors
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_plan import blocks_per_request
-from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
+from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.core.kv_plan import blocks_per_request, page_bytes
+from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.platform import free_memory
 
@@ -65,14 +66,17 @@ class Footprint:
         """The cache of a token."""
         facts, cache = self.config.facts, self.config.cache
         stored = CACHE_FORMATS.get(cache.kv_cache_dtype, CacheFormat(self.config.model.dtype))
-        windows = facts.layer_windows
         return KVCacheSpec(
-            num_layers=facts.num_layers,
-            num_kv_heads=facts.num_kv_heads,
-            head_size=facts.head_size,
-            dtype=stored.dtype,
-            has_row_scales=stored.has_row_scales,
-            sliding_window=None if None in windows else max(w for w in windows if w),
+            tuple(
+                LayerCacheSpec(
+                    num_kv_heads=facts.num_kv_heads,
+                    head_size=facts.head_size,
+                    dtype=stored.dtype,
+                    sliding_window=window,
+                    has_row_scales=stored.has_row_scales,
+                )
+                for window in facts.layer_windows
+            )
         )
 
     def missing(self, free: int) -> int:
@@ -81,7 +85,8 @@ class Footprint:
 
         cache, spec = self.config.cache, self.spec
         blocks = blocks_per_request(self.config, spec) + 1
-        needed = blocks * cache.block_size * spec.bytes_per_token + activation_bytes(self.config)
+        page = page_bytes(cache_groups(spec), cache.block_size)
+        needed = blocks * page + activation_bytes(self.config)
         granted = int(cache.gpu_memory_utilization * max(0, free - self.weights))
         return max(0, needed - granted, self.weights - free)
 
