@@ -18,7 +18,7 @@ def check_sizes(facts: ModelFacts) -> None:
     built in sizes that are made up.
     """
     path = Path(facts.path)
-    files = [path] if facts.format == "gguf" else path.glob("*.safetensors")
+    files = [path] if facts.format == "gguf" else sorted(path.glob("*.safetensors"))
     held = sum(file.stat().st_size for file in files)
     # The embedding, the queries of every layer and one matrix of the MLP.
     width = facts.hf_config.get("intermediate_size")
@@ -27,6 +27,7 @@ def check_sizes(facts: ModelFacts) -> None:
     if held and described > _MOST_WEIGHTS_PER_BYTE * held:
         raise CheckpointError(
             f"{facts.path}: {facts.num_layers} layers of size {facts.hidden_size} and a vocabulary "
-            f"of {facts.vocab_size} are {described:.3g} weights or more, but its files hold "
-            f"{held:,} bytes; the configuration is not theirs"
+            f"of {facts.vocab_size} are {described:.3g} weights or more, but "
+            f"its files hold {held:,} bytes ({', '.join(map(str, files[:2]))}): they are cut off, "
+            "or the configuration is another model's"
         )

@@ -50,7 +50,7 @@ events, and where the stream was cut never matters.
 - `tool_choice` `required` or a function always constrains the answer to the tools' schemas: in the
   model's own format where the last column says so and the format can say the schemas exactly, and
   as plain JSON otherwise. With `auto`, tools that are `strict` constrain calls in formats of their
-  own.
+  own; what such a format cannot say exactly is a 400.
 
 Nothing is ever evaluated, time grows with the length of the text alone, and what is held back is
 at most the beginning of a mark, or a value that only its end can type.
