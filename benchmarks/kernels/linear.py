@@ -59,7 +59,9 @@ def _case(name: str, rows: int, num_inputs: int, num_outputs: int, dtype: torch.
 
 def _rival_calls(x: torch.Tensor, weight: torch.Tensor, count: int) -> list[Callable[[], object]]:
     """By oneDNN, which packs bfloat16 weights for the best instructions of the processor."""
-    if weight.dtype is not torch.bfloat16 or not torch._C._has_mkldnn:
+    # Without AVX-512 oneDNN packs no bfloat16 weights.
+    packs = torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if weight.dtype is not torch.bfloat16 or not packs:
         weights = [weight.clone() for _ in range(count)]
         return [lambda w=w: F.linear(x, w) for w in weights]  # type: ignore[misc]
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for _ in range(count)]

@@ -21,6 +21,7 @@ NOT_KERNELS = {
     "embedding",
     "gated_linear",
     "linear",
+    "pack_experts",
     "pack_linear",
     "pack_quantized",
 }

@@ -223,23 +223,28 @@ def test_bfloat16_is_close_to_float32(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "window"),
-    [("mistral-window", 9), ("qwen2-window", 7), ("qwen2", None), ("qwen3-layer-types", None)],
+    ("case", "windows"),
+    [
+        ("mistral-window", (9, 9)),
+        ("qwen2-window", (7, 7)),
+        ("qwen2", (None, None)),
+        ("qwen3-layer-types", (7, None)),
+    ],
 )
-def test_the_cache_slides_only_where_all_layers_do(
-    case: str, window: int | None, tmp_path: Path
+def test_each_layer_s_cache_has_its_window(
+    case: str, windows: tuple[int | None, ...], tmp_path: Path
 ) -> None:
     family, changes = {**CASES, **MIXED}[case]
     spec = load(save(make_model(family, **changes), tmp_path)).kv_cache_spec()
-    assert spec.sliding_window == window
-    assert (spec.num_layers, spec.num_kv_heads, spec.dtype) == (2, 2, "float32")
+    assert tuple(layer.sliding_window for layer in spec.layers) == windows
+    assert {(layer.num_kv_heads, layer.dtype) for layer in spec.layers} == {(2, "float32")}
 
 
 def test_a_sliding_window_can_be_switched_off(tmp_path: Path) -> None:
     reference = make_model("mistral", sliding_window=9)
     save(reference, tmp_path)
     model = load(tmp_path, disable_sliding_window=True)
-    assert model.kv_cache_spec().sliding_window is None
+    assert [layer.sliding_window for layer in model.kv_cache_spec().layers] == [None, None]
     ids = ids_of(1, 9)
     got = PagedRunner(model).step({"a": ids})["a"]
     torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)

@@ -71,8 +71,8 @@ def test_ranks_together_equal_one(
     for rank in range(size):
         with tensor_parallel(ThreadRank(rank, size, meeting)):
             models.append(load(tmp_path))
-    kv_heads = alone.kv_cache_spec().num_kv_heads
-    assert models[0].kv_cache_spec().num_kv_heads == max(1, kv_heads // size)
+    kv_heads = alone.kv_cache_spec().layers[0].num_kv_heads
+    assert models[0].kv_cache_spec().layers[0].num_kv_heads == max(1, kv_heads // size)
     with ThreadPoolExecutor(size) as pool:
         results = list(pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models))
     for result in results:

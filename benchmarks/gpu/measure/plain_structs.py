@@ -1,6 +1,6 @@
 """Stands in for msgspec where it is not installed: messages of an engine in one process.
 
-They are built, read and compared there, never encoded, so a dataclass is all they need to be.
+They are built, read and compared there and go as they are, so a dataclass is all they need to be.
 """
 
 from __future__ import annotations
@@ -35,13 +35,22 @@ def _hash_of_fields(self: Any) -> int:
     return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
 
-class Encoder:
-    """Can be made, as modules do when they are imported; encodes nothing."""
+class Plain:
+    """An encoder and decoder of messages that stay in one process: they go as they are."""
 
-    def encode(self, message: object) -> bytes:
-        raise RuntimeError(
-            f"{type(message).__name__} cannot be encoded without msgspec; run `pip install msgspec`"
-        )
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def encode(self, message: object) -> object:
+        return message
+
+    def decode(self, message: object) -> object:
+        return message
+
+
+def _convert(value: Any, _: object) -> Any:
+    """A copy; what it holds is vouched for by whoever measures."""
+    return copy.copy(value)
 
 
 def install() -> bool:
@@ -54,6 +63,10 @@ def install() -> bool:
     stand_in.structs = ModuleType("msgspec.structs")
     stand_in.structs.replace = dataclasses.replace
     stand_in.msgpack = ModuleType("msgspec.msgpack")
-    stand_in.msgpack.Encoder = Encoder
+    stand_in.msgpack.Encoder = stand_in.msgpack.Decoder = Plain
+    stand_in.msgpack.encode = stand_in.msgpack.decode = lambda message: message
+    stand_in.Meta = lambda **_: None
+    stand_in.convert = _convert
+    stand_in.DecodeError = stand_in.ValidationError = ValueError
     sys.modules["msgspec"] = stand_in
     return True
