@@ -7,6 +7,7 @@ Its memory is limited here, its time by the other end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
@@ -69,7 +70,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         _limit_memory()
-    with socket.socket(fileno=0) as channel, channel.makefile("rb") as jobs:
+    # Closed before everything was read, the other end counts as reset.
+    gone = contextlib.suppress(ConnectionError)
+    with gone, socket.socket(fileno=0) as channel, channel.makefile("rb") as jobs:
         channel.sendall(b"\n")  # ready: the first job's time begins
         for line in jobs:
             channel.sendall(_answer_line(line) + b"\n")
