@@ -62,7 +62,7 @@ def test_serve_reports_what_the_server_did(demo_server: ServerProcess, tmp_path:
     # The prompts that the server saw are as long as the client says.
     sent = demo_server.metric("vllm:prompt_tokens_total") - before
     assert sent >= 8 * 32, "and the probes'"
-    assert "running" in err and "tok/s" in err, "live figures"
+    assert "tok/s" not in err, "live figures are for terminals"
     assert figure(out, "Probe requests completed:") >= 1
     (path,) = tmp_path.glob("*.json")
     pictures = [
