@@ -80,6 +80,12 @@ class ServerProcess:
         """Everything that the server and its children printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
+    def core(self) -> psutil.Process:
+        """The engine core's process."""
+        return next(
+            one for one in self.children() if any("core_process" in w for w in one.cmdline())
+        )
+
     def children(self) -> list[psutil.Process]:
         """The engine core and whatever else the server started."""
         return psutil.Process(self.process.pid).children(recursive=True)

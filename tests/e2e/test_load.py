@@ -125,7 +125,7 @@ async def test_two_thousand_requests_leave_nothing_behind() -> None:
     """Resident memory is compared after the cache has been filled once, when it must be flat."""
     settings = ("--max-model-len", "512", "--num-gpu-blocks-override", "600")
     with ServerProcess(*settings, "--max-num-seqs", "64") as server:
-        core = server.children()[0]
+        core = server.core()
         resident: list[float] = []
 
         async def round_of(first_seed: int) -> None:

@@ -93,7 +93,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def test_a_killed_core_ends_the_server_with_one_line(server: ServerProcess) -> None:
-    (core,) = server.children()
+    core = server.core()
     began = time.monotonic()
     core.kill()
     codes = []
@@ -112,7 +112,7 @@ def test_a_killed_core_ends_the_server_with_one_line(server: ServerProcess) -> N
 
 
 def test_a_killed_core_ends_a_running_stream_with_an_error(server: ServerProcess) -> None:
-    (core,) = server.children()
+    core = server.core()
     body = {"model": "demo", "prompt": "Go", "max_tokens": 480, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as reply:
         lines = reply.iter_lines()
