@@ -135,7 +135,7 @@ BROKEN = (
 
 @dataclass
 class Report:
-    """What came of it all."""
+    """The results of the whole run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     # The first server errors, with what caused them.
