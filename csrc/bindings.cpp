@@ -29,8 +29,9 @@ T* pointer(Address address) {
 // ---- operations of a model's step, as data
 
 EmbeddingCall embedding_call(Address ids, Address rows, Address out, int64_t num_tokens,
-                             int64_t num_rows, int64_t row_bytes) {
-  return {{pointer<int64_t>(ids), pointer<void>(rows), pointer<void>(out), num_rows, row_bytes},
+                             int64_t num_rows, int64_t row_bytes, int64_t first_row) {
+  return {{pointer<int64_t>(ids), pointer<void>(rows), pointer<void>(out), num_rows, row_bytes,
+           first_row},
           num_tokens};
 }
 
@@ -179,10 +180,11 @@ RowCall route_call(Address logits, Address weights, Address ids, int64_t num_tok
 
 ExpertsCall experts_call(Address x, Address ids, Address weights, Address gate_up, Address down,
                          Address places, Address rows, Address hidden, Address out, int dtype,
-                         int act, bool is_quantized, int64_t num_tokens, int64_t top_k,
+                         int out_dtype, int act, bool is_quantized, int64_t num_tokens, int64_t top_k,
                          int64_t first_expert, int64_t num_experts, int64_t size,
                          int64_t intermediate_size, int64_t x_stride) {
-  return {{static_cast<DType>(dtype), static_cast<ActivationKind>(act), is_quantized,
+  return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype),
+           static_cast<ActivationKind>(act), is_quantized,
            pointer<void>(x), x_stride, pointer<int32_t>(ids), pointer<float>(weights),
            pointer<ExpertWeight>(gate_up), pointer<ExpertWeight>(down), pointer<int32_t>(places),
            pointer<void>(rows), pointer<void>(hidden), pointer<void>(out), top_k, first_expert,
@@ -190,10 +192,58 @@ ExpertsCall experts_call(Address x, Address ids, Address weights, Address gate_u
           num_tokens};
 }
 
+RowCall gated_norm_call(Address x, Address gate, Address weight, Address out, int dtype, int act,
+                        int64_t num_tokens, int64_t size, int64_t group_size, int64_t x_stride,
+                        int64_t gate_stride, float eps) {
+  return {GatedNorm{static_cast<DType>(dtype), static_cast<ActivationKind>(act), pointer<void>(x),
+                    pointer<void>(gate), pointer<void>(weight), pointer<void>(out), size,
+                    group_size, x_stride, gate_stride, eps},
+          num_tokens};
+}
+
+CausalConvCall causal_conv_call(Address x, Address weight, Address bias, Address states,
+                                Address query_start_loc, Address state_in, Address state_out,
+                                Address out, int dtype, int act, int64_t num_tokens,
+                                int64_t num_requests, int64_t num_slots, int64_t num_channels,
+                                int64_t kernel_size, int64_t x_stride, int64_t slot_stride) {
+  return {{static_cast<DType>(dtype), static_cast<ActivationKind>(act), pointer<void>(x),
+           pointer<float>(weight), pointer<float>(bias), pointer<float>(states),
+           pointer<int32_t>(state_out), pointer<void>(out), num_channels, kernel_size, x_stride,
+           slot_stride},
+          {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
+           num_slots}};
+}
+
+SelectiveScanCall selective_scan_call(Address x, Address dt, Address b, Address c, Address a,
+                                      Address d, Address dt_bias, Address states,
+                                      Address query_start_loc, Address state_in, Address state_out,
+                                      Address out, int dtype, int64_t num_tokens,
+                                      int64_t num_requests, int64_t num_slots, int64_t num_heads,
+                                      int64_t head_size, int64_t num_groups, int64_t state_size,
+                                      int64_t x_stride, int64_t dt_stride, int64_t b_stride,
+                                      int64_t c_stride, int64_t slot_stride, float least_step,
+                                      float most_step) {
+  return {{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(dt), pointer<void>(b),
+           pointer<void>(c), pointer<float>(a), pointer<float>(d), pointer<float>(dt_bias),
+           pointer<float>(states), pointer<int32_t>(state_out), pointer<void>(out), num_heads,
+           head_size, num_groups, state_size, x_stride, dt_stride, b_stride, c_stride, slot_stride,
+           least_step, most_step},
+          {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
+           num_slots}};
+}
+
 QuantizedLookupCall quantized_lookup_call(Address part, Address ids, Address out, int out_dtype,
-                                          int64_t num_tokens, int64_t num_inputs) {
-  return {{*pointer<QuantizedPart>(part), num_inputs, pointer<int64_t>(ids),
+                                          int64_t num_tokens, int64_t num_inputs,
+                                          int64_t first_row) {
+  return {{*pointer<QuantizedPart>(part), num_inputs, pointer<int64_t>(ids), first_row,
            static_cast<DType>(out_dtype), pointer<void>(out), num_inputs},
+          num_tokens};
+}
+
+AllReduceCall all_reduce_call(Address group, Address x, Address out, int dtype, int out_dtype,
+                              int64_t num_tokens, int64_t size) {
+  return {{pointer<RankGroup>(group), static_cast<DType>(dtype), static_cast<DType>(out_dtype),
+           pointer<void>(x), pointer<void>(out), size},
           num_tokens};
 }
 
@@ -223,6 +273,21 @@ void define_program(nb::class_<Program>& program) {
              return self.finish(list, std::move(results), max_tokens);
            })
       .def("place", &Program::place);
+}
+
+void define_group(nb::module_& m) {
+  nb::class_<RankGroup>(m, "RankGroup")
+      .def(nb::init<int, int, int>())
+      .def_prop_ro("address", [](RankGroup& self) { return reinterpret_cast<Address>(&self); })
+      .def("all_gather",
+           [](RankGroup& self, Address x, Address out, int64_t num_rows, int64_t width,
+              int64_t out_width) {
+             self.all_gather(pointer<float>(x), pointer<float>(out), num_rows, width, out_width);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("fail", &RankGroup::fail)
+      .def("failed_rank", &RankGroup::failed_rank)
+      .def("slowest_rank", &RankGroup::slowest_rank);
 }
 
 // ---- others
@@ -328,7 +393,12 @@ NB_MODULE(_cpu, m) {
   define(m, program, "quantized_linear", quantized_linear_call);
   define(m, program, "route_topk", route_call);
   define(m, program, "experts_mlp", experts_call);
+  define(m, program, "gated_rms_norm", gated_norm_call);
+  define(m, program, "causal_conv1d", causal_conv_call);
+  define(m, program, "selective_scan", selective_scan_call);
   define(m, program, "quantized_lookup", quantized_lookup_call);
+  define(m, program, "all_reduce", all_reduce_call);
+  define_group(m);
   m.def("apply_token_mask", call_apply_token_mask, no_gil);
   m.def("sample", call_sample, no_gil);
   m.def("linear_argmax", call_linear_argmax, no_gil);
@@ -336,6 +406,7 @@ NB_MODULE(_cpu, m) {
   m.def("token_logprobs", call_token_logprobs, no_gil);
   m.attr("PANEL") = kPanel;
   m.attr("MAX_EXPERTS") = kMaxExperts;
+  m.attr("MAX_CONV_KERNEL") = kMaxConvKernel;
   m.def("packed_bytes", [](int dtype, int64_t num_outputs, int64_t num_inputs) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });

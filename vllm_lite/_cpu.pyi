@@ -11,8 +11,31 @@ class Program:
     ) -> int: ...
     def place(self, memory: int, /) -> list[int]: ...
 
+class RankGroup:
+    """The ranks of a tensor-parallel group; `all_reduce` takes its address."""
+
+    def __init__(self, fd: int, rank: int, num_ranks: int, /) -> None: ...
+    @property
+    def address(self) -> int: ...
+    def all_gather(
+        self, x: int, out: int, num_rows: int, width: int, out_width: int, /
+    ) -> None: ...
+    def fail(self) -> None: ...
+    def failed_rank(self) -> int: ...
+    def slowest_rank(self) -> int: ...
+
+def all_reduce(
+    group: int, x: int, out: int, dtype: int, out_dtype: int, num_tokens: int, size: int, /
+) -> None: ...
 def embedding(
-    ids: int, rows: int, out: int, num_tokens: int, num_rows: int, row_bytes: int, /
+    ids: int,
+    rows: int,
+    out: int,
+    num_tokens: int,
+    num_rows: int,
+    row_bytes: int,
+    first_row: int,
+    /,
 ) -> None: ...
 def norm(
     x: int,
@@ -210,6 +233,7 @@ def token_logprobs(
 PANEL: int
 # The most that route_topk chooses among.
 MAX_EXPERTS: int
+MAX_CONV_KERNEL: int
 
 # Bfloat16 in 12 bits: whether products by such weights are fast; bytes of a packed weight; a plan
 # of three int64 for each panel, which returns the number of exceptions; packing by the plans.
@@ -315,6 +339,71 @@ def experts_mlp(
     size: int,
     intermediate_size: int,
     x_stride: int,
+    /,
+) -> None: ...
+def gated_rms_norm(
+    x: int,
+    gate: int,
+    weight: int,
+    out: int,
+    dtype: int,
+    act: int,
+    num_tokens: int,
+    size: int,
+    group_size: int,
+    x_stride: int,
+    gate_stride: int,
+    eps: float,
+    /,
+) -> None: ...
+def causal_conv1d(
+    x: int,
+    weight: int,
+    bias: int,
+    states: int,
+    query_start_loc: int,
+    state_in: int,
+    state_out: int,
+    out: int,
+    dtype: int,
+    act: int,
+    num_tokens: int,
+    num_requests: int,
+    num_slots: int,
+    num_channels: int,
+    kernel_size: int,
+    x_stride: int,
+    slot_stride: int,
+    /,
+) -> None: ...
+def selective_scan(
+    x: int,
+    dt: int,
+    b: int,
+    c: int,
+    a: int,
+    d: int,
+    dt_bias: int,
+    states: int,
+    query_start_loc: int,
+    state_in: int,
+    state_out: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    num_requests: int,
+    num_slots: int,
+    num_heads: int,
+    head_size: int,
+    num_groups: int,
+    state_size: int,
+    x_stride: int,
+    dt_stride: int,
+    b_stride: int,
+    c_stride: int,
+    slot_stride: int,
+    least_step: float,
+    most_step: float,
     /,
 ) -> None: ...
 def quantized_lookup(

@@ -104,6 +104,7 @@ def check(case: Any, operations: Any, device: str) -> Result:
 def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]:
     """(backend, case, its operations) of everything that can run here, in small shapes or large."""
     import kernel_cases as cases
+    from state_cases import state_cases
 
     from vllm_lite.kernels.triton import ops
 
@@ -121,6 +122,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
             cases.write_cases(dtype, dtype),
             cases.narrow_cases(dtype, rows, size),
             cases.weight_cases(dtype, rows),
+            state_cases(dtype),
         ):
             for case in make:
                 yield "triton", case, ops

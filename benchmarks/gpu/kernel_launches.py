@@ -75,6 +75,7 @@ def launch_everything() -> None:
         launch_scaled(rows)
         launch_grouped(rows)
         launch_experts(rows)
+    launch_states()
 
 
 def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediate: int) -> None:
@@ -209,3 +210,25 @@ def launch_experts(rows: int) -> None:
         zeros = tensor(inputs // 128, 128 * outputs // 8, dtype=torch.int32)
         awq.append(from_awq(words, zeros, tensor(inputs // 128, 128 * outputs, dtype=torch.half)))
     ops.grouped_experts_mlp(x, *choices, *awq)
+
+
+def launch_states() -> None:
+    """Mamba2-130M, and heads of a state as large as there are."""
+    for heads, head_size, state_size in ((24, 64, 128), (8, 128, 256)):
+        inner, places = heads * head_size, [tensor(9, dtype=torch.int32) for _ in range(3)]
+        x, weight = tensor(9, inner), tensor(4, inner, dtype=torch.float32)
+        states = tensor(8, 3, inner, dtype=torch.float32)
+        ops.causal_conv1d(x, weight, weight[0], states, *places)
+        mixed = tensor(9, 1, state_size)
+        numbers = dict.fromkeys(("a", "d", "dt_bias"), tensor(heads, dtype=torch.float32))
+        ops.selective_scan(
+            x.view(9, heads, head_size),
+            tensor(9, heads),
+            mixed,
+            mixed,
+            tensor(8, heads, state_size, head_size, dtype=torch.float32),
+            *places,
+            **numbers,
+            dt_limit=(0.0, float("inf")),
+        )
+        ops.gated_rms_norm(x, x, tensor(inner), 1e-5, inner)

@@ -134,7 +134,7 @@ void experts(const Experts& p, int64_t num_tokens) {
   product({p.dtype, DType::kFloat32, p.hidden, 2 * inner, nullptr, nullptr, p.rows, p.size, p.size,
            inner, false},
           p.down, false);
-  const ExpertSum sum = {p.dtype, static_cast<const float*>(p.rows), p.places, p.weights, p.top_k,
+  const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows), p.places, p.weights, p.top_k,
                          p.size, p.out};
   parallel_rows(num_tokens, p.size * p.top_k,
                 [&](int64_t begin, int64_t end) { kernels().sum_experts(sum, begin, end); });

@@ -14,7 +14,8 @@ struct ExpertWeight {
 };
 
 struct Experts {
-  DType dtype;  // of x, hidden and out
+  DType dtype;  // of x and hidden
+  DType out_dtype;
   ActivationKind act;
   bool is_quantized;
   const void* x;  // [T, N]

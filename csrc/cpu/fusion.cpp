@@ -38,6 +38,10 @@ bool comes_before(const ScaledAdd& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
          (p.y == nullptr || product.are_apart(p.y, product.out.start));
 }
+bool comes_before(const GatedNorm& p, const Ends& product) {
+  return product.x.hold(p.dtype, p.out, p.size) && product.are_apart(p.x, product.out.start) &&
+         product.are_apart(p.gate, product.out.start);
+}
 bool comes_before(const RotaryRows&, const Ends&) { return false; }
 bool comes_before(const CacheRows&, const Ends&) { return false; }
 bool comes_before(const Route&, const Ends&) { return false; }
@@ -71,6 +75,8 @@ bool comes_after(const CacheRows& cache, const Ends& product) {
 bool comes_after(const Route& p, const Ends& product) {
   return product.out.hold(DType::kFloat32, p.logits, p.logits_stride);
 }
+
+bool comes_after(const GatedNorm&, const Ends&) { return false; }
 
 const RowOperation* row_operation(const Call& call) {
   const auto* rows = std::get_if<RowCall>(&call);

@@ -14,6 +14,8 @@ extern const KernelTable kTable;
 namespace avx2 {
 extern const KernelTable kTable;
 }
+#endif
+#if VLLM_LITE_HAS_AVX512_BF16
 namespace avx512 {
 extern const KernelTable kTable;
 }
@@ -47,6 +49,8 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
 }
+#endif
+#if VLLM_LITE_HAS_AVX512_BF16
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -72,10 +76,12 @@ const Isa kIsas[] = {
 #if VLLM_LITE_HAS_AMX
     {"amx", &kAmxTable, has_amx},
 #endif
-#if VLLM_LITE_HAS_AVX2
+#if VLLM_LITE_HAS_AVX512_BF16
     {"avx512_bf16", &avx512_bf16::kTable, has_avx512_bf16},
     {"avx512_vnni", &avx512_vnni::kTable, has_avx512_vnni},
     {"avx512", &avx512::kTable, has_avx512},
+#endif
+#if VLLM_LITE_HAS_AVX2
     {"avx2", &avx2::kTable, has_avx2},
 #endif
     {"portable", &portable::kTable, [] { return true; }},

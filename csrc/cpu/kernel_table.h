@@ -81,6 +81,79 @@ struct ScaledAdd {
   float y_scale;
 };
 
+// Rows times the activation of their gates, each group of a row scaled to unit root mean square.
+struct GatedNorm {
+  DType dtype;
+  ActivationKind act;
+  const void* x;       // [T, N]
+  const void* gate;    // [T, N]
+  const void* weight;  // [N]
+  void* out;           // [T, N], dense
+  int64_t size;        // N
+  int64_t group_size;
+  int64_t x_stride;
+  int64_t gate_stride;
+  float eps;
+};
+
+// Tokens of one request in a step, and the slot of the state before them; -1: zeros.
+struct StateRun {
+  int64_t first_token;
+  int64_t num_tokens;
+  int64_t state_in;
+};
+
+// Channels that a thread takes at a time, and the longest kernel.
+constexpr int64_t kConvChannels = 128;
+constexpr int64_t kMaxConvKernel = 16;
+
+// A convolution of each channel over the last inputs of its request.
+struct CausalConv {
+  DType dtype;
+  ActivationKind act;
+  const void* x;        // [T, C]
+  const float* weight;  // [K, C]
+  const float* bias;    // null, or [C]
+  float* states;        // [S, K - 1, C]: the last inputs
+  const int32_t* state_out;  // [T]: the slot that a token's state is written to; -1: none
+  void* out;                 // [T, C], dense
+  int64_t num_channels;      // C
+  int64_t kernel_size;       // K
+  int64_t x_stride;
+  int64_t slot_stride;
+};
+
+// The recurrence of a state-space layer: each head has a state [N, P].
+struct SelectiveScan {
+  DType dtype;
+  const void* x;   // [T, H, P], a token's dense
+  const void* dt;  // [T, H]
+  const void* b;   // [T, G, N], a token's dense
+  const void* c;   // the same
+  const float* a;  // [H]
+  const float* d;
+  const float* dt_bias;
+  float* states;  // [S, H, N, P]
+  const int32_t* state_out;
+  void* out;  // [T, H, P], dense
+  int64_t num_heads;   // H
+  int64_t head_size;   // P
+  int64_t num_groups;  // G
+  int64_t state_size;  // N
+  int64_t x_stride;
+  int64_t dt_stride;
+  int64_t b_stride;
+  int64_t c_stride;
+  int64_t slot_stride;
+  float least_step;
+  float most_step;
+};
+
+// Floats of scratch memory that the scan of a head takes.
+static inline int64_t scan_scratch_floats(const SelectiveScan& p) {
+  return p.state_size * (p.head_size + 2);
+}
+
 // Experts that a router may choose among.
 constexpr int64_t kMaxExperts = 1024;
 
@@ -308,7 +381,8 @@ struct QuantizedProduct {
 struct QuantizedLookup {
   QuantizedPart weight;
   int64_t num_inputs;
-  const int64_t* ids;  // [T], rows of the weight
+  const int64_t* ids;  // [T]
+  int64_t first_row;   // the id of the weight's first row; -1: 0, and all ids have rows here
   DType out_dtype;
   void* out;  // [T, N]
   int64_t out_stride;
@@ -392,6 +466,10 @@ struct KernelTable {
   void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
   void (*route)(const Route&, int64_t begin, int64_t end);
   void (*sum_experts)(const ExpertSum&, int64_t begin, int64_t end);
+  void (*gated_norm)(const GatedNorm&, int64_t begin, int64_t end);
+  // Blocks of kConvChannels.
+  void (*causal_conv)(const CausalConv&, const StateRun&, int64_t begin_block, int64_t end_block);
+  void (*selective_scan)(const SelectiveScan&, const StateRun&, int64_t head, float* scratch);
   const AttentionKernels* attention;
   // Part p of mask m is number m * parts + p.
   void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);

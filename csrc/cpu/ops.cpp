@@ -44,7 +44,7 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const Besi
 }  // namespace
 
 void embedding(const Embedding& p, int64_t num_tokens) {
-  for (int64_t i = 0; i < num_tokens; ++i) {
+  for (int64_t i = 0; p.first_row < 0 && i < num_tokens; ++i) {
     if (p.ids[i] < 0 || p.ids[i] >= p.num_rows) {
       throw std::out_of_range("token " + std::to_string(p.ids[i]) +
                               " is outside the embedding of " + std::to_string(p.num_rows) +
@@ -53,8 +53,13 @@ void embedding(const Embedding& p, int64_t num_tokens) {
   }
   parallel_for(num_tokens, rows_per_range(p.row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(static_cast<char*>(p.out) + i * p.row_bytes,
-                  static_cast<const char*>(p.rows) + p.ids[i] * p.row_bytes, p.row_bytes);
+      const int64_t row = p.ids[i] - std::max<int64_t>(p.first_row, 0);
+      char* out = static_cast<char*>(p.out) + i * p.row_bytes;
+      if (row < 0 || row >= p.num_rows) {
+        std::memset(out, 0, p.row_bytes);
+      } else {
+        std::memcpy(out, static_cast<const char*>(p.rows) + row * p.row_bytes, p.row_bytes);
+      }
     }
   });
 }

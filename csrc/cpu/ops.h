@@ -14,6 +14,8 @@ struct Embedding {
   void* out;           // [T, N], dense
   int64_t num_rows;    // V
   int64_t row_bytes;
+  // The id of the first row: rows of other ids than theirs are zeros. -1: all ids have rows here.
+  int64_t first_row;
 };
 
 void embedding(const Embedding& p, int64_t num_tokens);

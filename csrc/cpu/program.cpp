@@ -86,6 +86,15 @@ template <class Visit>
 void each_input(Route&, Visit&&) {}
 
 template <class Visit>
+void each_tensor(GatedNorm& p, Visit&& visit) {
+  visit(p.x, Use::kRead);
+  visit(p.gate, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(GatedNorm&, Visit&&) {}
+
+template <class Visit>
 void each_tensor(RowOperation& operation, Visit&& visit) {
   std::visit([&](auto& p) { each_tensor(p, visit); }, operation);
 }
@@ -154,6 +163,29 @@ void each_input(ExpertsCall& call, Visit&& visit) {
 }
 
 template <class Visit>
+void each_tensor(CausalConvCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_tensor(SelectiveScanCall& call, Visit&& visit) {
+  SelectiveScan& p = call.p;
+  for (const void** read : {&p.x, &p.dt, &p.b, &p.c}) visit(*read, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+// A call with a state.
+template <class Stateful, class Visit>
+  requires requires(Stateful& call) { call.p.state_out; }
+void each_input(Stateful& call, Visit&& visit) {
+  StateBatch& batch = call.batch;
+  visit.tokens(batch.num_tokens);
+  visit.requests(batch.num_requests);
+  visit.input(batch.query_start_loc);
+  visit.input(batch.state_in);
+  visit.input(call.p.state_out);
+}
+
+template <class Visit>
 void each_tensor(QuantizedLookupCall& call, Visit&& visit) {
   visit(call.p.out, Use::kWrite);
 }
@@ -161,6 +193,16 @@ template <class Visit>
 void each_input(QuantizedLookupCall& call, Visit&& visit) {
   visit.tokens(call.num_tokens);
   visit.input(call.p.ids);
+}
+
+template <class Visit>
+void each_tensor(AllReduceCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(AllReduceCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
 }
 
 // ---- names
@@ -171,6 +213,7 @@ const char* name_of(const ScaledAdd&) { return "scaled_add"; }
 const char* name_of(const RotaryRows&) { return "rotary_embedding"; }
 const char* name_of(const CacheRows&) { return "reshape_and_cache"; }
 const char* name_of(const Route&) { return "route_topk"; }
+const char* name_of(const GatedNorm&) { return "gated_rms_norm"; }
 
 std::string name_of(const RowOperation& operation) {
   return std::visit([](const auto& p) { return std::string(name_of(p)); }, operation);

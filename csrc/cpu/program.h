@@ -20,6 +20,8 @@
 
 #include "cpu/experts.h"
 #include "cpu/ops.h"
+#include "cpu/rank_group.h"
+#include "cpu/state.h"
 
 namespace vllm_lite {
 
@@ -69,6 +71,18 @@ struct ExpertsCall {
   int64_t num_tokens;
   void run() const { experts(p, num_tokens); }
 };
+struct CausalConvCall {
+  static constexpr const char* kName = "causal_conv1d";
+  CausalConv p;
+  StateBatch batch;
+  void run() const { causal_conv(p, batch); }
+};
+struct SelectiveScanCall {
+  static constexpr const char* kName = "selective_scan";
+  SelectiveScan p;
+  StateBatch batch;
+  void run() const { selective_scan(p, batch); }
+};
 struct QuantizedLookupCall {
   static constexpr const char* kName = "quantized_lookup";
   QuantizedLookup p;
@@ -76,8 +90,16 @@ struct QuantizedLookupCall {
   void run() const { quantized_lookup(p, num_tokens); }
 };
 
+struct AllReduceCall {
+  static constexpr const char* kName = "all_reduce";
+  AllReduce p;
+  int64_t num_tokens;
+  void run() const { p.group->all_reduce(p, num_tokens); }
+};
+
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
-                          QuantizedLinearCall, ExpertsCall, QuantizedLookupCall>;
+                          QuantizedLinearCall, ExpertsCall, CausalConvCall, SelectiveScanCall,
+                          QuantizedLookupCall, AllReduceCall>;
 
 class Program {
  public:

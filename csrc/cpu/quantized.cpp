@@ -95,7 +95,7 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
 }
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids) {
-  for (int64_t i = 0; i < num_ids; ++i) {
+  for (int64_t i = 0; p.first_row < 0 && i < num_ids; ++i) {
     if (p.ids[i] < 0 || p.ids[i] >= p.weight.num_outputs) {
       throw std::out_of_range("id " + std::to_string(p.ids[i]) + " is outside the table of " +
                               std::to_string(p.weight.num_outputs) + " rows");

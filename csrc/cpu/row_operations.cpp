@@ -47,6 +47,9 @@ void run_kernel(const CacheRows& cache, int64_t begin, int64_t end) {
   kernels().write_cache(cache.value, begin, end);
 }
 void run_kernel(const Route& p, int64_t begin, int64_t end) { kernels().route(p, begin, end); }
+void run_kernel(const GatedNorm& p, int64_t begin, int64_t end) {
+  kernels().gated_norm(p, begin, end);
+}
 
 int64_t work(const Norm& p) { return p.num_heads * p.size; }
 int64_t work(const Activation& p) { return 2 * p.size; }
@@ -58,6 +61,7 @@ int64_t work(const CacheRows& cache) {
   return cache.key.num_kv_heads * (cache.key.head_size + cache.value.head_size);
 }
 int64_t work(const Route& p) { return p.num_experts * (p.top_k + 8); }
+int64_t work(const GatedNorm& p) { return 4 * p.size; }
 
 }  // namespace
 

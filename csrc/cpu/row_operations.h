@@ -22,7 +22,8 @@ struct CacheRows {
   int64_t num_blocks;  // of the caches
 };
 
-using RowOperation = std::variant<Norm, Activation, ScaledAdd, RotaryRows, CacheRows, Route>;
+using RowOperation = std::variant<Norm, Activation, ScaledAdd, RotaryRows, CacheRows, Route,
+                                  GatedNorm>;
 
 // Throws std::out_of_range for positions and slots of num_rows rows that are outside.
 void check(const RowOperation& operation, int64_t num_rows);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -13,30 +12,17 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/spin.h"
+
 namespace vllm_lite {
 namespace {
 
-constexpr auto kSpinTime = std::chrono::microseconds(40);
 constexpr int kMaxThreads = 1024;
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Waits until ready() holds: first spinning, then asleep on `word`, which must change by then.
 template <class Word, class Ready>
 void spin_then_sleep(std::atomic<Word>& word, Ready&& ready) {
-  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (ready(word.load(std::memory_order_acquire))) return;
-      pause_cpu();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
+  if (spin_until([&] { return ready(word.load(std::memory_order_acquire)); })) return;
   for (Word seen = word.load(std::memory_order_acquire); !ready(seen);
        seen = word.load(std::memory_order_acquire)) {
     word.wait(seen, std::memory_order_acquire);

@@ -72,6 +72,10 @@ def test_what_experts_make_of_tokens(dtype: torch.dtype, act: str) -> None:
         actual = cpu.experts_mlp(x, ids, weights, packed(gate_up), packed(down), act)
         tolerance = 1e-4 if dtype is torch.float32 else 2e-2
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        wide = cpu.experts_mlp(
+            x, ids, weights, packed(gate_up), packed(down), act, out_dtype=torch.float32
+        )
+        assert torch.equal(wide.to(dtype), actual)
 
 
 @pytest.mark.usefixtures("isa", "threads")

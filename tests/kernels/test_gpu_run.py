@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels import emulated_cuda
-from vllm_lite.config.sources import fetch_demo
+from vllm_lite.config.demo import fetch_demo
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 # What a GPU machine need not have: this package's compiled modules and all its other dependencies.

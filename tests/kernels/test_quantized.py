@@ -157,6 +157,9 @@ def test_rows_are_exactly_what_the_format_says(kind: GGML, dtype: torch.dtype) -
     for beyond in (-1, 70):
         with pytest.raises(IndexError, match="outside the table of 70 rows"):
             cpu.quantized_lookup(packed, torch.tensor([0, beyond]), dtype)
+    of_part = cpu.quantized_lookup(packed, torch.tensor([39, 40, 109, 110]), dtype, 40)
+    zeros = torch.zeros(768)
+    assert torch.equal(of_part, torch.stack([zeros, values[0], values[69], zeros]).to(dtype))
 
 
 @EVERY_KIND

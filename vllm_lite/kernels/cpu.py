@@ -43,11 +43,14 @@ from vllm_lite.kernels.cpu_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu_sampling import token_logprobs as token_logprobs
 from vllm_lite.kernels.cpu_slim import pack_slim
+from vllm_lite.kernels.cpu_state import causal_conv1d as causal_conv1d
+from vllm_lite.kernels.cpu_state import gated_rms_norm as gated_rms_norm
+from vllm_lite.kernels.cpu_state import selective_scan as selective_scan
 from vllm_lite.kernels.mapped_memory import packed_weights
 from vllm_lite.kernels.reference import PackedLinear
 
 
-def embedding(ids: Tensor, rows: Tensor) -> Tensor:
+def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor:
     num_rows, size = rows.shape
     if not rows.is_contiguous():
         raise _refuse("embedding", "takes dense rows")
@@ -55,7 +58,13 @@ def embedding(ids: Tensor, rows: Tensor) -> Tensor:
     out = rows.new_empty((len(ids), size))
     row_bytes = size * rows.element_size()
     calls.get().embedding(
-        ids.data_ptr(), rows.data_ptr(), out.data_ptr(), len(ids), num_rows, row_bytes
+        ids.data_ptr(),
+        rows.data_ptr(),
+        out.data_ptr(),
+        len(ids),
+        num_rows,
+        row_bytes,
+        -1 if first_row is None else first_row,
     )
     return out
 

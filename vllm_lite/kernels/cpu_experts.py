@@ -74,6 +74,7 @@ def experts_mlp(
     down: PackedExperts,
     act: str = "silu",
     first_expert: int = 0,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     num_tokens, top_k = ids.shape
     size, inner = gate_up.num_inputs, down.num_inputs
@@ -84,7 +85,7 @@ def experts_mlp(
     places = torch.empty(num_tokens, top_k, dtype=torch.int32)
     rows = torch.empty(num_tokens, top_k * size, dtype=torch.float32)
     hidden = torch.empty(num_tokens, top_k * 2 * inner, dtype=x.dtype)
-    out = torch.empty(num_tokens, size, dtype=x.dtype)
+    out = torch.empty(num_tokens, size, dtype=out_dtype or x.dtype)
     calls.get().experts_mlp(
         x.data_ptr(),
         ids.data_ptr(),
@@ -96,6 +97,7 @@ def experts_mlp(
         hidden.data_ptr(),
         out.data_ptr(),
         dtype_number("experts_mlp", x),
+        dtype_number("experts_mlp", out),
         KINDS[act],
         gate_up.is_quantized,
         num_tokens,

@@ -57,6 +57,11 @@ STEP_INPUTS = {
     "query_start_loc": StepInput(torch.int32, ("R+1",)),
     "seq_lens": StepInput(torch.int32, ("R",)),
 }
+# What those with state-space layers take beside that.
+STATE_INPUTS = {
+    "state_in": StepInput(torch.int32, ("R",)),
+    "state_out": StepInput(torch.int32, ("T",)),
+}
 
 
 @dataclass(frozen=True, slots=True)

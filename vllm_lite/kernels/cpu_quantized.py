@@ -84,7 +84,9 @@ def quantized_linear(
     return out
 
 
-def quantized_lookup(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def quantized_lookup(
+    weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
     if len(weight.parts) != 1:
         raise refuse("quantized_lookup", "takes a weight of one part")
     if ids.dtype != torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
@@ -97,5 +99,6 @@ def quantized_lookup(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -
         dtype_number("quantized_lookup", out),
         ids.shape[0],
         weight.num_inputs,
+        -1 if first_row is None else first_row,
     )
     return out

@@ -25,7 +25,7 @@ from vllm_lite.kernels.reference import PackedLinear
 class Ops(Protocol):
     """The operations of `reference`, by whichever implementation suits this machine."""
 
-    def embedding(self, ids: Tensor, rows: Tensor) -> Tensor: ...
+    def embedding(self, ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor: ...
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
@@ -156,6 +156,46 @@ class Ops(Protocol):
         down: Any,
         act: str = "silu",
         first_expert: int = 0,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+
+    def causal_conv1d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        query_start_loc: Tensor,
+        state_in: Tensor,
+        state_out: Tensor,
+        act: str = "silu",
+    ) -> Tensor: ...
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        b: Tensor,
+        c: Tensor,
+        states: Tensor,
+        query_start_loc: Tensor,
+        state_in: Tensor,
+        state_out: Tensor,
+        *,
+        a: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+    ) -> Tensor: ...
+
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        group_size: int,
+        act: str = "silu",
     ) -> Tensor: ...
 
     # Weights below are those that pack_quantized of the same implementation made.
@@ -169,7 +209,9 @@ class Ops(Protocol):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
-    def quantized_lookup(self, weight: Any, ids: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def quantized_lookup(
+        self, weight: Any, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+    ) -> Tensor: ...
 
 
 # `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.

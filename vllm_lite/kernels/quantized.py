@@ -7,7 +7,7 @@ bytes in groups of 32 inputs. Knows no threads and no layouts but the file's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -142,14 +142,34 @@ def quantized_linear(
     return product.to(x.dtype if out_dtype is None else out_dtype)
 
 
-def quantized_lookup(weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def quantized_lookup(
+    weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
     """Rows `ids` [T] int64 of a weight of one part, exactly as the format says: [T, N] of dtype.
 
-    An id beyond M raises IndexError.
+    An id beyond M raises IndexError. With `first_row`: see `look_up_range`.
     """
     (part,) = weight.parts
-    rows = part._replace(data=part.data[ids], num_outputs=ids.shape[0])
-    return _expand(rows, weight.num_inputs, dtype)
+
+    def look_up(rows: Tensor) -> Tensor:
+        taken = part._replace(data=part.data[rows], num_outputs=rows.shape[0])
+        return _expand(taken, weight.num_inputs, dtype)
+
+    return look_up_range(look_up, ids, first_row, part.num_outputs)
+
+
+def look_up_range(
+    look_up: Callable[[Tensor], Tensor], ids: Tensor, first_row: int | None, num_rows: int
+) -> Tensor:
+    """The rows of `ids` [T] in a table that begins with that of the id `first_row`.
+
+    Ids that have no row there get zeros. Without `first_row` all ids have rows, from id 0 on.
+    """
+    if first_row is None:
+        return look_up(ids)
+    rows = ids - first_row
+    elsewhere = (rows < 0) | (rows >= num_rows)
+    return look_up(rows.masked_fill_(elsewhere, 0)).masked_fill_(elsewhere.unsqueeze(1), 0)
 
 
 def _expand(part: QuantizedPart, num_inputs: int, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm_lite.kernels import cached_rows
 from vllm_lite.kernels.activations import ACTIVATIONS
+from vllm_lite.kernels.quantized import look_up_range
 from vllm_lite.kernels.quantized import pack_quantized as pack_quantized
 from vllm_lite.kernels.quantized import quantized_linear as quantized_linear
 from vllm_lite.kernels.quantized import quantized_lookup as quantized_lookup
@@ -25,11 +26,18 @@ from vllm_lite.kernels.reference_gguf import dequantize_gguf as dequantize_gguf
 from vllm_lite.kernels.reference_sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.reference_sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.reference_sampling import token_logprobs as token_logprobs
+from vllm_lite.kernels.reference_state import causal_conv1d as causal_conv1d
+from vllm_lite.kernels.reference_state import gated_rms_norm as gated_rms_norm
+from vllm_lite.kernels.reference_state import selective_scan as selective_scan
 
 
-def embedding(ids: Tensor, rows: Tensor) -> Tensor:
-    """Return rows [V, N] of ids [T] int64: [T, N]. An id outside 0..V-1 raises IndexError."""
-    return torch.nn.functional.embedding(ids, rows)
+def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor:
+    """Return rows [V, N] of ids [T] int64: [T, N]. An id outside 0..V-1 raises IndexError.
+
+    With `first_row`, the id of the first row, other ids than those of the rows get zeros.
+    """
+    look_up = torch.nn.functional.embedding
+    return look_up_range(lambda i: look_up(i, rows), ids, first_row, len(rows))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:

@@ -69,12 +69,14 @@ def experts_mlp(
     down: Tensor,
     act: str = "silu",
     first_expert: int = 0,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The sum of what x [T, N] becomes in its experts ids [T, K], times weights [T, K]: [T, N].
 
     Expert first_expert + e is down[e] of act(gate) * up of gate_up[e]; gate_up [E, 2I, N], down
     [E, N, I], as pack_experts leaves them. Ids of other experts add nothing. The hidden row is
-    rounded to x's type; the sum runs in float32, in the order of a token's choices.
+    rounded to x's type; the sum runs in float32, in the order of a token's choices, and is rounded
+    to out_dtype (default: x's type).
     """
     total = torch.zeros(x.shape, dtype=torch.float32)
     local = ids - first_expert
@@ -85,4 +87,4 @@ def experts_mlp(
             gate, up = (gate_up[expert].float() @ x[token].float()).to(x.dtype).chunk(2)
             hidden = ACTIVATIONS[act](gate.float()).to(x.dtype) * up
             total[token] += (down[expert].float() @ hidden.float()) * weights[token, choice]
-    return total.to(x.dtype)
+    return total.to(out_dtype or x.dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
+from vllm_lite.kernels.quantized import look_up_range
 
 __all__ = [
     "expand_grouped",
@@ -54,7 +55,10 @@ def quantized_linear(
     return product.to(x.dtype if out_dtype is None else out_dtype)
 
 
-def quantized_lookup(weight: GroupedParts, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def quantized_lookup(
+    weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
     """Rows `ids` [T] int64 of a weight of one part, rounded once to dtype: [T, N]."""
     (part,) = weight.parts
-    return expand_grouped(part.weight, dtype)[ids]
+    rows = expand_grouped(part.weight, dtype)
+    return look_up_range(rows.__getitem__, ids, first_row, len(rows))

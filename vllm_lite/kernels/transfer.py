@@ -24,21 +24,27 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """A small tensor on its way to the host, which may wait for it in any thread."""
+    """Ids and logits of R rows on their way to the host, which may wait for them in any thread."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, token_ids: Tensor, logits: Tensor) -> None:
+        """[R] int64 and [R] float32."""
+        self._ids, self._logits = token_ids, logits
         self._event: torch.cuda.Event | None = None
-        if values.device.type == "cpu":
-            self._host = values
+        if token_ids.device.type == "cpu":
             return
-        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        self._host.copy_(values, non_blocking=True)
+        # The logits as their bits, so that all go over in one copy.
+        values = torch.stack([token_ids, logits.view(torch.int32).long()])
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        self._ids, self._logits = host
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
-    def wait(self) -> npt.NDArray[np.int64]:
-        """Its values, once they are here."""
+    def wait(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Their values, once they are here."""
+        ids: npt.NDArray[np.int64] = self._ids.numpy()
+        logits: npt.NDArray[np.float32] = self._logits.numpy()
         if self._event is not None:
             self._event.synchronize()
-        values: npt.NDArray[np.int64] = self._host.numpy()
-        return values
+            logits = logits.astype(np.int32).view(np.float32)
+        return ids, logits

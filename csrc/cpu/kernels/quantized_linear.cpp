@@ -225,11 +225,16 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
 template <class Block, class Out>
 void look_up_row(const QuantizedLookup& p, int64_t i) {
   using Layout = Packed<Block>;
-  const int lane = static_cast<int>(p.ids[i] % kPanel);
-  const int v = lane / kLanes;
+  const int64_t row = p.ids[i] - max_of<int64_t>(p.first_row, 0);
   Out* out = static_cast<Out*>(p.out) + i * p.out_stride;
+  if (row < 0 || row >= p.weight.num_outputs) {
+    memset(out, 0, p.num_inputs * sizeof(Out));
+    return;
+  }
+  const int lane = static_cast<int>(row % kPanel);
+  const int v = lane / kLanes;
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
-  const uint8_t* from = p.weight.packed + p.ids[i] / kPanel * Layout::panel_bytes(p.num_inputs);
+  const uint8_t* from = p.weight.packed + row / kPanel * Layout::panel_bytes(p.num_inputs);
   Chunk chunk;
   for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
     const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));

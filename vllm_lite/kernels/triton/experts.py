@@ -211,6 +211,7 @@ def experts_mlp(
     down: Tensor,
     act: str = "silu",
     first_expert: int = 0,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As the reference's; a weighted result is rounded to x's type before results are summed."""
     num_tokens, top_k = ids.shape
@@ -219,7 +220,7 @@ def experts_mlp(
     order = order_by_expert(ids - first_expert, num_experts, tile.block_m)
     hidden = _experts_linear(x, gate_up, order, tile, top_k, None)
     results = _experts_linear(act_and_mul(hidden, act), down, order, tile, 1, weights.contiguous())
-    return results.view(num_tokens, top_k, -1).sum(1)
+    return results.view(num_tokens, top_k, -1).sum(1, dtype=out_dtype)
 
 
 def _experts_linear(

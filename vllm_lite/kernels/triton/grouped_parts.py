@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.grouped_parts import GroupedParts
-from vllm_lite.kernels.grouped_weight import CHUNK
+from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
+from vllm_lite.kernels.quantized import look_up_range
 from vllm_lite.kernels.triton.grouped_linear import grouped_linear, half_values, kind_of, planes_of
 
 _ROWS = 16
@@ -89,9 +90,15 @@ def quantized_linear(
     return torch.cat(columns, 1)
 
 
-def quantized_lookup(weight: GroupedParts, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def quantized_lookup(
+    weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
     (part,) = weight.parts
     rows = part.weight
+    return look_up_range(lambda ids: _look_up(rows, ids, dtype), ids, first_row, rows.num_outputs)
+
+
+def _look_up(rows: GroupedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
     out = rows.codes.new_empty((len(ids), rows.num_inputs), dtype=dtype)
     lookup_grouped_kernel[(len(rows.codes), triton.cdiv(len(ids), _ROWS))](
         out,

@@ -46,6 +46,7 @@ from vllm_lite.kernels.triton.rotary import rotary_embedding
 from vllm_lite.kernels.triton.rotary_cache import rotary_and_cache
 from vllm_lite.kernels.triton.sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.scaled_linear import scaled_linear
+from vllm_lite.kernels.triton.state import causal_conv1d, gated_rms_norm, selective_scan
 
 __all__ = [
     "act_and_mul",
@@ -53,6 +54,7 @@ __all__ = [
     "activation",
     "add_to_logits",
     "apply_token_mask",
+    "causal_conv1d",
     "count_tokens",
     "counter_uniforms",
     "dequantize_gguf",
@@ -65,6 +67,7 @@ __all__ = [
     "fused_add_rms_norm",
     "fused_add_rms_norm_quantized",
     "gated_linear",
+    "gated_rms_norm",
     "greedy_tokens",
     "grouped_experts_mlp",
     "grouped_linear",
@@ -89,5 +92,6 @@ __all__ = [
     "scaled_add",
     "scaled_experts_mlp",
     "scaled_linear",
+    "selective_scan",
     "token_logprobs",
 ]

@@ -1,0 +1,185 @@
+// State-space layers: the convolution over a request's last inputs, and the scan.
+#include "cpu/kernels/activations.h"
+#include "cpu/kernels/kernels.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+namespace {
+
+template <class T>
+void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t size) {
+  const int64_t past = p.kernel_size - 1;
+  // A copy: the slot may be written before all of it is read.
+  float before[(kMaxConvKernel - 1) * kConvChannels] = {};
+  if (run.state_in >= 0) {
+    const float* state = p.states + run.state_in * p.slot_stride + first;
+    for (int64_t k = 0; k < past; ++k) {
+      memcpy(before + k * kConvChannels, state + k * p.num_channels, size * sizeof(float));
+    }
+  }
+  const T* x = static_cast<const T*>(p.x) + run.first_token * p.x_stride + first;
+  // The input `past` tokens before token t, then those that follow.
+  const auto input = [&](int64_t t, int64_t i, int64_t count) {
+    return t < past ? load_upto(before + t * kConvChannels + i, count)
+                    : load_upto(x + (t - past) * p.x_stride + i, count);
+  };
+  with_activation(p.act, [&](auto function) {
+    for (int64_t t = 0; t < run.num_tokens; ++t) {
+      const int64_t token = run.first_token + t;
+      T* out = static_cast<T*>(p.out) + token * p.num_channels + first;
+      const int64_t slot = p.state_out[token];
+      float* state = slot < 0 ? nullptr : p.states + slot * p.slot_stride + first;
+      for_each_vector(size, [&](int64_t i, int64_t count) {
+        Vec sum = p.bias == nullptr ? Vec{} : load_upto(p.bias + first + i, count);
+        for (int64_t k = 0; k < p.kernel_size; ++k) {
+          const Vec v = input(t + k, i, count);
+          sum = multiply_add(v, load_upto(p.weight + k * p.num_channels + first + i, count), sum);
+          if (state != nullptr && k > 0) {
+            store_upto(state + (k - 1) * p.num_channels + i, v, count);
+          }
+        }
+        store_upto(out + i, function(sum), count);
+      });
+    }
+  });
+}
+
+inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+// A NaN stays.
+inline float held_within(const SelectiveScan& p, float step) {
+  return min_of(p.most_step, max_of(p.least_step, step));
+}
+
+// What a scan of one head's columns [P] needs of one token.
+struct ScanToken {
+  float decay;
+  const float* b;  // [N]
+  const float* c;
+  const float* from;  // the state before, [N, P]; null: zeros
+  float* to;
+};
+
+// Vectors of a state's row that are in registers together.
+constexpr int kScanVectors = 4;
+
+// y += c state for `kVectors` vectors from column p on, the last of `count` columns.
+template <int kVectors, class Inputs, class Finish>
+void scan_columns(const ScanToken& token, int64_t state_size, int64_t head_size, int64_t p,
+                  int64_t count, Inputs&& inputs, Finish&& finish) {
+  Vec x[kVectors], y[kVectors] = {};
+  const auto lanes = [&](int i) { return i + 1 < kVectors ? int64_t{kLanes} : count; };
+  for (int i = 0; i < kVectors; ++i) x[i] = inputs(p + i * kLanes, lanes(i));
+  const Vec decay = broadcast(token.decay);
+  for (int64_t n = 0; n < state_size; ++n) {
+    const Vec b = broadcast(token.b[n]), c = broadcast(token.c[n]);
+    const int64_t row = n * head_size + p;
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const Vec before =
+          token.from == nullptr ? Vec{} : load_upto(token.from + row + i * kLanes, lanes(i));
+      const Vec state = multiply_add(x[i], b, before * decay);
+      store_upto(token.to + row + i * kLanes, state, lanes(i));
+      y[i] = multiply_add(state, c, y[i]);
+    }
+  }
+  for (int i = 0; i < kVectors; ++i) finish(p + i * kLanes, y[i], lanes(i));
+}
+
+template <class T>
+void scan(const SelectiveScan& p, const StateRun& run, int64_t head, float* scratch) {
+  const int64_t size = p.state_size * p.head_size;
+  float *state = scratch, *b = scratch + size, *c = b + p.state_size;
+  const float* from =
+      run.state_in < 0 ? nullptr : p.states + run.state_in * p.slot_stride + head * size;
+  const int64_t group = head / (p.num_heads / p.num_groups);
+  for (int64_t token = run.first_token; token < run.first_token + run.num_tokens; ++token) {
+    const T* b_row = static_cast<const T*>(p.b) + token * p.b_stride + group * p.state_size;
+    const T* c_row = static_cast<const T*>(p.c) + token * p.c_stride + group * p.state_size;
+    for_each_vector(p.state_size, [&](int64_t n, int64_t count) {
+      store_upto(b + n, load_upto(b_row + n, count), count);
+      store_upto(c + n, load_upto(c_row + n, count), count);
+    });
+    const float given = to_float(static_cast<const T*>(p.dt)[token * p.dt_stride + head]);
+    const float step = held_within(p, softplus(given + p.dt_bias[head]));
+    const int64_t slot = p.state_out[token];
+    float* to = slot < 0 ? state : p.states + slot * p.slot_stride + head * size;
+    const ScanToken at = {expf(step * p.a[head]), b, c, from, to};
+    const T* x = static_cast<const T*>(p.x) + token * p.x_stride + head * p.head_size;
+    T* out = static_cast<T*>(p.out) + (token * p.num_heads + head) * p.head_size;
+    const auto inputs = [&](int64_t i, int64_t count) { return load_upto(x + i, count) * step; };
+    const auto finish = [&](int64_t i, Vec y, int64_t count) {
+      store_upto(out + i, multiply_add(load_upto(x + i, count), broadcast(p.d[head]), y), count);
+    };
+    constexpr int64_t kColumns = kScanVectors * kLanes;
+    int64_t column = 0;
+    for (; column + kColumns <= p.head_size; column += kColumns) {
+      scan_columns<kScanVectors>(at, p.state_size, p.head_size, column, kLanes, inputs, finish);
+    }
+    for (; column < p.head_size; column += kLanes) {
+      const int64_t count = min_of<int64_t>(kLanes, p.head_size - column);
+      scan_columns<1>(at, p.state_size, p.head_size, column, count, inputs, finish);
+    }
+    from = to;
+  }
+}
+
+template <class T>
+void gated_norm_rows(const GatedNorm& p, int64_t begin, int64_t end) {
+  const T* weight = static_cast<const T*>(p.weight);
+  with_activation(p.act, [&](auto function) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t start = 0; start < p.size; start += p.group_size) {
+        const T* x = static_cast<const T*>(p.x) + row * p.x_stride + start;
+        const T* gate = static_cast<const T*>(p.gate) + row * p.gate_stride + start;
+        T* out = static_cast<T*>(p.out) + row * p.size + start;
+        const auto product = [&](int64_t i, int64_t count) {
+          return load_upto(x + i, count) * function(load_upto(gate + i, count));
+        };
+        Vec sums[2] = {};
+        int turn = 0;
+        for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
+          const Vec v = product(i, count);
+          sums[turn] = multiply_add(v, v, sums[turn]);
+          turn ^= 1;
+        });
+        const float mean = reduce_add(sums[0] + sums[1]) / static_cast<float>(p.group_size);
+        const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
+        for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
+          const Vec normed = rounded_to(out, product(i, count) * scale);
+          store_upto(out + i, normed * load_upto(weight + start + i, count), count);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void causal_conv(const CausalConv& p, const StateRun& run, int64_t begin_block, int64_t end_block) {
+  for (int64_t first = begin_block * kConvChannels;
+       first < min_of(end_block * kConvChannels, p.num_channels); first += kConvChannels) {
+    const int64_t size = min_of(kConvChannels, p.num_channels - first);
+    if (p.dtype == DType::kBFloat16) {
+      convolve<BFloat16>(p, run, first, size);
+    } else {
+      convolve<float>(p, run, first, size);
+    }
+  }
+}
+
+void selective_scan(const SelectiveScan& p, const StateRun& run, int64_t head, float* scratch) {
+  if (p.dtype == DType::kBFloat16) {
+    scan<BFloat16>(p, run, head, scratch);
+  } else {
+    scan<float>(p, run, head, scratch);
+  }
+}
+
+void gated_norm(const GatedNorm& p, int64_t begin, int64_t end) {
+  if (p.dtype == DType::kBFloat16) {
+    gated_norm_rows<BFloat16>(p, begin, end);
+  } else {
+    gated_norm_rows<float>(p, begin, end);
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

@@ -1,0 +1,75 @@
+#include "cpu/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+
+namespace vllm_lite {
+namespace {
+
+void check_slot(int64_t slot, const StateBatch& batch) {
+  if (slot < batch.num_slots) return;
+  throw std::out_of_range("state " + std::to_string(slot) + " is beyond the " +
+                          std::to_string(batch.num_slots) + " slots");
+}
+
+// The requests that have tokens; clears the rows of tokens that no request has.
+std::vector<StateRun> runs_of(const StateBatch& batch, const int32_t* state_out, void* out,
+                              int64_t row_bytes) {
+  const int32_t* starts = batch.query_start_loc;
+  if (starts[0] != 0) throw std::out_of_range("query_start_loc does not start at 0");
+  std::vector<StateRun> runs;
+  for (int64_t r = 0; r < batch.num_requests; ++r) {
+    const int64_t count = starts[r + 1] - starts[r];
+    if (count < 0 || starts[r + 1] > batch.num_tokens) {
+      throw std::out_of_range("query_start_loc is not an ascending list of token indices");
+    }
+    check_slot(batch.state_in[r], batch);
+    if (count > 0) runs.push_back({starts[r], count, batch.state_in[r]});
+  }
+  for (int64_t t = 0; t < batch.num_tokens; ++t) check_slot(state_out[t], batch);
+  const int64_t end = starts[batch.num_requests];
+  std::memset(static_cast<char*>(out) + end * row_bytes, 0, (batch.num_tokens - end) * row_bytes);
+  return runs;
+}
+
+int64_t bytes_of(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
+
+}  // namespace
+
+void causal_conv(const CausalConv& p, const StateBatch& batch) {
+  const auto runs = runs_of(batch, p.state_out, p.out, p.num_channels * bytes_of(p.dtype));
+  const int64_t num_blocks = (p.num_channels + kConvChannels - 1) / kConvChannels;
+  const KernelTable& table = kernels();
+  const int64_t num_items = static_cast<int64_t>(runs.size()) * num_blocks;
+  const int64_t work = p.kernel_size * kConvChannels * batch.num_tokens /
+                       std::max<int64_t>(1, static_cast<int64_t>(runs.size()));
+  parallel_rows(num_items, work, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      table.causal_conv(p, runs[i / num_blocks], i % num_blocks, i % num_blocks + 1);
+    }
+  });
+}
+
+void selective_scan(const SelectiveScan& p, const StateBatch& batch) {
+  const auto runs =
+      runs_of(batch, p.state_out, p.out, p.num_heads * p.head_size * bytes_of(p.dtype));
+  const KernelTable& table = kernels();
+  const int64_t num_items = static_cast<int64_t>(runs.size()) * p.num_heads;
+  const int64_t work = p.state_size * p.head_size * batch.num_tokens /
+                       std::max<int64_t>(1, static_cast<int64_t>(runs.size()));
+  parallel_rows(num_items, work, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<float> scratch;
+    scratch.resize(std::max<size_t>(scratch.size(), scan_scratch_floats(p)));
+    for (int64_t i = begin; i < end; ++i) {
+      table.selective_scan(p, runs[i / p.num_heads], i % p.num_heads, scratch.data());
+    }
+  });
+}
+
+}  // namespace vllm_lite
