@@ -24,11 +24,13 @@ class BlockPool:
         self.num_unused = 0
         self.num_cached = 0
         self._by_hash: dict[bytes, Block] = {}
-        # The sentinel closes the list to a ring: next is evicted first, previous last.
-        self._ring = Block(-1)
-        self._ring.previous = self._ring.next = self._ring
+        # The sentinel closes the list to a ring: next is evicted first, previous last. A second one
+        # parts what is hardly of use from what was used of late.
+        self._ring, self._of_use = Block(-1), Block(-1)
+        self._ring.previous = self._ring.next = self._of_use
+        self._of_use.previous = self._of_use.next = self._ring
         for block in self.blocks[1:]:
-            self._insert_before(self._ring, block)
+            self._insert_before(self._of_use, block)
 
     @property
     def num_free(self) -> int:
@@ -56,6 +58,8 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block = self._ring.next
+            if block is self._of_use:
+                block = block.next
             assert block is not None
             self._unlink(block)
             if block.content_hash is not None:
@@ -75,12 +79,14 @@ class BlockPool:
             if block is not self.null_block:
                 block.ref_count += 1
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def release(self, blocks: Sequence[Block], is_of_use: bool = True) -> None:
         """Drop one reference from each block.
 
         In eviction order: what comes first in `blocks` is reused first. A block without
-        content of worth goes to the very front, so that cached ones live longer.
+        content of worth goes to the very front, so that cached ones live longer; one whose content
+        is hardly `is_of_use` any more goes before all that are.
         """
+        place = self._ring if is_of_use else self._of_use
         for block in blocks:
             if block is self.null_block:
                 continue
@@ -91,7 +97,7 @@ class BlockPool:
                 assert self._ring.next is not None
                 self._insert_before(self._ring.next, block)
             else:
-                self._insert_before(self._ring, block)
+                self._insert_before(place, block)
                 self.num_cached += 1
 
     def publish(self, block: Block, content_hash: bytes) -> None:
@@ -100,11 +106,18 @@ class BlockPool:
             block.content_hash = content_hash
 
     def withdraw(self, blocks: Iterable[Block]) -> None:
-        """Let held blocks not be hit any more; who holds them keeps them."""
+        """Let blocks not be hit any more; who holds them keeps them."""
         for block in blocks:
             if block.content_hash is not None:
                 del self._by_hash[block.content_hash]
                 block.content_hash = None
+                self.num_cached -= block.ref_count == 0
+
+    def put_first(self, block: Block) -> None:
+        """Evict a block before all whose content is of more use; one that is held stays."""
+        if block.ref_count == 0:
+            self._unlink(block)
+            self._insert_before(self._of_use, block)
 
     def try_reset(self) -> bool:
         """Forget all cached content; refused while any block is held."""

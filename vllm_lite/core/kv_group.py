@@ -30,7 +30,7 @@ class CacheGroup:
 
 
 def cache_groups(spec: KVCacheSpec) -> tuple[CacheGroup, ...]:
-    """The groups of `spec`; one where all layers follow one rule.
+    """The groups of `spec`; one where all layers follow one rule, none where none attends.
 
     Layers of each rule are cut into bins that are no larger than the smallest rule's layers are
     together, or smaller where more than a quarter of the pages' bytes would lie idle.
@@ -38,6 +38,8 @@ def cache_groups(spec: KVCacheSpec) -> tuple[CacheGroup, ...]:
     rules: dict[int | None, list[int]] = {}
     for number, layer in enumerate(spec.layers):
         rules.setdefault(layer.sliding_window, []).append(number)
+    if not rules:
+        return ()
     sizes = [layer.bytes_per_token for layer in spec.layers]
     smallest = min(rules.values(), key=lambda layers: sum(sizes[i] for i in layers))
     best: list[tuple[int | None, list[int]]] = []

@@ -7,25 +7,39 @@ it alone holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_lite.core.block import Block, BlockHasher
 from vllm_lite.core.block_pool import BlockPool
 from vllm_lite.core.kv_group import AttentionRule, attention_rule
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.request import Request
+from vllm_lite.core.request import Request
+from vllm_lite.core.state_pool import NoStates, StatePool
+from vllm_lite.core.step import StateSlots
 
 
 class _Table:
     """One request's blocks in one group, in order of position."""
 
-    __slots__ = ("blocks", "num_published", "num_released")
+    __slots__ = ("blocks", "num_released")
 
-    def __init__(self, hits: list[Block], new: list[Block]) -> None:
-        self.blocks = hits + new
-        # Hits are published already; ahead of the window, entries are null blocks already.
-        self.num_published = len(hits)
+    def __init__(self, blocks: list[Block]) -> None:
+        self.blocks = blocks
+        # Ahead of the window, entries of hits are null blocks already.
         self.num_released = 0
+
+
+class _Tables:
+    """One request's tables, one for each group, all of one length."""
+
+    __slots__ = ("length", "num_published", "of_group")
+
+    def __init__(self, of_group: list[_Table], length: int, num_hit: int) -> None:
+        self.of_group = of_group
+        self.length = length
+        # Hits are published already.
+        self.num_published = num_hit
 
 
 class Hits(NamedTuple):
@@ -34,6 +48,8 @@ class Hits(NamedTuple):
     num_tokens: int
     # A list of blocks for each group.
     tables: list[list[Block]]
+    # Of models with state-space layers: the snapshot behind it.
+    state: Block | None = None
 
 
 class Reserve(NamedTuple):
@@ -71,7 +87,15 @@ class KVCacheManager:
         ]
         self._slides = any(group.sliding_window is not None for group in plan.groups)
         self._hasher = BlockHasher(plan.block_size)
-        self._tables: dict[str, list[_Table]] = {}
+        self.states = NoStates()
+        if plan.num_states:
+            self.states = StatePool(
+                plan.num_states,
+                plan.block_size,
+                keeps=enable_caching,
+                interval=plan.state_interval,
+            )
+        self._tables: dict[str, _Tables] = {}
         self._nothing: list[list[int]] = []
 
     def get_computed_blocks(self, request: Request) -> Hits:
@@ -89,9 +113,10 @@ class KVCacheManager:
         while True:
             usable = hashes[:length]
             tables = [group.find_hits(usable) for group in self._groups]
-            shortest = min(map(len, tables))
-            if all(len(table) == shortest for table in tables):
-                return Hits(shortest * self.block_size, tables)
+            reached, state = self.states.find_hit(usable)
+            shortest = min(reached, *map(len, tables), length)
+            if all(len(table) == shortest for table in tables) and reached == shortest:
+                return Hits(shortest * self.block_size, tables, state)
             length = shortest
 
     def try_admit(self, request: Request, hits: Hits, num_new_tokens: int) -> bool:
@@ -112,14 +137,17 @@ class KVCacheManager:
         unused_hits = sum(1 for table in hits.tables for block in table if block.ref_count == 0)
         if needed > self.pool.num_unused - unused_hits:
             return False
+        if not self.states.try_admit(request, hits.state):
+            return False
         for table in hits.tables:
             self.pool.hold(table)
         blocks = self.pool.try_take(count * len(self._groups))
         assert blocks is not None
-        self._tables[request.request_id] = [
-            _Table(table, blocks[i * count : (i + 1) * count])
+        of_group = [
+            _Table(table + blocks[i * count : (i + 1) * count])
             for i, table in enumerate(hits.tables)
         ]
+        self._tables[request.request_id] = _Tables(of_group, num_hit + count, num_hit)
         return True
 
     def try_allocate_slots(self, request: Request, num_new_tokens: int) -> list[list[int]] | None:
@@ -131,17 +159,18 @@ class KVCacheManager:
         tables = self._tables[request.request_id]
         if self._slides:
             # Not what is only planned: its blocks are still to be published.
-            for group, table in zip(self._groups, tables, strict=True):
+            for group, table in zip(self._groups, tables.of_group, strict=True):
                 group.release_out_of_window(table, request.num_computed_tokens)
         size = self.block_size
         end = request.num_planned_tokens + num_new_tokens
-        missing = (end + size - 1) // size - len(tables[0].blocks)
+        missing = (end + size - 1) // size - tables.length
         if missing <= 0:
             return self._nothing
-        blocks = self.pool.try_take(missing * len(tables))
+        blocks = self.pool.try_take(missing * len(tables.of_group))
         if blocks is None:
             return None
-        for i, table in enumerate(tables):
+        tables.length += missing
+        for i, table in enumerate(tables.of_group):
             table.blocks += blocks[i * missing : (i + 1) * missing]
         ids = [block.block_id for block in blocks]
         return [ids[i : i + missing] for i in range(0, len(ids), missing)]
@@ -150,34 +179,52 @@ class KVCacheManager:
         """Let others hit the blocks that this request's computed tokens have filled."""
         tables = self._tables[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
-        if num_full <= tables[0].num_published or not self.enable_caching:
+        if num_full <= tables.num_published or not self.enable_caching:
             return
         hashes = request.block_hashes
         self._hasher.extend(hashes, request.token_ids, request.cache_salt)
-        for group, table in zip(self._groups, tables, strict=True):
-            for index in range(table.num_published, num_full):
+        for group, table in zip(self._groups, tables.of_group, strict=True):
+            for index in range(tables.num_published, num_full):
                 self.pool.publish(table.blocks[index], group.key(hashes[index]))
-            table.num_published = num_full
+        tables.num_published = num_full
+        self.states.publish_computed(request)
 
     def withdraw(self, request: Request) -> None:
         """Let nobody hit a request's blocks any more: what they hold is in doubt."""
-        for table in self._tables[request.request_id]:
+        for table in self._tables[request.request_id].of_group:
             self.pool.withdraw(table.blocks)
+        self.states.withdraw(request)
 
     def free(self, request: Request) -> None:
         """Take back all blocks of a request; one without blocks is fine."""
-        for table in self._tables.pop(request.request_id, ()):
+        tables = self._tables.pop(request.request_id, None)
+        for table in () if tables is None else tables.of_group:
             # Tail first: a prefix outlives its continuation, so it can still be hit.
             self.pool.release(table.blocks[::-1])
+        self.states.free(request)
 
     def block_ids(self, request: Request) -> list[list[int]]:
         """The request's block tables, one for each group."""
-        tables = self._tables[request.request_id]
+        tables = self._tables[request.request_id].of_group
         return [[block.block_id for block in table.blocks] for table in tables]
+
+    def plan_states(
+        self, requests: Sequence[Request], counts: Mapping[str, int]
+    ) -> dict[str, StateSlots]:
+        """Where a step's requests find and leave their states; empty where a model has none.
+
+        `counts`: how many tokens of each the step computes, which are not counted as planned yet.
+        """
+        return self.states.plan_step(requests, counts)
+
+    @property
+    def usage(self) -> float:
+        """Share of the cache in use, 0 to 1: of its blocks or its states, whichever is more."""
+        return max(self.pool.usage, self.states.usage)
 
     def try_reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused while any request holds blocks."""
-        return self.pool.try_reset()
+        return not self._tables and self.pool.try_reset() and self.states.try_reset()
 
 
 class _Group:
@@ -206,4 +253,4 @@ class _Group:
         old = table.blocks[table.num_released : first]
         table.blocks[table.num_released : first] = [self._pool.null_block] * len(old)
         table.num_released = first
-        self._pool.release(old)
+        self._pool.release(old, is_of_use=False)

@@ -21,7 +21,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
-    """Pages of one size, each for a block's tokens in the layers of one group.
+    """Pages of one size, each for a block's tokens in the layers of one group; slots for states.
 
     `num_blocks` counts the null block 0 too, which holds nothing.
     """
@@ -30,6 +30,9 @@ class KVCachePlan:
     num_blocks: int
     block_size: int
     total_bytes: int
+    num_states: int = 0
+    # Tokens between two states of a prompt that are kept for later requests; None: at its end only.
+    state_interval: int | None = None
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -43,8 +46,8 @@ class KVCachePlan:
 
 
 def page_bytes(groups: tuple[CacheGroup, ...], block_size: int) -> int:
-    """Bytes of the page that a block of any of the groups takes."""
-    return block_size * max(group.bytes_per_token for group in groups)
+    """Bytes of the page that a block of any of the groups takes; 0 where nothing attends."""
+    return block_size * max((group.bytes_per_token for group in groups), default=0)
 
 
 def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -> KVCachePlan:
@@ -53,32 +56,76 @@ def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -
     Bytes beyond max_num_seqs requests of max_model_len are left alone. Raises UsageError
     where one request of max_model_len would not fit.
     """
-    block_size = config.cache.block_size
+    cache, block_size = config.cache, config.cache.block_size
     block_bytes = page_bytes(cache_groups(spec), block_size)
     per_request = blocks_per_request(config, spec)
-    if config.cache.num_gpu_blocks_override is not None:
-        num_blocks = config.cache.num_gpu_blocks_override
+    memory = cache.kv_cache_memory_bytes
+    memory = max(0, available_bytes if memory is None else memory)
+    num_states = _num_states(config, spec, memory)
+    if cache.num_gpu_blocks_override is not None and block_bytes:
+        num_blocks = cache.num_gpu_blocks_override
     else:
-        memory = config.cache.kv_cache_memory_bytes
-        memory = available_bytes if memory is None else memory
         most = config.scheduler.max_num_seqs * per_request + 1
-        num_blocks = min(max(memory, 0) // block_bytes, most)
-    if num_blocks - 1 < per_request:
-        raise UsageError(_too_small(config, spec, num_blocks, available_bytes))
-    return KVCachePlan(spec, num_blocks, block_size, num_blocks * block_bytes)
+        memory -= num_states * spec.bytes_per_state
+        num_blocks = min(memory // block_bytes, most) if block_bytes else 1
+    if num_blocks - 1 < per_request or (spec.states and num_states < min_states(config)):
+        raise UsageError(_too_small(config, spec, max(num_blocks, num_states), available_bytes))
+    total = num_blocks * block_bytes + num_states * spec.bytes_per_state
+    return KVCachePlan(spec, num_blocks, block_size, total, num_states, cache.mamba_block_size)
+
+
+def _num_states(config: VllmConfig, spec: KVCacheSpec, memory: int) -> int:
+    """How many slots for states: of all memory, or of a half where there are pages too."""
+    if not spec.states:
+        return 0
+    cache = config.cache
+    if not spec.layers and cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    # One to work in; kept are those at the end of its prompt, at its own, and every so often.
+    per_request = min_states(config)
+    if cache.enable_prefix_caching:
+        per_request += 1
+        if cache.mamba_block_size is not None:
+            per_request += config.model.max_model_len // cache.mamba_block_size
+    pages = (blocks_per_request(config, spec) + 1) * page_bytes(
+        cache_groups(spec), cache.block_size
+    )
+    share = max(0, min(memory // 2, memory - pages)) if pages else memory
+    return min(share // spec.bytes_per_state, config.scheduler.max_num_seqs * per_request)
+
+
+def min_states(config: VllmConfig) -> int:
+    """The fewest slots for states that a request runs with: its own, and one that was hit."""
+    return 2 if config.cache.enable_prefix_caching else 1
+
+
+def min_bytes(config: VllmConfig, spec: KVCacheSpec) -> int:
+    """Bytes of the smallest cache, which holds one request of max_model_len."""
+    pages = blocks_per_request(config, spec) + 1
+    states = min_states(config) * spec.bytes_per_state
+    size = pages * page_bytes(cache_groups(spec), config.cache.block_size)
+    # States get no more than half of the memory where there are pages.
+    return max(size + states, 2 * states) if size else states
 
 
 def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
-    """One line for the log: size, tokens, and how many requests of full length fit."""
-    concurrency = (plan.num_blocks - 1) / blocks_per_request(config, plan.spec)
-    chosen = config.cache.kv_cache_dtype
-    numbers = plan.spec.layers[0].dtype if chosen == "auto" else chosen
-    # With windows a long request holds fewer blocks than its tokens would fill.
-    is_plain = len(plan.groups) == 1 and plan.groups[0].sliding_window is None
-    tokens = (plan.num_blocks - 1) * plan.block_size
-    fits = f"{tokens:,} tokens, " if is_plain else f"{_rules(plan.groups)}, "
+    """One line for the log: size, tokens or states, and how many requests of full length fit."""
+    parts = [f"KV cache: {plan.total_bytes / _GIB:.2f} GiB"]
+    concurrency = float("inf")
+    if plan.groups:
+        concurrency = (plan.num_blocks - 1) / blocks_per_request(config, plan.spec)
+        chosen = config.cache.kv_cache_dtype
+        parts[0] += f" of {plan.spec.layers[0].dtype if chosen == 'auto' else chosen}"
+        # With windows a long request holds fewer blocks than its tokens would fill.
+        is_plain = len(plan.groups) == 1 and plan.groups[0].sliding_window is None
+        tokens = (plan.num_blocks - 1) * plan.block_size
+        parts.append(f"{tokens:,} tokens" if is_plain else _rules(plan.groups))
+    if plan.num_states:
+        concurrency = min(concurrency, plan.num_states)
+        size = plan.spec.bytes_per_state / 2**20
+        parts.append(f"{plan.num_states:,} states of {size:.2f} MiB, one for each request")
     return (
-        f"KV cache: {plan.total_bytes / _GIB:.2f} GiB of {numbers}, {fits}"
+        f"{', '.join(parts)}, "
         f"{concurrency:.2f}x concurrency at {config.model.max_model_len:,} tokens per request"
     )
 
@@ -105,26 +152,28 @@ def blocks_per_request(config: VllmConfig, spec: KVCacheSpec) -> int:
     )
 
 
-def _too_small(config: VllmConfig, spec: KVCacheSpec, num_blocks: int, available_bytes: int) -> str:
+def _too_small(config: VllmConfig, spec: KVCacheSpec, have: int, available_bytes: int) -> str:
+    """`have`: blocks, or states where there are no blocks."""
     cache, block_size = config.cache, config.cache.block_size
     groups = cache_groups(spec)
-    needed_blocks = blocks_per_request(config, spec) + 1
-    needed = needed_blocks * page_bytes(groups, block_size)
+    needed_blocks = blocks_per_request(config, spec) + 1 if groups else min_states(config)
+    needed = min_bytes(config, spec)
     if cache.num_gpu_blocks_override is not None:
-        have = f"--num-gpu-blocks-override gives {num_blocks}"
+        given = f"--num-gpu-blocks-override gives {have}"
         more = f"set it to {needed_blocks} or more"
     elif cache.kv_cache_memory_bytes is not None:
-        have = f"--kv-cache-memory-bytes gives {cache.kv_cache_memory_bytes:,} bytes"
+        given = f"--kv-cache-memory-bytes gives {cache.kv_cache_memory_bytes:,} bytes"
         more = f"set it to {needed} or more"
     else:
-        have = f"{max(available_bytes, 0) / _GIB:.3f} GiB is available"
+        given = f"{max(available_bytes, 0) / _GIB:.3f} GiB is available"
         more = (
             f"raise --gpu-memory-utilization (now {cache.gpu_memory_utilization:g}) "
             f"until {needed / _GIB:.3f} GiB is available"
         )
-    fits = (num_blocks - 1) // len(groups) * block_size
+    fits = (have - 1) // len(groups) * block_size if groups else 0
     shorter = f"set --max-model-len to {fits} or less, or " if fits > 0 else ""
     return (
         f"the KV cache of one request of {config.model.max_model_len:,} tokens takes "
-        f"{needed_blocks} blocks ({needed / _GIB:.3f} GiB), but {have}; {shorter}{more}"
+        f"{needed_blocks} {'blocks' if groups else 'states'} ({needed / _GIB:.3f} GiB), but "
+        f"{given}; {shorter}{more}"
     )

@@ -1,8 +1,9 @@
-"""The shape of what a model caches for each token; knows no blocks and no memory."""
+"""The shape of what a model caches, for each token or for each request; knows no memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 _ITEM_SIZES = {
     "float32": 4,
@@ -68,16 +69,53 @@ class LayerCacheSpec:
         return 2 * self.num_kv_heads * self.row_size * self.item_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCacheSpec:
+    """The state of one state-space layer: a request's last inputs, and a matrix for each head."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    conv_kernel: int
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: the heads' inputs, and two vectors of each group."""
+        return self.num_heads * self.head_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Of the last inputs of a request, float32."""
+        return self.conv_kernel - 1, self.num_channels
+
+    @property
+    def recurrent_shape(self) -> tuple[int, int, int]:
+        """Of the heads' matrices, float32."""
+        return self.num_heads, self.state_size, self.head_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one request's state takes."""
+        return 4 * (prod(self.conv_shape) + prod(self.recurrent_shape))
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What each layer of a model caches, in the order of the layers."""
+    """What each layer of a model caches, in the order of the layers of either kind."""
 
     layers: tuple[LayerCacheSpec, ...]
+    states: tuple[StateCacheSpec, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take over all layers."""
         return sum(layer.bytes_per_token for layer in self.layers)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes that one request's state takes over all layers; 0 where no layer has any."""
+        return sum(state.num_bytes for state in self.states)
 
 
 def alike_layers(

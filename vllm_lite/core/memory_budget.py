@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_lite.core.kv_group import cache_groups
-from vllm_lite.core.kv_plan import blocks_per_request, page_bytes
+from vllm_lite.core.kv_plan import min_bytes, page_bytes
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.errors import UsageError
 
@@ -105,7 +105,7 @@ def granted_bytes(config: VllmConfig, start: DeviceMemory) -> int:
 def cache_bytes(config: VllmConfig, spec: KVCacheSpec, use: MemoryUse, start: DeviceMemory) -> int:
     """What is left for the KV cache; raises UsageError where one request would not fit."""
     left = granted_bytes(config, start) - use.total
-    block_bytes = page_bytes(cache_groups(spec), config.cache.block_size)
+    block_bytes = page_bytes(cache_groups(spec), config.cache.block_size) or spec.bytes_per_state
     if config.cache.num_gpu_blocks_override is not None:
         wanted = config.cache.num_gpu_blocks_override * block_bytes
         if left < wanted:
@@ -125,7 +125,7 @@ def cache_bytes(config: VllmConfig, spec: KVCacheSpec, use: MemoryUse, start: De
                 f"{max(0, left)} or less"
             )
         return left
-    needed = (blocks_per_request(config, spec) + 1) * block_bytes
+    needed = min_bytes(config, spec)
     if left < needed:
         raise UsageError(_too_little(config, spec, use, start, needed))
     return left
@@ -142,7 +142,7 @@ def _too_little(
     if enough <= _floor(start.free / start.total):
         fixes.append(f"set --gpu-memory-utilization to {enough:g}")
     block_bytes = page_bytes(cache_groups(spec), config.cache.block_size)
-    fitting = (left // block_bytes - 1) * config.cache.block_size
+    fitting = (left // block_bytes - 1) * config.cache.block_size if block_bytes else 0
     if fitting > 0:
         fixes.append(f"set --max-model-len to {min(fitting, length - 1)}")
     tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from vllm_lite.request import Request
+from vllm_lite.core.request import Request
 
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from vllm_lite.request import Request
+from vllm_lite.core.request import Request
 
 
 class RequestQueue(Protocol):

@@ -12,12 +12,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from vllm_lite.core.kv_manager import KVCacheManager, Reserve
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
 from vllm_lite.core.queue import request_queue
+from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.step import (
     EngineCoreOutput,
     ModelRunnerOutput,
@@ -25,10 +27,9 @@ from vllm_lite.core.step import (
     TokenLogprobs,
 )
 from vllm_lite.core.step_builder import StepBuilder
-from vllm_lite.core.stopping import check_stop
+from vllm_lite.core.stopping import append_tokens
 from vllm_lite.errors import RequestError
-from vllm_lite.metrics.stats import SchedulerStats
-from vllm_lite.request import Request, RequestStatus
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
 
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
@@ -51,8 +52,11 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         # In order of admission.
         self.running: list[Request] = []
-        self.waiting = request_queue(config.scheduler.scheduling_policy)
+        self._policy = config.scheduler.scheduling_policy
+        self.waiting = request_queue(self._policy)
         self._prefill_limit = PrefillLimit(config)
+        self._max_drafts = config.speculative.num_drafts
+        self._drafted = SpecDecodingStats() if self._max_drafts else None
         # Known to the workers, but gone; the next step tells them.
         self._departed: list[str] = []
         # Who is in each step that was planned and not answered, the oldest first.
@@ -104,8 +108,9 @@ class Scheduler:
         departed, self._departed = self._departed, []
         planned = step.build(departed)
         requests = [self.requests[request_id] for request_id in planned.num_scheduled_tokens]
-        for request, count in zip(requests, planned.num_scheduled_tokens.values(), strict=True):
-            request.plan(count)
+        planned.states = self.kv_manager.plan_states(requests, planned.num_scheduled_tokens)
+        for request, count, verified in zip(requests, *_counts(planned), strict=True):
+            request.plan(count, verified)
         self._unanswered.append(requests)
         return planned
 
@@ -120,11 +125,11 @@ class Scheduler:
         """Enter a step's results; requests that left since schedule() are passed over."""
         outputs = []
         num_before = len(self.requests)
-        counts = step.num_scheduled_tokens.values()
-        for request, num_scheduled in zip(self._unanswered.popleft(), counts, strict=True):
+        planned = self._unanswered.popleft()
+        for request, count, verified in zip(planned, *_counts(step), strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue
-            result = self._advance(request, num_scheduled, output)
+            result = self._advance(request, count, verified, output)
             if result is not None:
                 outputs.append(result)
         if len(self.requests) != num_before:
@@ -165,13 +170,14 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=pool.usage,
+            kv_cache_usage=self.kv_manager.usage,
             prefix_cache_queries=self._num_queries,
             prefix_cache_hits=self._num_hits,
             num_preemptions=self._num_preemptions,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             num_total_blocks=pool.num_total,
+            spec_decoding=deepcopy(self._drafted),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -185,18 +191,22 @@ class Scheduler:
         # A preemption shortens the list, possibly before `index`.
         while index < len(self.running) and step.budget > 0:
             request = self.running[index]
-            if request.is_about_to_end:
+            if request.must_wait:
                 index += 1
                 continue
-            num_new = request.num_missing_tokens
+            num_new = missing = request.num_missing_tokens
             if num_new > 1:
                 num_new = min(num_new, step.budget, chunk_limit)
+            num_verified = int(num_new == missing)
+            if self._max_drafts and missing == 1:
+                num_new += request.num_drafts(min(self._max_drafts, step.budget - 1))
+                num_verified = num_new
             blocks = allocate(request, num_new)
             if blocks is None and self._unanswered:
                 self._is_short = True
                 return
             while blocks is None:
-                victim, place = self._choose_victim()
+                victim, place = _choose_victim(self.running, self._policy)
                 del self.running[place]
                 index -= place < index
                 self._preempt(victim, step)
@@ -204,7 +214,7 @@ class Scheduler:
                     break
                 blocks = allocate(request, num_new)
             else:
-                step.continue_request(request, num_new, blocks)
+                step.continue_request(request, num_new, num_verified, blocks)
                 index += 1
 
     def _admit_waiting(self, step: StepBuilder) -> None:
@@ -232,7 +242,8 @@ class Scheduler:
                 break
             limit.count(missing, chunk)
             self._admit(request, request.num_tokens - missing)
-            step.admit_request(request, chunk, self.kv_manager.block_ids(request))
+            blocks = self.kv_manager.block_ids(request)
+            step.admit_request(request, chunk, int(chunk == missing), blocks)
         for request in reversed(passed_over):
             waiting.put_back(request)
 
@@ -248,16 +259,6 @@ class Scheduler:
                 self._num_queries += request.num_tokens
                 self._num_hits += num_cached_tokens
 
-    def _choose_victim(self) -> tuple[Request, int]:
-        """Who gives its blocks back, and its place in `running`: the last, or least urgent."""
-        running = self.running
-        place = len(running) - 1
-        if self.config.scheduler.scheduling_policy == "priority":
-            place = max(
-                range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time, i)
-            )
-        return running[place], place
-
     def _preempt(self, request: Request, step: StepBuilder) -> None:
         step.preempt_request(request)
         self.kv_manager.free(request)
@@ -268,40 +269,34 @@ class Scheduler:
         self.waiting.put_back(request)
 
     def _advance(
-        self, request: Request, num_scheduled: int, output: ModelRunnerOutput
+        self, request: Request, num_scheduled: int, num_verified: int, output: ModelRunnerOutput
     ) -> EngineCoreOutput | None:
         """Enter what a step computed of one request; None where there is nothing to tell."""
         request_id = request.request_id
         if output.errors and request_id in output.errors:
-            fields = request.sampling_params.banning_fields if request_id in output.stuck else ()
-            if fields:
-                return self._fail(request, f"{' and '.join(fields)} leave no token to generate")
-            # What made its last logits unsound may lie in blocks that earlier steps published.
-            self.kv_manager.withdraw(request)
-            return self._fail(request, output.errors[request_id])
-        before = request.num_computed_tokens
-        request.answer(num_scheduled)
-        num_computed = request.num_computed_tokens
-        block_size = self.kv_manager.block_size
-        if num_computed // block_size != before // block_size:
-            self.kv_manager.publish_computed(request)
+            return self._fail_unsound(request, output)
+        sampled: list[int] = []
+        if num_verified:
+            sampled = output.sampled_token_ids.get(request_id, sampled)
+            if not sampled:
+                return self._fail(request, "the model runner sampled no token for it")
+        before, num_known = request.num_computed_tokens, request.num_tokens
+        request.answer(num_scheduled, num_verified, len(sampled))
         prompt_logprobs = None
         if output.prompt_logprobs and request_id in output.prompt_logprobs:
             prompt_logprobs = _unsent(request, before, output.prompt_logprobs[request_id])
-        if num_computed < request.num_tokens:
-            if not prompt_logprobs:
-                return None
-            result = EngineCoreOutput(request_id, [], None, prompt_logprobs)
-            status = None
-        else:
-            token_id = output.sampled_token_ids.get(request_id)
-            if token_id is None:
-                return self._fail(request, "the model runner sampled no token for it")
-            request.append_token(token_id)
-            status = check_stop(request)
-            result = EngineCoreOutput(request_id, [token_id], None, prompt_logprobs)
-            if output.logprobs and request_id in output.logprobs:
-                result.new_logprobs = [output.logprobs[request_id]]
+        status = append_tokens(request, sampled)
+        new_token_ids = sampled[: request.num_tokens - num_known]
+        result = EngineCoreOutput(request_id, new_token_ids, None, prompt_logprobs)
+        if output.logprobs and request_id in output.logprobs:
+            result.new_logprobs = output.logprobs[request_id][: len(new_token_ids)]
+        if self._drafted is not None and request_id in output.num_draft_tokens:
+            self._drafted.observe(output.num_draft_tokens[request_id], len(sampled) - 1)
+        block_size = self.kv_manager.block_size
+        if request.num_computed_tokens // block_size != before // block_size:
+            self.kv_manager.publish_computed(request)
+        if not (num_verified or prompt_logprobs):
+            return None
         result.num_preemptions = request.num_preemptions
         if not request.has_first_output:
             _describe_start(request, result)
@@ -310,6 +305,16 @@ class Scheduler:
             result.stop_reason = request.stop_reason
             self._finish(request, status)
         return result
+
+    def _fail_unsound(self, request: Request, output: ModelRunnerOutput) -> EngineCoreOutput:
+        """Fail a request whose logits admit no token."""
+        request_id = request.request_id
+        fields = request.sampling_params.banning_fields if request_id in output.stuck else ()
+        if fields:
+            return self._fail(request, f"{' and '.join(fields)} leave no token to generate")
+        # What made its last logits unsound may lie in blocks that earlier steps published.
+        self.kv_manager.withdraw(request)
+        return self._fail(request, output.errors[request_id])
 
     def _fail(self, request: Request, cause: str) -> EngineCoreOutput:
         request.stop_reason = cause
@@ -330,6 +335,21 @@ class Scheduler:
 
     def _drop_finished_from_running(self) -> None:
         self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+
+
+def _choose_victim(running: list[Request], policy: str) -> tuple[Request, int]:
+    """Who gives its blocks back, and its place in `running`: the last, or least urgent."""
+    place = len(running) - 1
+    if policy == "priority":
+        place = max(
+            range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time, i)
+        )
+    return running[place], place
+
+
+def _counts(step: SchedulerOutput) -> tuple[Iterable[int], Iterable[int]]:
+    """Tokens and verified tokens of each request in a step."""
+    return step.num_scheduled_tokens.values(), step.num_verified.values()
 
 
 def _describe_start(request: Request, result: EngineCoreOutput) -> None:

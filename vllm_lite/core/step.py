@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,10 @@ from vllm_lite.sampling_params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    MaskBits = npt.NDArray[np.int32]
+else:
+    MaskBits = Any  # fields are read by type where a step travels: without numpy
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -86,14 +90,13 @@ class NewRequestData:
     eos_token_ids: Sequence[int] = ()
 
 
-@dataclass(slots=True)
-class CachedRequestData:
-    """A running request that the workers already know."""
+class StateSlots(NamedTuple):
+    """Which slots of states a request's tokens of one step read and write."""
 
-    request_id: str
-    # Blocks appended since the last step, for each group; empty where there are none.
-    new_block_ids: list[list[int]]
-    num_computed_tokens: int
+    # Of the state before the first; -1: zeros.
+    read: int
+    # (number of a token among the request's in the step, from 0, the slot of the state behind it).
+    writes: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ class TokenMasks:
     request_ids: list[str]
     # [R, ceil(vocabulary / 32)] int32: a bit a token, the least significant first, 1 for allowed.
     # Valid until the step is over.
-    bits: npt.NDArray[np.int32]
+    bits: MaskBits
 
 
 @dataclass(slots=True)
@@ -111,20 +114,27 @@ class SchedulerOutput:
     """What to compute in one step.
 
     Order of requests in the step: that of `num_scheduled_tokens`. A preempted request is
-    forgotten by the workers and comes back as new. A request samples a token in this step
-    iff num_computed_tokens + num_scheduled_tokens == its number of known tokens.
-    Workers drop first and add after: one step may name an id as gone and as new. An id that
-    they never met may be named as gone too, and one that they still know as new, where the step
-    that told of its going failed.
+    forgotten by the workers and comes back as new. Workers know how far a request they have met is
+    computed, and go on from there. They drop first and add after: one step may name an id as gone
+    and as new. An id that they never met may be named as gone too, and one that they still know as
+    new, where the step that told of its going failed.
     """
 
     new_requests: list[NewRequestData]
-    cached_requests: list[CachedRequestData]
+    # Blocks appended since the last step to the tables of requests that workers know: a list for
+    # each group.
+    new_block_ids: dict[str, list[list[int]]]
     num_scheduled_tokens: dict[str, int]
+    # After how many of the last of these tokens one is sampled, for the same requests: 0 where
+    # more of the prompt is to come, 1, or 1 + d where d of them are drafts. Workers may draft
+    # fewer, and then compute as many fewer.
+    num_verified: dict[str, int]
     total_num_scheduled_tokens: int
     # Requests that left since the last step: workers drop their state.
     finished_request_ids: list[str]
     preempted_request_ids: list[str]
+    # For each request of the step, where the model has state-space layers.
+    states: dict[str, StateSlots] = field(default_factory=dict)
     # Filled in after scheduling, which knows nothing of it.
     token_masks: TokenMasks | None = None
 
@@ -148,9 +158,12 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """The workers' answer to one SchedulerOutput."""
 
-    # request id -> the token sampled in this step; absent where none was due.
-    sampled_token_ids: dict[str, int]
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    # request id -> the tokens sampled in this step, in order; absent where none was due.
+    sampled_token_ids: dict[str, list[int]]
+    # One for each of these tokens, for the requests that asked.
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    # request id -> drafts that were verified, for the requests that had any.
+    num_draft_tokens: dict[str, int] = field(default_factory=dict)
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     # request id -> cause, for requests that alone failed in this step.

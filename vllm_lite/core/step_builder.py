@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from vllm_lite.core.step import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm_lite.request import Request
+from vllm_lite.core.request import Request
+from vllm_lite.core.step import NewRequestData, SchedulerOutput
 
 
 class StepBuilder:
     """A SchedulerOutput in the making; `budget` is what is left of the step's tokens."""
 
-    __slots__ = ("_cached", "_new", "_preempted", "budget", "num_scheduled_tokens")
+    __slots__ = (
+        "_new",
+        "_new_block_ids",
+        "_preempted",
+        "budget",
+        "num_scheduled_tokens",
+        "num_verified",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._new: list[NewRequestData] = []
-        self._cached: list[CachedRequestData] = []
+        self._new_block_ids: dict[str, list[list[int]]] = {}
         self.num_scheduled_tokens: dict[str, int] = {}
+        self.num_verified: dict[str, int] = {}
         self._preempted: list[str] = []
 
     @property
@@ -24,15 +32,16 @@ class StepBuilder:
         return bool(self._preempted)
 
     def continue_request(
-        self, request: Request, num_tokens: int, new_blocks: list[list[int]]
+        self, request: Request, num_tokens: int, num_verified: int, new_blocks: list[list[int]]
     ) -> None:
         """Compute `num_tokens` more of a request that the workers know."""
-        request_id = request.request_id
-        self._cached.append(CachedRequestData(request_id, new_blocks, request.num_planned_tokens))
-        self.num_scheduled_tokens[request_id] = num_tokens
-        self.budget -= num_tokens
+        if new_blocks:
+            self._new_block_ids[request.request_id] = new_blocks
+        self._schedule(request, num_tokens, num_verified)
 
-    def admit_request(self, request: Request, num_tokens: int, block_ids: list[list[int]]) -> None:
+    def admit_request(
+        self, request: Request, num_tokens: int, num_verified: int, block_ids: list[list[int]]
+    ) -> None:
         """Compute the first `num_tokens` of a request that is new to the workers."""
         self._new.append(
             NewRequestData(
@@ -45,8 +54,7 @@ class StepBuilder:
                 eos_token_ids=tuple(request.eos_token_ids),
             )
         )
-        self.num_scheduled_tokens[request.request_id] = num_tokens
-        self.budget -= num_tokens
+        self._schedule(request, num_tokens, num_verified)
 
     def preempt_request(self, request: Request) -> None:
         """Take a running request out, also where this step already gave it tokens."""
@@ -55,15 +63,22 @@ class StepBuilder:
         num_tokens = self.num_scheduled_tokens.pop(request_id, 0)
         if num_tokens:
             self.budget += num_tokens
-            self._cached = [data for data in self._cached if data.request_id != request_id]
+            del self.num_verified[request_id]
+            self._new_block_ids.pop(request_id, None)
 
     def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
         """The finished message."""
         return SchedulerOutput(
             new_requests=self._new,
-            cached_requests=self._cached,
+            new_block_ids=self._new_block_ids,
             num_scheduled_tokens=self.num_scheduled_tokens,
+            num_verified=self.num_verified,
             total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
             finished_request_ids=finished_request_ids,
             preempted_request_ids=self._preempted,
         )
+
+    def _schedule(self, request: Request, num_tokens: int, num_verified: int) -> None:
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.num_verified[request.request_id] = num_verified
+        self.budget -= num_tokens

@@ -5,7 +5,7 @@ Stop strings are text, so they are found where text is, in the front end, which 
 
 from __future__ import annotations
 
-from vllm_lite.request import Request, RequestStatus
+from vllm_lite.core.request import Request, RequestStatus
 
 
 def check_stop(request: Request) -> RequestStatus | None:
@@ -30,4 +30,17 @@ def check_stop(request: Request) -> RequestStatus | None:
     if is_repeating and may_stop:
         request.stop_reason = "repetition_detected"
         return RequestStatus.FINISHED_REPETITION
+    return None
+
+
+def append_tokens(request: Request, token_ids: list[int]) -> RequestStatus | None:
+    """Make sampled tokens known, up to one that ends the request; how it ends, or None."""
+    for token_id in token_ids:
+        request.append_token(token_id)
+        status = check_stop(request)
+        if status is not None:
+            # Drafts beyond that are not the request's.
+            computed = min(request.num_computed_tokens, request.num_tokens)
+            request.num_computed_tokens = computed
+            return status
     return None

@@ -12,7 +12,7 @@ from tests.builders import scheduler as make_scheduler
 from tests.fakes import ScriptedExecutor
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.queue import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, FairQueue
-from vllm_lite.request import Request, RequestStatus
+from vllm_lite.core.request import Request, RequestStatus
 
 
 class Server:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.builders import request
 from vllm_lite.core.queue import RequestQueue, request_queue
-from vllm_lite.request import Request
+from vllm_lite.core.request import Request
 
 
 def drain(queue: RequestQueue) -> list[Request]:

@@ -12,11 +12,16 @@ from tests.builders import request, scheduler
 from tests.fakes import ScriptedExecutor, scripted_tokens
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import alike_layers
+from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from vllm_lite.core.step_builder import StepBuilder
 from vllm_lite.errors import RequestError
-from vllm_lite.request import Request, RequestStatus
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -28,11 +33,7 @@ def add(s: Scheduler, *requests: Request) -> None:
 
 def answer(s: Scheduler, step: SchedulerOutput, token: int = 9) -> list[EngineCoreOutput]:
     """Let every request that is due sample `token`."""
-    due = {
-        i: token
-        for i, n in step.num_scheduled_tokens.items()
-        if i in s.requests and s.requests[i].num_computed_tokens + n == s.requests[i].num_tokens
-    }
+    due = {i: [token] for i, count in step.num_verified.items() if count and i in s.requests}
     return s.update_from_output(step, ModelRunnerOutput(due))
 
 
@@ -179,13 +180,13 @@ def test_a_victim_that_the_step_already_holds_is_taken_out_of_it() -> None:
     step = s.schedule()
     assert step.preempted_request_ids == [relaxed.request_id]
     assert step.num_scheduled_tokens == {urgent.request_id: 1, small.request_id: 1}
-    assert [data.request_id for data in step.cached_requests] == list(step.num_scheduled_tokens)
+    assert step.num_verified.keys() == step.num_scheduled_tokens.keys() >= step.new_block_ids.keys()
     assert step.total_num_scheduled_tokens == 2
 
 
 def test_a_victim_gives_its_share_of_the_step_back() -> None:
     step, victim = StepBuilder(budget=10), request(5)
-    step.continue_request(victim, 3, [])
+    step.continue_request(victim, 3, 0, [])
     assert step.budget == 7
     step.preempt_request(victim)
     assert step.budget == 10 and step.has_preempted
@@ -440,3 +441,16 @@ def test_who_was_preempted_by_a_step_that_fails_may_be_back_already() -> None:
         s.update_from_output(step, executor.execute_model(step))
     assert victim.output_token_ids == scripted_tokens(victim.prompt_token_ids, 9)
     assert executor.num_known_requests == 0
+
+
+def test_a_list_of_tokens_ends_where_the_request_does() -> None:
+    s = scheduler()
+    r = request(5, stop_token_ids=[8], max_tokens=10)
+    add(s, r)
+    step = s.schedule()
+    entries = [TokenLogprobs([token], [-1.0], 1) for token in (9, 8, 7)]
+    answer = ModelRunnerOutput({r.request_id: [9, 8, 7]}, {r.request_id: entries})
+    (output,) = s.update_from_output(step, answer)
+    assert output.new_token_ids == [9, 8] == r.output_token_ids
+    assert output.new_logprobs == entries[:2]
+    assert (output.finish_reason, output.stop_reason) == ("stop", 8)

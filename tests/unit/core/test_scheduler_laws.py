@@ -1,7 +1,7 @@
 """Whatever comes, goes, fails or runs short: tokens stay right and no block is lost.
 
-Requests arrive, leave and fail at random moments under tiny caches, and steps are planned before
-or after the one before is answered. The model is scripted:
+Requests arrive, leave and fail at random moments under tiny caches, steps are planned before or
+after the one before is answered, and drafts come true or do not. The model is scripted:
 it reads its past through the block tables, so any wrong block shows as a wrong token.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import note, settings
@@ -17,16 +18,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.builders import core_config, request
 from tests.fakes import ScriptedExecutor, scripted_tokens
-from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
+from vllm_lite.core.kv_plan import min_states, plan_kv_cache
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, StateCacheSpec
+from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.core.state_pool import StatePool
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenLogprobs
-from vllm_lite.request import Request, RequestStatus
 
 SIZE, CONTEXT = 8, 72
 EOS, STOP, VOCAB = 3, 5, 150
 
 # Of the layers: one rule, or several that share pages.
+# Layers with states: slots more than a request needs, and tokens between two that are kept.
+STATES = st.tuples(st.integers(0, 8), st.sampled_from([None, SIZE, 3 * SIZE]))
+STATE = StateCacheSpec(num_heads=1, head_size=1, num_groups=1, state_size=1, conv_kernel=2)
 WINDOWS: list[tuple[int | None, ...]] = [
     *[(None,)] * 3,
     *((1,), (7,), (20,)),
@@ -42,6 +47,7 @@ CONFIGS = st.fixed_dictionaries(
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 0, 1, 8, 20]),
         "max_num_partial_prefills": st.sampled_from([1, 1, 2, 3]),
+        "num_speculative_tokens": st.sampled_from([None, None, 1, 3, 12]),
     }
 )
 # Few beginnings, so that prefixes are shared; blocks of one content after different ones, too.
@@ -58,6 +64,7 @@ ARRIVALS = st.fixed_dictionaries(
         "priority": st.integers(0, 2),
         "cache_salt": st.sampled_from([None, None, "salt"]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+        "runs_ahead": st.sampled_from([True, True, False]),
     }
 )
 
@@ -71,6 +78,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from(WINDOWS),
         spare=st.integers(0, 8),
         max_in_flight=st.sampled_from([1, 2]),
+        states=st.one_of(st.none(), STATES),
+        attends=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -79,15 +88,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows: tuple[int | None, ...],
         spare: int,
         max_in_flight: int,
+        states: tuple[int, int | None] | None,
+        attends: bool,
     ) -> None:
         if not chunked:
             options["max_num_batched_tokens"] = CONTEXT
-        spec = KVCacheSpec(tuple(LayerCacheSpec(1, 8, "float32", window) for window in windows))
+        if states is not None and not attends:
+            windows = ()
+        layers = tuple(LayerCacheSpec(1, 8, "float32", window) for window in windows)
+        spec = KVCacheSpec(layers, () if states is None else (STATE,))
         options |= {"max_model_len": CONTEXT, "enable_chunked_prefill": chunked}
+        if states is not None:  # no draft can be taken back
+            options["num_speculative_tokens"] = None
+        options["method"] = "ngram" if options["num_speculative_tokens"] else None
         # The smallest cache that is allowed, and a little more.
         least = plan_kv_cache(core_config(**options | {"max_num_seqs": 1}), spec, 1 << 40)
-        config = core_config(**options, num_gpu_blocks_override=least.num_blocks + spare)
-        plan = plan_kv_cache(config, spec, 0)
+        blocks = {"num_gpu_blocks_override": least.num_blocks + spare} if windows else {}
+        config = core_config(**options, **blocks)
+        plan = plan_kv_cache(config, spec, 1 << 40)
+        if states is not None:
+            count = min_states(config) + states[0]
+            plan = replace(plan, num_states=count, state_interval=states[1])
+        self.has_state = states is not None
         self.groups = plan.groups
         self.max_in_flight = max_in_flight
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -102,7 +124,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add_and_run(self, arrivals: list[dict[str, Any]], count: int) -> None:
         for options in arrivals:
             options["min_tokens"] = min(options["min_tokens"], options["max_tokens"])
+            runs_ahead = options.pop("runs_ahead")
             r = request(stop_token_ids=[STOP], eos=(EOS,), **options)
+            r.can_run_ahead = runs_ahead
             self.requests[r.request_id] = r
             self.outputs[r.request_id] = []
             self.scheduler.add_request(r)
@@ -153,8 +177,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        pool = self.scheduler.kv_manager.pool
-        assert self.scheduler.reset_prefix_cache() == (pool.num_used == 0)
+        assert self.scheduler.reset_prefix_cache() == (not self.scheduler.running)
 
     @invariant()
     def books_balance(self) -> None:
@@ -185,6 +208,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                     else:
                         assert owners[block_id] <= 1 or block_id in self.withdrawn
 
+    @invariant()
+    def states_balance(self) -> None:
+        states = self.scheduler.kv_manager.states if hasattr(self, "scheduler") else None
+        if not isinstance(states, StatePool):
+            return
+        pool = states.pool
+        assert pool.num_free + pool.num_cached + pool.num_used == len(pool.blocks) - 1
+        # A slot to work in, one that is read, one that will be, and what is not yet computed.
+        in_flight = [state for step in self.in_flight for state in step.states.values()]
+        most = 3 * len(self.scheduler.running) + sum(len(state.writes) for state in in_flight)
+        assert len(self.scheduler.running) <= pool.num_used <= most
+        assert all(block.content_hash is None or block.block_id for block in pool.blocks)
+
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
@@ -197,6 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.executor.num_known_requests == 0
         stats = self.scheduler.make_stats()
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_total_blocks
+        assert self.scheduler.kv_manager.usage == 0
         for request_id, r in self.requests.items():
             self.check_outcome(r, self.outputs[request_id])
 
@@ -246,6 +283,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min(wanted, CONTEXT - r.num_prompt_tokens),
             vocab_size=VOCAB,
             windows=[group.sliding_window for group in self.groups],
+            has_state=self.has_state,
         )
         for count, token in enumerate(ideal, 1):
             if token in (EOS, STOP) and count >= r.sampling_params.min_tokens:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import request
+from vllm_lite.core.request import RequestStatus
 from vllm_lite.core.stopping import check_stop
 from vllm_lite.errors import RequestError
 from vllm_lite.repetition import RepetitionDetectionParams
-from vllm_lite.request import RequestStatus
 
 EOS, STOP, OTHER = 7, 8, 9
 

@@ -69,9 +69,11 @@ class Request:
     num_tokens: int = field(init=False)
     # Tokens whose keys and values lie in the cache.
     num_computed_tokens: int = 0
-    # What the steps not yet answered compute beyond that, and how many tokens they sample.
+    # What the steps not yet answered compute beyond that, and how many tokens they sample, at most.
     num_ahead_tokens: int = 0
     num_expected_tokens: int = 0
+    # Whether a step may be planned on tokens that are only expected.
+    can_run_ahead: bool = True
     # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
     max_total_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
@@ -134,22 +136,35 @@ class Request:
         return self.num_tokens + self.num_expected_tokens - self.num_planned_tokens
 
     @property
-    def is_about_to_end(self) -> bool:
-        """Whether the steps not yet answered bring the request to its greatest length."""
-        return self.num_tokens + self.num_expected_tokens >= self.max_total_tokens
+    def must_wait(self) -> bool:
+        """Whether nothing can be planned before what the steps not yet answered sample is known."""
+        if not self.num_expected_tokens:
+            return False
+        return (
+            not self.can_run_ahead
+            # They bring it to its greatest length.
+            or self.num_tokens + self.num_expected_tokens >= self.max_total_tokens
+        )
 
-    def plan(self, num_tokens: int) -> None:
-        """Note a step that computes the next `num_tokens`, and samples where none is left."""
+    def num_drafts(self, most: int) -> int:
+        """How many drafts, up to `most`, the last known or expected token may be computed with."""
+        if not self.can_run_ahead:
+            return 0
+        return min(most, self.max_total_tokens - self.num_tokens - self.num_expected_tokens - 1)
+
+    def plan(self, num_tokens: int, num_verified: int) -> None:
+        """Note a step that computes the next `num_tokens`, and samples after `num_verified`."""
         self.num_ahead_tokens += num_tokens
-        if not self.num_missing_tokens:
-            self.num_expected_tokens += 1
+        self.num_expected_tokens += num_verified
 
-    def answer(self, num_tokens: int) -> None:
-        """Note that the oldest step not yet answered has computed its `num_tokens`."""
-        self.num_computed_tokens += num_tokens
+    def answer(self, num_tokens: int, num_verified: int, num_sampled: int) -> None:
+        """Note what the oldest step not yet answered, planned so, has computed.
+
+        It ends before the last token sampled: drafts beyond that came to nothing.
+        """
+        self.num_computed_tokens += num_tokens - (num_verified - num_sampled)
         self.num_ahead_tokens -= num_tokens
-        if self.num_computed_tokens == self.num_tokens:
-            self.num_expected_tokens -= 1
+        self.num_expected_tokens -= num_verified
 
     def start_over(self) -> None:
         """Forget what was computed; no step may be unanswered."""
