@@ -10,9 +10,9 @@ from vllm_lite.config.option import sections
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
+from vllm_lite.core.request import Request
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest
-from vllm_lite.request import Request
 from vllm_lite.sampling_params import SamplingParams
 
 _ids = count()

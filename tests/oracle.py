@@ -16,7 +16,7 @@ import torch
 from gguf.quants import dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vllm_lite.config.sources import fetch_demo
+from vllm_lite.config.demo import fetch_demo
 
 NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE = 30, 576, 9, 3, 64
 

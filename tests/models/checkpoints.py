@@ -15,6 +15,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -33,6 +35,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "gpt2": (GPT2Config, GPT2LMHeadModel),
     "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mamba2": (Mamba2Config, Mamba2ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -55,6 +58,12 @@ TINY: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3": {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 9},
     "gpt_neox": {"num_attention_heads": 3, "num_key_value_heads": 3},
+    "mamba2": {
+        "num_heads": 6,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 12,
+    },
     "ministral": {"head_dim": 12},
     "phi3": {"pad_token_id": None},
     "qwen3": {"head_dim": 16},
@@ -68,10 +77,20 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+# What its configuration has no field for.
+ABSENT = {
+    "mamba2": {
+        *("num_attention_heads", "num_key_value_heads"),
+        *("intermediate_size", "max_position_embeddings"),
+    }
+}
+
+
 def make_model(family: str, **changes: Any) -> PreTrainedModel:
     """A random model in float32 whose weights, norms and biases all matter to its logits."""
     config_class, model_class = FAMILIES[family]
-    settings = {**TINY, **OF_FAMILY.get(family, {}), **changes}
+    common = {name: value for name, value in TINY.items() if name not in ABSENT.get(family, ())}
+    settings = {**common, **OF_FAMILY.get(family, {}), **changes}
     torch.manual_seed(sum(map(ord, family)))
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     with torch.no_grad():

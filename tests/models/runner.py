@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
+from vllm_lite.attention.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.layers.attention import LayerCache
+from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.recorded_forward import recorded_forward
@@ -50,7 +51,12 @@ class PagedRunner:
             shape = (num_blocks, layer.num_kv_heads, block_size, layer.row_size)
             pair = [unwritten(shape, getattr(torch, layer.dtype)) for _ in range(2)]
             caches.append(LayerCache(*pair, numbers[i]))
-        model.bind_kv_cache(caches)
+        self._has_states = bool(spec.states)
+        states = [
+            StateCache(*(unwritten((num_blocks, *shape), torch.float32) for shape in shapes))
+            for shapes in ((state.conv_shape, state.recurrent_shape) for state in spec.states)
+        ]
+        model.bind_kv_cache(caches, states)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()
         self._model = model
@@ -61,6 +67,7 @@ class PagedRunner:
         self._block_size = block_size
         self._blocks: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}
+        self._states: dict[str, int] = {}
 
     def step(self, tokens: dict[str, Sequence[int]]) -> dict[str, torch.Tensor]:
         """Compute each sequence's next tokens; the logits [len, V] of every one of them."""
@@ -93,6 +100,18 @@ class PagedRunner:
         width = max(len(self._blocks[name]) for name in names)
         table = [self._blocks[name] + [0] * (width - len(self._blocks[name])) for name in names]
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+        states = None
+        if self._has_states:
+            # Each step leaves its states in other slots than those it began with.
+            ends = [start - 1 for start in starts[1:]]
+            written = [self._free.pop() for _ in names]
+            state_out = [-1] * len(ids)
+            for end, slot in zip(ends, written, strict=True):
+                state_out[end] = slot
+            state_in = [self._states.get(name, -1) for name in names]
+            self._free += [slot for slot in state_in if slot >= 0]
+            self._states.update(zip(names, written, strict=True))
+            states = StateIndices(*(torch.tensor(x).int() for x in (state_in, state_out)))
         metadata = AttentionMetadata(
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
@@ -102,6 +121,7 @@ class PagedRunner:
             num_requests=len(names),
             max_query_len=max(counts),
             max_seq_len=max(lengths),
+            states=states,
         )
         with attention_metadata(metadata):
             hidden = self._forward(torch.tensor(ids), torch.tensor(positions))

@@ -7,7 +7,7 @@ through the engine core and the model runner: what is compared are the logits th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,15 @@ from tests.models.checkpoints import make_model, save
 from tests.models.test_gguf import SIZES, write_gguf
 from vllm_lite import _cpu
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.core import EngineCore
-from vllm_lite.executor import threaded
-from vllm_lite.executor.threaded import ThreadedExecutor
-from vllm_lite.executor.uniproc import UniprocExecutor
+from vllm_lite.executor.select import make_executor
 from vllm_lite.kernels import dispatch
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker import worker
 from vllm_lite.worker.model_runner import ModelRunner
-from vllm_lite.worker.worker import Worker
+from vllm_lite.worker.request_states import StepPlan
 
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="a law of compiled kernels")
 
@@ -46,10 +44,8 @@ Logits = dict[int, torch.Tensor]
 class _Runner(ModelRunner):
     """Keeps the logits that the request "mine" samples from, and those of its whole prompt."""
 
-    def __init__(
-        self, kept: Logits, config: Any, plan: KVCachePlan, model: CausalLM, device: torch.device
-    ) -> None:
-        super().__init__(config, plan, model, device)
+    def __init__(self, kept: Logits, config: Any, model: CausalLM, *rest: Any) -> None:
+        super().__init__(config, model, *rest)
         self._kept = kept
         self._computed = model.compute_logits
         model.compute_logits = self._compute_logits  # type: ignore[method-assign]
@@ -68,21 +64,12 @@ class _Runner(ModelRunner):
         assert torch.equal(largest.view(torch.int32), expected[1].view(torch.int32))
         return tokens, largest
 
-    def _sample(self, hidden: torch.Tensor, batch: Any, *rest: Any) -> None:
-        super()._sample(hidden, batch, *rest)
-        for row, index in enumerate(batch.sampling_rows.tolist()):
-            if batch.request_ids[index] == "mine":
-                end = int(batch.starts[index] + batch.num_scheduled[index])
-                self._kept[end] = self._last[row].view(torch.int32)
-
-
-class _Worker(Worker):
-    def __init__(self, kept: Logits, config: Any) -> None:
-        super().__init__(config)
-        self._kept = kept
-
-    def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> ModelRunner:
-        return _Runner(self._kept, self._config, plan, model, self._device)
+    def _choose(self, hidden: torch.Tensor, plan: StepPlan, *rest: Any) -> Any:
+        choice = super()._choose(hidden, plan, *rest)
+        for row, request_id in enumerate(plan.sampling_ids):
+            if request_id == "mine":
+                self._kept[int(plan.sampled_positions[row])] = self._last[row].view(torch.int32)
+        return choice
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -105,14 +92,8 @@ class Engine:
         }
         config = EngineArgs(model=str(model), **(settings | options)).create_engine_config()
         self._kept: Logits = {}
-        make_worker: Callable[[Any], Worker] = partial(_Worker, self._kept)
-        monkeypatch.setattr(threaded, "Worker", make_worker)
-        self._core = EngineCore(
-            config,
-            ThreadedExecutor
-            if config.scheduler.async_scheduling
-            else lambda config: UniprocExecutor(config, make_worker),
-        )
+        monkeypatch.setattr(worker, "ModelRunner", partial(_Runner, self._kept))
+        self._core = EngineCore(config, make_executor)
         self.num_preemptions = self.num_cached = 0
 
     def __enter__(self) -> Engine:

@@ -97,6 +97,8 @@ def test_a_bad_constraint_is_refused_before_anything_runs(llm: LLM) -> None:
 def test_scheduling_changes_nothing(model: Path, llm: LLM) -> None:
     params = [constrained(i, json=OBJECT) for i in range(6)]
     params += [constrained(i, regex=SHORT, logprobs=2) for i in range(3)]
+    # These run ahead, while the others wait for their tokens.
+    params += [SamplingParams(max_tokens=20 * i, seed=i, temperature=1.0) for i in range(1, 4)]
     prompt = "x" * 40 + "<think></think>"
     roomy = texts(run(llm, params, prompt))
     small = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 36, "max_model_len": 256}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,14 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as GGML
 from torch import Tensor
 
+from tests.models import test_gguf
 from tests.models import test_quantized_checkpoints as checkpoints
-from tests.models.checkpoints import make_model, save
+from tests.models.checkpoints import FAMILIES, make_model, save
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
+from tests.models.test_quantized import assert_near
 from vllm_lite.distributed.groups import Shard, head_shards, tensor_parallel
-from vllm_lite.errors import UsageError
+from vllm_lite.distributed.shared_memory import SharedMemoryGroup
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.kernels import reference_collectives
+from vllm_lite.models.interfaces import CausalLM
 
 IDS = [5, 9, 2, 77, 130, 0, 31, 64, 65, 66, 128]
 
@@ -43,40 +50,71 @@ class ThreadRank:
     size: int
     meeting: Meeting
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, x)).sum(0)
+    def all_reduce(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return reference_collectives.all_reduce(self.meeting.exchange(self.rank, x), dtype)
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, x), dim=-1)
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
+        gathered = reference_collectives.all_gather(self.meeting.exchange(self.rank, x))
+        assert gathered.shape[1] == width
+        return gathered
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "size"),
-    [
-        ("llama", {"attention_bias": True, "mlp_bias": True}, 2),
-        ("qwen2", {"tie_word_embeddings": True}, 4),
-        ("qwen3", {"num_key_value_heads": 1}, 2),
-        ("qwen3_moe", {}, 2),
-    ],
-)
-def test_ranks_together_equal_one(
-    family: str, changes: dict[str, Any], size: int, tmp_path: Path
-) -> None:
-    save(make_model(family, **changes), tmp_path)
+# Biases of each kind, tied rows, a key-value head that ranks share.
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 4},
+    "gpt_neox": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_together_equal_one(family: str, size: int, tmp_path: Path) -> None:
+    save(make_model(family, **CHANGES.get(family, {})), tmp_path)
     alone = load(tmp_path)
     want = PagedRunner(alone).step({"a": IDS})["a"]
-
-    meeting = Meeting(size)
+    hidden_size = CHANGES.get(family, {}).get("hidden_size", 48)
+    fd = os.memfd_create("ranks")
     models = []
     for rank in range(size):
-        with tensor_parallel(ThreadRank(rank, size, meeting)):
+        with tensor_parallel(SharedMemoryGroup(fd, rank, size)):
             models.append(load(tmp_path))
-    kv_heads = alone.kv_cache_spec().layers[0].num_kv_heads
-    assert models[0].kv_cache_spec().layers[0].num_kv_heads == max(1, kv_heads // size)
+    os.close(fd)
+    whole, own = alone.kv_cache_spec(), models[0].kv_cache_spec()
+    for layer, part in zip(whole.layers, own.layers, strict=True):
+        assert part.num_kv_heads == max(1, layer.num_kv_heads // size)
+    for state, share in zip(whole.states, own.states, strict=True):
+        assert share.num_bytes * size == state.num_bytes
+
+    def run(model: CausalLM) -> list[Tensor]:
+        logits = PagedRunner(model, is_recorded=True).step({"a": IDS})["a"]
+        hidden = torch.randn(3, hidden_size, generator=torch.Generator().manual_seed(1))
+        return [logits.clone(), *model.greedy_tokens(hidden)]
+
     with ThreadPoolExecutor(size) as pool:
-        results = list(pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models))
+        results = list(pool.map(run, models))
     for result in results:
-        torch.testing.assert_close(result, want, atol=1e-4, rtol=0)
+        torch.testing.assert_close(result[0], want, atol=1e-4, rtol=0)
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+    torch.testing.assert_close(results[0][1:], list(run(alone)[1:]))
+
+
+def test_the_lowest_of_equal_tokens_wins(tmp_path: Path) -> None:
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[70:] = model.lm_head.weight[:61]
+    save(model, tmp_path)
+    hidden = torch.randn(40, 48)
+    alone = load(tmp_path).greedy_tokens(hidden)
+    meeting, models = Meeting(2), []
+    for rank in range(2):
+        with tensor_parallel(ThreadRank(rank, 2, meeting)):
+            models.append(load(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        for tokens, largest in pool.map(lambda m: m.greedy_tokens(hidden), models):
+            assert torch.equal(tokens, alone[0]) and torch.equal(largest, alone[1])
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "float tensors", "int channels"])
@@ -91,6 +129,25 @@ def test_ranks_share_a_quantised_checkpoint(name: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for result in pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models):
             torch.testing.assert_close(result, want, atol=1e-4, rtol=0)
+
+
+def test_ranks_share_rows_that_stay_quantised(tmp_path: Path) -> None:
+    sizes = {**test_gguf.SIZES, "tie_word_embeddings": True}
+    model = make_model("llama", **sizes)
+    path = test_gguf.write_gguf(tmp_path / "m.gguf", "llama", model, GGML.Q8_0)
+    want = PagedRunner(load(path, quantization="gguf")).step({"a": IDS})["a"]
+    meeting, models = Meeting(2), []
+    for rank in range(2):
+        with tensor_parallel(ThreadRank(rank, 2, meeting)):
+            models.append(load(path, quantization="gguf"))
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda m: PagedRunner(m).step({"a": IDS})["a"], models):
+            # A sum in another order may round an activation to the next byte.
+            assert_near(result, want, 0.02)
+    path = test_gguf.write_gguf(tmp_path / "k.gguf", "llama", model, GGML.Q4_K)
+    refused = pytest.raises(CheckpointError, match=r"128 inputs .* not whole Q4_K blocks of 256")
+    with tensor_parallel(ThreadRank(0, 2, meeting)), refused:
+        load(path, quantization="gguf")
 
 
 def test_a_group_is_not_shared_by_ranks() -> None:

@@ -11,8 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class StateIndices(NamedTuple):
+    """Slots of states that a step reads and writes; see kernels/reference_state.py."""
+
+    # [R] int32: of the state that each request's tokens begin with; -1: zeros.
+    state_in: Tensor
+    # [T] int32: where the state behind each token goes; -1: nowhere.
+    state_out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,8 @@ class AttentionMetadata:
     num_requests: int
     max_query_len: int
     max_seq_len: int
+    # Of models with state-space layers.
+    states: StateIndices | None = None
 
 
 _current: ContextVar[AttentionMetadata] = ContextVar("attention_metadata")

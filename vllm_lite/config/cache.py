@@ -6,7 +6,8 @@ from typing import Literal
 
 from vllm_lite.config.option import config, option
 
-_NO_MAMBA = "leave it out: no model here has state-space layers"
+_FLOAT32_STATES = "use auto or float32: rounded states would drift from those of one long step"
+_NO_REPLAY = "leave it out: states are kept, not the inputs that led to them"
 
 
 @config
@@ -115,34 +116,39 @@ class CacheConfig:
     )
     mamba_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto",
-        "Numbers of state-space models' state.",
-        level="absent",
-        remedy=_NO_MAMBA,
+        "Numbers of state-space layers' states.",
+        works=("auto", "float32"),
+        remedy=_FLOAT32_STATES,
     )
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto",
-        "Numbers of its recurrent part.",
-        level="absent",
-        remedy=_NO_MAMBA,
+        "Numbers of their recurrent part.",
+        works=("auto", "float32"),
+        remedy=_FLOAT32_STATES,
     )
     mamba_block_size: int | None = option(
         None,
-        "Tokens in a cache block of state-space layers.",
+        "Tokens between two states of a prompt that prefix caching keeps, a multiple of "
+        "--block-size; default: the prompt's last full block alone.",
         ge=1,
-        level="absent",
-        remedy=_NO_MAMBA,
     )
     mamba_cache_mode: Literal["align", "none"] = option(
-        "none", "Which states are kept for later requests.", level="absent", remedy=_NO_MAMBA
+        "none",
+        "Which states are kept for later requests.",
+        level="idle",
+        why="prefix caching keeps states where blocks end, and nothing else does",
     )
     enable_mamba_shared_prefix_checkpoint: bool = option(
-        False, "Keep the state where prompts part, too.", level="absent", remedy=_NO_MAMBA
+        False,
+        "Keep the state where prompts part, too.",
+        level="absent",
+        remedy="use --mamba-block-size: states are kept every so many tokens",
     )
     use_replayssm: bool = option(
-        False, "Keep inputs in place of states.", level="absent", remedy=_NO_MAMBA
+        False, "Keep inputs in place of states.", level="absent", remedy=_NO_REPLAY
     )
     replayssm_buffer_len: int = option(
-        16, "How many inputs.", ge=1, level="absent", remedy=_NO_MAMBA
+        16, "How many inputs.", ge=1, level="absent", remedy=_NO_REPLAY
     )
     kv_cache_dtype_skip_layers: list[str] = option(
         [],

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+# The context of a model that knows no positions, and what is served of it unless more is asked for.
+UNLIMITED_POSITIONS = 2**31 - 1
+ASSUMED_LENGTH = 2048
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from vllm_lite.config.graphs import capture_sizes
+from vllm_lite.config.attention import AttentionConfig
+from vllm_lite.config.cache import CacheConfig
+from vllm_lite.config.model import ModelConfig
 from vllm_lite.errors import UsageError
-
-if TYPE_CHECKING:
-    from vllm_lite.config.vllm import VllmConfig
 
 # Names of --attention-backend for a GPU, the default first.
 GPU_BACKENDS = ("TRITON_ATTN", "CUDA", "TORCH_SDPA", "FLASH_ATTN", "FLASHINFER")
@@ -32,9 +29,11 @@ _HEAD_SIZES = {
 _LARGEST_BLOCK, _FLASH_ATTN_BLOCK = 128, 256
 
 
-def check_device(config: VllmConfig) -> None:
-    """Raise UsageError for what the configuration's device cannot do."""
-    backend, on_cpu = config.attention.backend, config.device == "cpu"
+def check_device(
+    device: str, attention: AttentionConfig, cache: CacheConfig, model: ModelConfig, head_size: int
+) -> None:
+    """Raise UsageError for what the device cannot do."""
+    backend, on_cpu = attention.backend, device == "cpu"
     if on_cpu and backend in GPU_BACKENDS:
         raise UsageError(
             f"--attention-backend {backend} is for GPUs; leave it out, or add --device cuda"
@@ -44,17 +43,14 @@ def check_device(config: VllmConfig) -> None:
             f"--attention-backend CPU_ATTN is for CPUs; use {', '.join(GPU_BACKENDS)} or leave it "
             "out"
         )
-    _check_block_size(config)
-    if on_cpu:
-        return
-    _check_cache(config, backend or GPU_BACKENDS[0])
-    capture_sizes(config)
+    _check_block_size(backend, cache.block_size)
+    if not on_cpu:
+        _check_cache(backend or GPU_BACKENDS[0], cache.kv_cache_dtype, model.dtype, head_size)
 
 
-def _check_cache(config: VllmConfig, backend: str) -> None:
-    numbers = config.cache.kv_cache_dtype
+def _check_cache(backend: str, numbers: str, dtype: str, head_size: int) -> None:
     if numbers == "auto":
-        numbers = config.model.dtype
+        numbers = dtype
     if numbers in _UNREAD.get(backend, ()):
         raise UsageError(
             f"--attention-backend {backend} reads no cache of {numbers}; use TRITON_ATTN or "
@@ -63,21 +59,20 @@ def _check_cache(config: VllmConfig, backend: str) -> None:
     head_sizes = _HEAD_SIZES.get(backend)
     if head_sizes is None:
         return
-    if config.model.dtype == "float32":
+    if dtype == "float32":
         raise UsageError(
             f"--attention-backend {backend} computes no --dtype float32; use TRITON_ATTN or "
             "bfloat16"
         )
-    if config.facts.head_size not in head_sizes:
+    if head_size not in head_sizes:
         raise UsageError(
-            f"--attention-backend {backend} has no kernel for heads of {config.facts.head_size}; "
+            f"--attention-backend {backend} has no kernel for heads of {head_size}; "
             f"its sizes are {', '.join(map(str, head_sizes))}; use TRITON_ATTN"
         )
 
 
-def _check_block_size(config: VllmConfig) -> None:
-    block_size = config.cache.block_size
-    if config.attention.backend == "FLASH_ATTN":
+def _check_block_size(backend: str | None, block_size: int) -> None:
+    if backend == "FLASH_ATTN":
         if block_size % _FLASH_ATTN_BLOCK:
             raise UsageError(
                 f"--attention-backend FLASH_ATTN reads no blocks of {block_size} tokens; add "

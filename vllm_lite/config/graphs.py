@@ -6,12 +6,10 @@ There is one kind of graph here, a whole step of single tokens; every other step
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vllm_lite.config.attention import AttentionConfig
+from vllm_lite.config.compilation import CompilationConfig
+from vllm_lite.config.model import ModelConfig
 from vllm_lite.errors import UsageError
-
-if TYPE_CHECKING:
-    from vllm_lite.config.vllm import VllmConfig
 
 # Beyond it a step computes so long that its launches no longer count.
 _LARGEST_BY_DEFAULT = 512
@@ -19,10 +17,17 @@ _LARGEST_BY_DEFAULT = 512
 _WITHOUT_GRAPHS = ("TORCH_SDPA", "FLASHINFER")
 
 
-def capture_sizes(config: VllmConfig) -> tuple[int, ...]:
+def capture_sizes(
+    compilation: CompilationConfig,
+    optimization_level: int,
+    model: ModelConfig,
+    attention: AttentionConfig,
+    max_num_seqs: int,
+) -> tuple[int, ...]:
     """Numbers of requests, ascending; empty where nothing is captured. Raises UsageError."""
-    compilation = config.compilation
-    if not _captures(config):
+    if model.enforce_eager or attention.backend in _WITHOUT_GRAPHS:
+        return ()
+    if not _captures(compilation, optimization_level):
         return ()
     given, largest = (
         compilation.cudagraph_capture_sizes,
@@ -30,7 +35,7 @@ def capture_sizes(config: VllmConfig) -> tuple[int, ...]:
     )
     if given is None:
         if largest is None:
-            largest = min(config.scheduler.max_num_seqs, _LARGEST_BY_DEFAULT)
+            largest = min(max_num_seqs, _LARGEST_BY_DEFAULT)
         return _default_sizes(largest)
     sizes = sorted(set(given))
     if any(size < 1 for size in sizes):
@@ -43,15 +48,12 @@ def capture_sizes(config: VllmConfig) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _captures(config: VllmConfig) -> bool:
-    if config.model.enforce_eager or config.attention.backend in _WITHOUT_GRAPHS:
-        return False
-    compilation = config.compilation
+def _captures(compilation: CompilationConfig, optimization_level: int) -> bool:
     if compilation.cudagraph_mode is not None:
         return compilation.cudagraph_mode != "NONE"
     if compilation.use_cudagraph is not None:
         return compilation.use_cudagraph
-    return config.optimization_level > 0
+    return optimization_level > 0
 
 
 def _default_sizes(largest: int) -> tuple[int, ...]:

@@ -1,50 +1,30 @@
 """Token embedding and the output head, split over the ranks by vocabulary rows.
 
-The vocabulary is padded so that every rank holds equally many rows; padding never leaves this
-module: ids are below `vocab_size` and so many logits come out.
+Each rank holds as many rows, the last maybe fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm_lite.distributed.groups import Shard, tp_group, tp_size
+from vllm_lite.distributed.groups import Shard, tp_group
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.mapped_memory import KeptRows
-from vllm_lite.kernels.quantized import QuantizedRows
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.head import HeadKernel, head_kernel
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 
 
-def _vocab_shard(vocab_size: int) -> Shard:
-    padded = -(-vocab_size // tp_size()) * tp_size()
-    return Shard.even(padded, "vocabulary rows")
-
-
-def _vocab_slots(
-    weights: Mapping[str, StoredTensor], shard: Shard, vocab_size: int
-) -> Iterator[NamedSlot]:
-    """The rows that are no padding; a last rank may have none of them but its padding."""
-    used = max(0, min(shard.size, vocab_size - shard.start))
+def _vocab_slots(weights: Mapping[str, StoredTensor], shard: Shard) -> Iterator[NamedSlot]:
     for name, stored in weights.items():
-        stored.data[used:].zero_()
-        full_shape = (vocab_size, *stored.data.shape[1:])
+        full_shape = (shard.full_size, *stored.data.shape[1:])
         starts = (shard.start,) + (0,) * (stored.data.dim() - 1)
-        keep = None if stored.rows is None else partial(_keep, stored.rows, shard.size)
-        yield NamedSlot("", name, WeightSlot(stored.data[:used], full_shape, starts, keep))
-
-
-def _keep(kept: dict[int, QuantizedRows], size: int, rows: QuantizedRows) -> None:
-    # Blocks of zeros are rows of zeros.
-    padding = (0, 0, 0, size - rows.num_outputs)
-    kept[0] = replace(rows, blocks=F.pad(rows.blocks, padding)) if padding[3] else rows
+        keep = None if stored.rows is None else partial(stored.rows.__setitem__, 0)
+        yield NamedSlot("", name, WeightSlot(stored.data, full_shape, starts, keep))
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -55,22 +35,18 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, method: LinearMethod, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self._method = method.for_vocabulary()
-        self._vocab_size = vocab_size
-        self._shard = _vocab_shard(vocab_size)
+        self._shard = Shard.spread(vocab_size, "vocabulary rows")
         self._group = tp_group()
+        self._first_row = self._shard.start if self._group.size > 1 else None
         self._weights = self._method.create_weights(hidden_size, self._shard.size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, N], a new tensor."""
-        if self._group.size == 1:
-            return self.table.lookup(input_ids)
-        local = input_ids - self._shard.start
-        elsewhere = (local < 0) | (local >= self._shard.size)
-        hidden = self.table.lookup(local.masked_fill_(elsewhere, 0))
-        return self._group.all_reduce(hidden.masked_fill_(elsewhere.unsqueeze(1), 0))
+        hidden = self.table.lookup(input_ids, self._first_row)
+        return self._group.all_reduce(hidden, hidden.dtype)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from _vocab_slots(self._weights, self._shard, self._vocab_size)
+        yield from _vocab_slots(self._weights, self._shard)
 
     def process_weights_after_loading(self) -> None:
         weights, self._weights = self._weights, {}
@@ -92,11 +68,10 @@ class ParallelLMHead(nn.Module):
     ) -> None:
         super().__init__()
         self._method = method.for_vocabulary()
-        self._vocab_size = vocab_size
-        self._shard = _vocab_shard(vocab_size)
+        self._shard = Shard.spread(vocab_size, "vocabulary rows")
         self._group = tp_group()
         self._tied_to = tied_to
-        self._logits = KeptRows(vocab_size)
+        self._logits = KeptRows(self._shard.size)
         self._weights: dict[str, StoredTensor] = {}
         if tied_to is None:
             self._weights = self._method.create_weights(hidden_size, self._shard.size)
@@ -104,21 +79,31 @@ class ParallelLMHead(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, N] -> [R, vocab_size] float32, in memory that the next call may overwrite."""
         if self._head is not None:
-            return self._head.into(hidden, self._logits.rows(len(hidden)))
-        logits = self._group.all_gather(self.kernel(hidden))
-        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
+            logits = self._head.into(hidden, self._logits.rows(len(hidden)))
+        else:
+            logits = self.kernel(hidden)
+        return self._group.all_gather(logits, self._shard.full_size)
 
     def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[R, N] -> the likeliest tokens and their logits, both [R]; see `reference.greedy_tokens`.
 
         Without writing the others' logits where the kernel can do without.
         """
-        if self._head is not None:
-            return self._head.argmax(hidden)
-        return ops().greedy_tokens(self.compute_logits(hidden))
+        if self._head is None:
+            return ops().greedy_tokens(self.compute_logits(hidden))
+        tokens, largest = self._head.argmax(hidden)
+        size = self._group.size
+        if size == 1:
+            return tokens, largest
+        # Ranks hold ascending ids: of equal logits the first rank's is the lowest id's.
+        all_largest = self._group.all_gather(largest.unsqueeze(1), size)
+        halves = (tokens + self._shard.start).unsqueeze(1).view(torch.float32)
+        all_tokens = self._group.all_gather(halves, 2 * size).view(torch.int64)
+        best, largest = ops().greedy_tokens(all_largest)
+        return all_tokens.gather(1, best.unsqueeze(1)).squeeze(1), largest
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from _vocab_slots(self._weights, self._shard, self._vocab_size)
+        yield from _vocab_slots(self._weights, self._shard)
 
     def process_weights_after_loading(self) -> None:
         # Sums are float32: rounding them to the model's type would make near ties equal.
@@ -127,8 +112,7 @@ class ParallelLMHead(nn.Module):
         else:
             weights, self._weights = self._weights, {}
             self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
-        # Of one rank alone: several must bring their logits together.
-        self._head = head_kernel(self.kernel) if self._group.size == 1 else None
+        self._head = head_kernel(self.kernel)
 
 
 class LearnedPositions(nn.Module):

@@ -25,10 +25,7 @@ class Router(ParallelLinear):
 
     def __init__(self, method: LinearMethod, hidden_size: int, num_experts: int) -> None:
         super().__init__(method, Shard.whole(hidden_size), {"": Shard.whole(num_experts)})
-
-    def process_weights_after_loading(self) -> None:
-        weights, self._weights = self._weights, {}
-        self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
+        self._out_dtype = torch.float32
 
 
 class Expert(nn.Module):
@@ -67,6 +64,7 @@ class SparseMLP(nn.Module):
         self._is_renormalized = is_renormalized
         self._route = ops().route_topk
         self._group = tp_group()
+        self._sum_dtype = torch.float32 if self._group.size > 1 else None
 
     @property
     def first(self) -> LinearKernel:
@@ -76,7 +74,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The normalised stream [T, N] -> [T, N]."""
         weights, ids = self._route(self.gate.kernel(x), self._top_k, self._is_renormalized)
-        return self._group.all_reduce(self.kernel(x, ids, weights))
+        return self._group.all_reduce(self.kernel(x, ids, weights, self._sum_dtype), x.dtype)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield from ()

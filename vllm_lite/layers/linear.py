@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, head_shards, tp_group
@@ -40,6 +41,8 @@ class ParallelLinear(nn.Module):
         self._inputs = inputs
         self._outputs = dict(outputs)
         output_size = sum(shard.size for shard in outputs.values())
+        # Of the products: by default that of the activations.
+        self._out_dtype: torch.dtype | None = None
         self._weights = method.create_weights(inputs.size, output_size)
         self._bias = method.create_bias(output_size) if bias else None
 
@@ -82,7 +85,9 @@ class ParallelLinear(nn.Module):
     def process_weights_after_loading(self) -> None:
         # Only the kernel decides what stays in memory.
         weights, self._weights = self._weights, {}
-        self.kernel = self._method.process_weights_after_loading(weights, self._bias)
+        self.kernel = self._method.process_weights_after_loading(
+            weights, self._bias, self._out_dtype
+        )
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -142,7 +147,9 @@ class RowParallelLinear(ParallelLinear):
         group = self._group
         if group.rank > 0 and self._bias is not None:
             self._bias.zero_()  # the sum over ranks must hold it once
+        if group.size == 1:
+            return super().process_weights_after_loading()
+        self._out_dtype = torch.float32  # rounded once, as a sum
         super().process_weights_after_loading()
-        if group.size > 1:
-            part = self.kernel
-            self.kernel = lambda x: group.all_reduce(part(x))
+        part = self.kernel
+        self.kernel = lambda x: group.all_reduce(part(x), x.dtype)

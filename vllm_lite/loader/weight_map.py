@@ -17,6 +17,8 @@ from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 FUSED = {
     "qkv_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj"},
     "gate_up_proj": {"0": "gate_proj", "1": "up_proj"},
+    "in_proj": dict(zip("01234", ("z_proj", "x_proj", "b_proj", "c_proj", "dt_proj"), strict=True)),
+    "conv1d": {"0": "x_conv", "1": "b_conv", "2": "c_conv"},
 }
 
 # Endings of tensors that older checkpoints carry although they follow from the configuration.

@@ -25,6 +25,7 @@ from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryEmbedding, RotaryTables
+from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.spec import (
     AttentionSpec,
@@ -132,34 +133,65 @@ class DecoderLayer(nn.Module):
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
 
         self.input_layernorm = norm("before")
-        self.self_attn = SelfAttention(
-            spec.mixer, decoder.hidden_size, options.at("self_attn"), rotary
-        )
+        self._mixer = self._make_mixer(spec.mixer, decoder.hidden_size, options, rotary)
         self.mixer_output_norm = norm("after")
+        self._enter = join_stream(self.input_layernorm, previous)
+        self._add = ops().scaled_add
+        if spec.ffn is None:
+            self.forward = self._forward_mixer  # type: ignore[method-assign]
+            return
         self.post_attention_layernorm = None if spec.parallel == "one norm" else norm("before")
         self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
         self.ffn_output_norm = norm("after")
-        self._enter = join_stream(self.input_layernorm, previous)
         self._between = ResidualNorm(self.post_attention_layernorm, self.mixer_output_norm)
-        self._add = ops().scaled_add
         if spec.parallel != "no":
             self.forward = self._forward_side_by_side  # type: ignore[method-assign]
+
+    @property
+    def last_norm(self) -> Norm | None:
+        """What the layer's output goes through before it is added to the stream."""
+        return self.ffn_output_norm if hasattr(self, "mlp") else self.mixer_output_norm
+
+    def _make_mixer(
+        self,
+        spec: AttentionSpec | StateSpec,
+        hidden_size: int,
+        options: BuildOptions,
+        rotary: RotaryEmbedding | None,
+    ) -> SelfAttention | StateMixer:
+        """The mixer, which is a module of its own by its kind's name."""
+        if isinstance(spec, AttentionSpec):
+            self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), rotary)
+            return self.self_attn
+        first, last = (
+            options.at(f"mixer.{name}").linear_method for name in ("in_proj", "out_proj")
+        )
+        self.mixer = StateMixer(spec, hidden_size, first, last, options.dtype)
+        return self.mixer
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """One layer's output and the stream to add it to, both [T, N]; the first has no stream."""
-        mixer, mlp = self.self_attn, self.mlp
+        mixer, mlp = self._mixer, self.mlp
         projected, residual = self._enter.normed_product(hidden, residual, mixer.first)
         hidden = mixer.forward(positions, projected)
         projected, residual = self._between.normed_product(hidden, residual, mlp.first)
         return mlp.forward(projected), residual
 
+    def _forward_mixer(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same where there is no feed-forward block."""
+        mixer = self._mixer
+        projected, residual = self._enter.normed_product(hidden, residual, mixer.first)
+        return mixer.forward(positions, projected), residual
+
     def _forward_side_by_side(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The same where both blocks read one stream (Wang and Komatsuzaki, 2021)."""
-        mixer, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        mixer, mlp, norm = self._mixer, self.mlp, self.post_attention_layernorm
         normed, residual = self._enter.add_and_norm(hidden, residual)
         mixed = mixer.forward(positions, mixer.first(normed))
         fed = mlp.forward(mlp.first(normed if norm is None else norm.forward(residual)))
@@ -168,7 +200,7 @@ class DecoderLayer(nn.Module):
 
 def join_stream(before: Norm | None, previous: DecoderLayer | None) -> ResidualNorm:
     """How the output of the layer `previous`, or the embedding, comes to what stands behind it."""
-    return ResidualNorm(before, None if previous is None else previous.ffn_output_norm)
+    return ResidualNorm(before, None if previous is None else previous.last_norm)
 
 
 def make_mlp(
@@ -218,13 +250,15 @@ class Decoder(nn.Module):
         )
         # Rounded as the embedding is.
         self._scale = torch.tensor(spec.embedding_scale, device="cpu").to(options.dtype).item()
-        self.rotary_emb = RotaryTables(
-            [layer.mixer.rotary for layer in spec.layers], options.max_model_len
-        )
+        rotaries = [
+            layer.mixer.rotary if isinstance(layer.mixer, AttentionSpec) else None
+            for layer in spec.layers
+        ]
+        self.rotary_emb = RotaryTables(rotaries, options.max_model_len)
         self.layers = nn.ModuleList()
         last: DecoderLayer | None = None
         for i, layer in enumerate(spec.layers):
-            rotary = self.rotary_emb.of(layer.mixer.rotary)
+            rotary = self.rotary_emb.of(rotaries[i])
             last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), rotary, last)
             self.layers.append(last)
         self.norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
@@ -256,8 +290,14 @@ class DecoderForCausalLM(nn.Module):
             spec.hidden_size,
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
         )
+        mixers = [layer.mixer for layer in spec.layers]
         self._cache_spec = KVCacheSpec(
-            tuple(_layer_cache(layer.mixer, options.cache_format) for layer in spec.layers)
+            tuple(
+                _layer_cache(mixer, options.cache_format)
+                for mixer in mixers
+                if isinstance(mixer, AttentionSpec)
+            ),
+            tuple(mixer.on_this_rank().cache for mixer in mixers if isinstance(mixer, StateSpec)),
         )
 
     @staticmethod
@@ -285,10 +325,15 @@ class DecoderForCausalLM(nn.Module):
     def kv_cache_spec(self) -> KVCacheSpec:
         return self._cache_spec
 
-    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
+    def bind_kv_cache(
+        self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
+    ) -> None:
         attentions = [module for module in self.modules() if isinstance(module, Attention)]
         for layer, cache in zip(attentions, caches, strict=True):
             layer.bind_kv_cache(cache)
+        mixers = [module for module in self.modules() if isinstance(module, StateMixer)]
+        for mixer, state in zip(mixers, states, strict=True):
+            mixer.bind_state(state)
 
 
 def _layer_cache(spec: AttentionSpec, cache_format: CacheFormat) -> LayerCacheSpec:

@@ -9,7 +9,13 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, plus_one, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, rotary_settings
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    decoder_spec,
+    positive,
+    rotary_settings,
+)
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
@@ -23,6 +29,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         scale = positive(facts, "query_pre_attn_scalar", 256) ** -0.5
         layers = []
         for layer in plain.layers:
+            assert isinstance(layer.mixer, AttentionSpec)
             kind = "full_attention" if layer.mixer.window is None else "sliding_attention"
             mixer = replace(
                 layer.mixer, scale=scale, rotary=rotary_settings(facts, kind), qk_norm=norm

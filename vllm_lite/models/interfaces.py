@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.layers.attention import LayerCache
+from vllm_lite.layers.state import StateCache
 
 
 class CausalLM(Protocol):
@@ -36,6 +37,8 @@ class CausalLM(Protocol):
         """What each of this rank's layers caches."""
         ...
 
-    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
-        """Use these, one for each layer, from now on."""
+    def bind_kv_cache(
+        self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
+    ) -> None:
+        """Use these, one for each layer of the spec's layers and states, from now on."""
         ...

@@ -14,6 +14,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.rotary import RotarySettings
+from vllm_lite.layers.state import StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,9 @@ class ExpertsSpec:
 class LayerSpec:
     """A mixer and a feed-forward block, and how the residual stream runs through them."""
 
-    mixer: AttentionSpec
-    ffn: MLPSpec | ExpertsSpec
+    mixer: AttentionSpec | StateSpec
+    # None: the mixer is all of the layer.
+    ffn: MLPSpec | ExpertsSpec | None
     # Before each block, after each, or both; what comes after is applied to what is added.
     norms: Literal["before", "after", "both"] = "before"
     # Both blocks read the same stream: with a norm for each, or one for both.

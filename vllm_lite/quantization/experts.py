@@ -22,7 +22,7 @@ from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKernel:
-    """[T, N], ids and weights [T, K] of experts -> [T, N]."""
+    """[T, N], ids and weights [T, K] of experts -> [T, N] of a type, by default the input's."""
 
     gate_up: Any
     down: Any
@@ -31,8 +31,12 @@ class ExpertsKernel:
     # For the log line at start.
     stored: tuple[StoredWeight, ...]
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.ops.experts_mlp(x, ids, weights, self.gate_up, self.down, self.act)
+    def __call__(
+        self, x: Tensor, ids: Tensor, weights: Tensor, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return self.ops.experts_mlp(
+            x, ids, weights, self.gate_up, self.down, self.act, out_dtype=out_dtype
+        )
 
 
 def check_experts() -> None:

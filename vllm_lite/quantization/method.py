@@ -58,8 +58,11 @@ class StoredTensor:
 class EmbeddingTable(Protocol):
     """Rows that are looked up by id, and that an output head may be tied to."""
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        """[T] int64 -> [T, input_size], a new tensor."""
+    def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
+        """[T] int64 -> [T, input_size], a new tensor.
+
+        With `first_row`, the id of the table's first row, ids without a row there get zeros.
+        """
         ...
 
     def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:

@@ -56,8 +56,8 @@ class QuantizedTable:
         self._dtype = dtype
         self._lookup = ops().quantized_lookup
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        return self._lookup(self._weight, ids, self._dtype)
+    def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
+        return self._lookup(self._weight, ids, self._dtype, first_row)
 
     def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
         return QuantizedKernel(self._weight, None, out_dtype, ops())

@@ -59,8 +59,8 @@ class PlainTable:
         self._rows = rows
         self._ops = ops()
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        return self._ops.embedding(ids, self._rows)
+    def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
+        return self._ops.embedding(ids, self._rows, first_row)
 
     def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
         return plain_kernel(self._rows, None, out_dtype)

@@ -25,12 +25,12 @@ class SeenTokens:
     def __init__(self, prompt_token_ids: Int32s, vocab_size: int) -> None:
         ids = np.unique(prompt_token_ids).astype(np.int64)
         ids = ids[(ids >= 0) & (ids < vocab_size)]
-        self.count = len(ids)
+        self.count = self._num_prompt_ids = len(ids)
         self._ids = np.zeros(max(64, 2 * len(ids)), np.int64)
         self._ids[: len(ids)] = ids
         self._times = np.zeros(len(self._ids), np.float32)
         self._index = {int(token_id): i for i, token_id in enumerate(ids)}
-        self._num_outputs = 0
+        self._outputs: list[int] = []
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -44,12 +44,22 @@ class SeenTokens:
 
     def update(self, output_token_ids: Int32s) -> None:
         """Take in the outputs that are new since the last call; pass all of them."""
-        for token_id in output_token_ids[self._num_outputs :].tolist():
+        for token_id in output_token_ids[len(self._outputs) :].tolist():
             index = self._index.setdefault(token_id, self.count)
             if index == self.count:
                 self._append(token_id)
             self._times[index] += 1.0
-        self._num_outputs = len(output_token_ids)
+            self._outputs.append(token_id)
+
+    def rewind(self, num_outputs: int) -> None:
+        """Forget all but the first outputs."""
+        while len(self._outputs) > num_outputs:
+            token_id = self._outputs.pop()
+            index = self._index[token_id]
+            self._times[index] -= 1.0
+            if not self._times[index] and index >= self._num_prompt_ids:
+                del self._index[token_id]
+                self.count -= 1
 
     def _append(self, token_id: int) -> None:
         if self.count == len(self._ids):
@@ -84,16 +94,20 @@ class Penalties:
 
     def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
         """Penalise `logits` [R, V] in place; `outputs` are the batch rows' generated ids."""
-        seen = [row.seen for row in self._rows]
+        seen = []
         for row in self._rows:
             row.seen.update(outputs[row.row])
-        lengths = [tokens.count for tokens in seen]
+            seen.append((row.seen.ids, row.seen.times.copy()))
+        # Several rows of a request rest on its drafts, each on one more; only the first is sure.
+        for row in reversed(self._rows):
+            row.seen.rewind(len(outputs[row.row]))
+        lengths = [len(ids) for ids, _ in seen]
         rows = np.repeat(self._index, lengths)
         flat, times, factors = (
             to_device(array, logits.device)
             for array in (
-                rows * logits.shape[1] + np.concatenate([s.ids for s in seen]),
-                np.concatenate([s.times for s in seen]),
+                rows * logits.shape[1] + np.concatenate([ids for ids, _ in seen]),
+                np.concatenate([times for _, times in seen]),
                 np.repeat(self._factors, lengths, axis=0),
             )
         )

@@ -18,6 +18,7 @@ from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference_sampling import filter_weights, token_weights
 from vllm_lite.kernels.transfer import to_device
+from vllm_lite.sample.bias import Int64s
 from vllm_lite.sample.counter_rng import uniforms
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sample.states import RandomRows, SamplingBatch, TokenTable
@@ -31,19 +32,6 @@ LOGPROBS_MODES = (RAW_LOGPROBS, RAW_LOGITS, PROCESSED_LOGPROBS, PROCESSED_LOGITS
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerOutput:
-    """What R rows sampled."""
-
-    token_ids: list[int]
-    # Rows whose logits admit no token: not finite, or all of them banned.
-    failed_rows: list[int]
-    # Those among them whose logits are all -inf, as bans make them.
-    stuck_rows: list[int]
-    # row -> its log-probabilities, for the rows that asked.
-    logprobs: dict[int, TokenLogprobs]
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """What R rows sampled, on the device."""
 
@@ -52,15 +40,13 @@ class Choice:
     largest: Tensor
     logprobs: dict[int, TokenLogprobs]
 
-    def read(self) -> SamplerOutput:
-        """The same on the host; waits for the device."""
-        # By numpy: after a step nothing is in the caches, and a torch operation costs 40 us.
-        failed, stuck = rows_without_token(self.largest.numpy(force=True))
-        return SamplerOutput(self.token_ids.tolist(), failed, stuck, self.logprobs)
-
 
 def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
-    """The failed and the stuck rows of a SamplerOutput, by the largest logit of each row [R]."""
+    """The rows that admit no token, and those among them whose logits are all -inf, as bans do.
+
+    By the largest logit of each row [R].
+    """
+    # By numpy: after a step nothing is in the caches, and a torch operation costs 40 us.
     is_sound = np.isfinite(largest)
     if is_sound.all():
         return [], []
@@ -77,26 +63,25 @@ class Sampler:
         self._is_raw = logprobs_mode in (RAW_LOGPROBS, RAW_LOGITS)
         self._is_normalized = logprobs_mode in (RAW_LOGPROBS, PROCESSED_LOGPROBS)
 
-    def sample(
-        self, logits: Tensor, batch: SamplingBatch, mask: TokenMask | None = None
-    ) -> SamplerOutput:
+    def choose(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        positions: Int64s,
+        mask: TokenMask | None = None,
+    ) -> Choice:
         """One token for each row of `logits` [R, V] float32, in which processors write.
 
-        `mask` comes after every bias and penalty: nothing brings a banned token back.
-        """
-        return self.choose(logits, batch, mask).read()
-
-    def choose(self, logits: Tensor, batch: SamplingBatch, mask: TokenMask | None = None) -> Choice:
-        """As `sample`, the tokens staying on the device.
-
-        Waits for the device only where log-probabilities are asked for.
+        A row's token comes to the position `positions` [R] of its slot, and rests on those before.
+        `mask` comes after every bias and penalty: nothing brings a banned token back. Waits for
+        the device only where log-probabilities are asked for.
         """
         reports = bool(batch.logprob_rows)
         raw: Tensor | None = None
         if reports and self._is_raw and (batch.processors or mask is not None):
             raw = logits[batch.logprob_rows]
         if batch.processors:
-            outputs = self._table.outputs(batch.slots)
+            outputs = self._table.outputs(batch.slots, positions)
             for processor in batch.processors:
                 processor.apply(logits, outputs)
         if mask is not None:
@@ -104,7 +89,7 @@ class Sampler:
         if batch.random is None:
             tokens, largest = ops().greedy_tokens(logits)
         else:
-            tokens, largest = self._draw(logits, batch.random)
+            tokens, largest = self._draw(logits, batch.random, positions)
         logprobs: dict[int, TokenLogprobs] = {}
         if reports:
             if not self._is_raw:
@@ -112,10 +97,9 @@ class Sampler:
             logprobs = self._report(logits, raw, tokens, batch)
         return Choice(tokens, largest, logprobs)
 
-    def _draw(self, logits: Tensor, random: RandomRows) -> tuple[Tensor, Tensor]:
-        slots, table = random.slots, self._table
-        positions = table.num_tokens[slots] - table.num_prompt_tokens[slots]
-        chances = to_device(uniforms(random.keys, positions), logits.device)
+    def _draw(self, logits: Tensor, random: RandomRows, positions: Int64s) -> tuple[Tensor, Tensor]:
+        num_outputs = positions - self._table.num_prompt_tokens[random.slots]
+        chances = to_device(uniforms(random.keys, num_outputs), logits.device)
         return ops().draw_tokens(
             logits,
             random.inverse_temperature,

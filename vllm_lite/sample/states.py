@@ -39,13 +39,11 @@ class TokenTable:
 
     token_ids: Int32s  # [slots, L]: prompt, then outputs
     num_prompt_tokens: Int64s  # [slots]
-    num_tokens: Int64s  # [slots]: prompt and outputs
 
-    def outputs(self, slots: Int64s) -> list[Int32s]:
-        """The generated ids of each of `slots`, as views."""
+    def outputs(self, slots: Int64s, ends: Int64s) -> list[Int32s]:
+        """The generated ids of each of `slots` before the positions `ends`, as views."""
         starts = self.num_prompt_tokens[slots].tolist()
-        ends = self.num_tokens[slots].tolist()
-        rows = zip(slots.tolist(), starts, ends, strict=True)
+        rows = zip(slots.tolist(), starts, ends.tolist(), strict=True)
         return [self.token_ids[slot, start:end] for slot, start, end in rows]
 
 
@@ -104,7 +102,7 @@ class SamplingStates:
     """
 
     def __init__(self, table: TokenTable, vocab_size: int, seed: int, device: torch.device) -> None:
-        num_slots = len(table.num_tokens)
+        num_slots = len(table.num_prompt_tokens)
         self.table = table
         self._vocab_size = vocab_size
         self._seed = seed

@@ -1,96 +1,163 @@
-"""One step's requests as arrays: what the model runs on and which rows sample.
+"""One step's requests as arrays, and what the model runs on, made of tables on the host.
 
 Built by whole-array operations; the cost for each request is a few list entries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import AttentionMetadata
+from vllm_lite.attention.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.kernels.transfer import to_device
-from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
 
-Int64s = npt.NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the model runs on: T tokens."""
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """R requests of a step, on the device; all [R] int64."""
+
+    slots: Tensor
+    starts: Tensor  # position of each request's first token in the step
+    counts: Tensor
+    # [R] and [T] int64, where there are any.
+    states: StateIndices | None = None
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """All but the counts."""
+        return self.slots, self.starts, *(self.states or ())
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R requests, request by request."""
+    """A step where the model runs."""
 
-    request_ids: list[str]  # [R]
-    slots: Int64s  # [R]
-    starts: Int64s  # [R]: position of each request's first token in this step
-    num_scheduled: Int64s  # [R]
-    input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    attention: AttentionMetadata
-    # Requests (rows of the batch) whose last known token is in this step.
-    sampling_rows: Int64s
-    # Token index of that last token, [len(sampling_rows)]; None: it is 0..T-1.
-    logits_indices: Tensor | None
+    plan: StepPlan
+    # Index of the token that each row's token follows, [S]; None: they are 0..T-1.
+    last_tokens: Tensor | None
+    # Where the host does not build the inputs itself: the requests, and where the sampled go.
+    rows: StepRows | None = None
+    targets: tuple[Tensor, Tensor] | None = None  # slots and positions, each a row that samples
+
+
+class StepInputs(Protocol):
+    """Makes a step's inputs, and keeps what they are made of."""
+
+    states: RequestStates
 
     @property
-    def sampling_slots(self) -> Int64s:
-        """Slots of the requests that sample."""
-        return self.slots[self.sampling_rows]
+    def runs_ahead(self) -> bool:
+        """Whether a step finds the ids that the one before samples without the host."""
+        ...
+
+    def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
+        """Make the tokens of `slot` these, from the position `start` on."""
+        ...
+
+    def begin(self, plan: StepPlan) -> Batch:
+        """Take up a step."""
+        ...
+
+    def model_inputs(self, batch: Batch) -> ModelInputs:
+        """What the model runs on."""
+        ...
+
+    def append(self, batch: Batch, token_ids: Tensor) -> None:
+        """Let later steps find what the rows of `batch` that sample got, [S] int64."""
+        ...
 
 
-def build_batch(
-    states: RequestStates, num_scheduled_tokens: dict[str, int], device: torch.device
-) -> Batch:
-    """The batch of a step, in the order of `num_scheduled_tokens`; every count is positive."""
-    request_ids = list(num_scheduled_tokens)
-    num_requests = len(request_ids)
-    slots = np.array(states.slots(request_ids), np.int64)
-    counts = np.fromiter(num_scheduled_tokens.values(), np.int64, num_requests)
-    starts = states.num_computed_tokens[slots]
-    ends = starts + counts
-    query_start_loc = np.zeros(num_requests + 1, np.int32)
-    np.cumsum(counts, out=query_start_loc[1:])
-    num_tokens = int(query_start_loc[-1])
-    is_decode = num_tokens == num_requests
-    if is_decode:
-        token_slots, positions = slots, starts
-    else:
-        token_slots = np.repeat(slots, counts)
-        # Token t of the batch is token t - query_start_loc[r] of its request r.
-        positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:-1], counts)
-    input_ids = states.tokens.token_ids[token_slots, positions].astype(np.int64)
-    max_seq_len = int(ends.max())
-    sampling_rows = (ends == states.tokens.num_tokens[slots]).nonzero()[0]
-    samples_every_token = is_decode and len(sampling_rows) == num_requests
-    last_tokens = query_start_loc[1:][sampling_rows].astype(np.int64) - 1
+# From a step to the hidden states of its tokens, [T, N]; they live until the next step.
+Forward = Callable[[Batch], Tensor]
 
-    def tensor(array: npt.NDArray[np.generic]) -> Tensor:
-        return to_device(array, device)
 
-    return Batch(
-        request_ids=request_ids,
-        slots=slots,
-        starts=starts,
-        num_scheduled=counts,
-        input_ids=tensor(input_ids),
-        positions=tensor(positions),
-        attention=AttentionMetadata(
-            query_start_loc=tensor(query_start_loc),
-            seq_lens=tensor(ends.astype(np.int32)),
-            block_tables=tuple(
-                tensor(table.gather(slots, starts, max_seq_len)) for table in states.tables
+def eager(inputs: StepInputs, forward: Callable[[Tensor, Tensor], Tensor]) -> Forward:
+    """A model's pass, or a recording of it, over the inputs of any step."""
+
+    def run(batch: Batch) -> Tensor:
+        made = inputs.model_inputs(batch)
+        with attention_metadata(made.attention):
+            return forward(made.input_ids, made.positions)
+
+    return run
+
+
+class HostInputs:
+    """Makes a step's inputs of the host's own tables, which know every id."""
+
+    runs_ahead = False
+
+    def __init__(self, states: RequestStates, device: torch.device) -> None:
+        self.states = states
+        self._device = device
+
+    def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
+        """Nothing: the states' table is read itself."""
+
+    def begin(self, plan: StepPlan) -> Batch:
+        """Take up a step."""
+        return Batch(plan, None if plan.samples_all else self._tensor(plan.last_tokens))
+
+    def model_inputs(self, batch: Batch) -> ModelInputs:
+        """What the model runs on."""
+        plan, states = batch.plan, self.states
+        slots, counts, starts = plan.slots, plan.counts, plan.starts
+        num_requests, ends = len(slots), plan.starts + plan.counts
+        query_start_loc = np.zeros(num_requests + 1, np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        num_tokens = int(query_start_loc[-1])
+        if num_tokens == num_requests:
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, counts)
+            # Token t of the batch is token t - query_start_loc[r] of its request r.
+            positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:-1], counts)
+        input_ids = states.tokens.token_ids[token_slots, positions].astype(np.int64)
+        max_seq_len = int(ends.max())
+        tensor = self._tensor
+        return ModelInputs(
+            input_ids=tensor(input_ids),
+            positions=tensor(positions),
+            attention=AttentionMetadata(
+                query_start_loc=tensor(query_start_loc),
+                seq_lens=tensor(ends.astype(np.int32)),
+                block_tables=tuple(
+                    tensor(table.gather(slots, starts, max_seq_len)) for table in states.tables
+                ),
+                slot_mappings=tuple(
+                    tensor(table.slot_mapping(token_slots, positions)) for table in states.tables
+                ),
+                num_tokens=num_tokens,
+                num_requests=num_requests,
+                max_query_len=int(counts.max()),
+                max_seq_len=max_seq_len,
+                states=self._states(plan),
             ),
-            slot_mappings=tuple(
-                tensor(table.slot_mapping(token_slots, positions)) for table in states.tables
-            ),
-            num_tokens=num_tokens,
-            num_requests=num_requests,
-            max_query_len=int(counts.max()),
-            max_seq_len=max_seq_len,
-        ),
-        sampling_rows=sampling_rows,
-        logits_indices=None if samples_every_token else tensor(last_tokens),
-    )
+        )
+
+    def append(self, batch: Batch, token_ids: Tensor) -> None:
+        """Nothing: the answer is read before the next step, and with it the ids."""
+
+    def _states(self, plan: StepPlan) -> StateIndices | None:
+        if plan.state_in is None or plan.state_out is None:
+            return None
+        return StateIndices(self._tensor(plan.state_in), self._tensor(plan.state_out))
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return to_device(array, self._device)

@@ -6,8 +6,13 @@ so are those that its window has left: their blocks may be another's by now.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import KVCachePlan
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -56,3 +61,16 @@ class BlockTable:
         block, offset = np.divmod(positions, self.block_size)
         result: Int64s = self._table[slots, block] * np.int64(self.block_size) + offset
         return result
+
+
+_Table = TypeVar("_Table", bound=BlockTable)
+
+
+def block_tables(config: VllmConfig, plan: KVCachePlan, kind: type[_Table]) -> list[_Table]:
+    """A table for each group of layers, for requests of the greatest length."""
+    size = plan.block_size
+    max_blocks = -(-(config.model.max_model_len + 1) // size)
+    return [
+        kind(config.scheduler.max_num_seqs, max_blocks, size, group.sliding_window)
+        for group in plan.groups
+    ]

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vllm_lite.worker.device_inputs import StepRows
+from vllm_lite.worker.batch import Batch, Forward, StepRows
 
 # A step with one token of each row -> hidden states [R, N].
 Decode = Callable[[StepRows], Tensor]
@@ -34,6 +34,7 @@ class _Graph:
     """One captured size."""
 
     rows: StepRows
+    idle: StepRows
     replay: Callable[[], None]
 
 
@@ -43,17 +44,20 @@ class DecodeGraphs:
     def __init__(
         self,
         decode: Decode,
+        otherwise: Forward,
         sizes: Sequence[int],
-        padding_slot: int,
+        idle_rows: Callable[[int], StepRows],
         maker: GraphMaker,
-        device: torch.device,
     ) -> None:
-        """`sizes`: numbers of rows to capture, ascending; larger batches have no graph."""
+        """`sizes`: numbers of rows to capture, ascending; other steps go `otherwise`.
+
+        `idle_rows`: so many rows of a step that no request has.
+        """
         self._decode = decode
+        self._otherwise = otherwise
         self._sizes = list(sizes)
-        self._padding_slot = padding_slot
+        self._idle_rows = idle_rows
         self._maker = maker
-        self._device = device
         self._graphs: dict[int, _Graph] = {}
         # Where every graph leaves its rows: results of their own would each hold memory.
         self._hidden: Tensor | None = None
@@ -63,23 +67,22 @@ class DecodeGraphs:
         """The largest batch that has a graph."""
         return self._sizes[-1] if self._sizes else 0
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes to capture, ascending."""
-        return tuple(self._sizes)
-
+    @torch.inference_mode()
     def capture(self, size: int) -> None:
         """Capture one of the sizes now. The largest comes first: the others use its memory."""
         self._graph(size)
 
-    def run(self, rows: StepRows) -> Tensor:
-        """Hidden states [R, N] of R rows, at most `max_rows`; they live until the next run."""
+    def __call__(self, batch: Batch) -> Tensor:
+        """Hidden states [T, N] of a step; they live until the next."""
+        rows = batch.rows
+        if rows is None or not batch.plan.is_decode or len(rows.slots) > self.max_rows:
+            return self._otherwise(batch)
         num_rows = len(rows.slots)
         graph = self._graph(self._sizes[bisect_left(self._sizes, num_rows)])
-        graph.rows.slots[:num_rows] = rows.slots
-        graph.rows.slots[num_rows:] = self._padding_slot
-        graph.rows.starts[:num_rows] = rows.starts
-        graph.rows.starts[num_rows:] = 0
+        columns = (graph.rows.columns, rows.columns, graph.idle.columns)
+        for kept, given, idle in zip(*columns, strict=True):
+            kept[:num_rows] = given
+            kept[num_rows:] = idle[num_rows:]
         graph.replay()
         if self._hidden is None:
             raise RuntimeError("a graph ran and left nothing")
@@ -88,14 +91,13 @@ class DecodeGraphs:
     def _graph(self, size: int) -> _Graph:
         graph = self._graphs.get(size)
         if graph is None:
-            slots = torch.full((size,), self._padding_slot, device=self._device)
-            rows = StepRows(slots, torch.zeros_like(slots), torch.ones_like(slots))
+            rows = self._idle_rows(size)
             if self._hidden is None:
                 # Run once for the shape; a graph can hold no memory that outlives its pool.
                 like = self._decode(rows)
                 self._hidden = like.new_empty(self.max_rows, like.shape[1])
             replay = self._maker.capture(lambda: self._compute(rows))
-            graph = self._graphs[size] = _Graph(rows, replay)
+            graph = self._graphs[size] = _Graph(rows, self._idle_rows(size), replay)
         return graph
 
     def _compute(self, rows: StepRows) -> None:

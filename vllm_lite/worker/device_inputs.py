@@ -8,18 +8,16 @@ the host. Nothing here waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import AttentionMetadata
+from vllm_lite.attention.metadata import AttentionMetadata, StateIndices
 from vllm_lite.kernels.transfer import to_device
+from vllm_lite.worker.batch import Batch, ModelInputs, StepRows
 from vllm_lite.worker.block_table import BlockTable
-
-Int64s = npt.NDArray[np.int64]
+from vllm_lite.worker.request_states import Int32s, Int64s, RequestStates, StepPlan
 
 
 class MirroredBlockTable(BlockTable):
@@ -52,38 +50,21 @@ class MirroredBlockTable(BlockTable):
         return list(changes), list(changes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """R requests of a step, on the device; all [R] int64."""
-
-    slots: Tensor
-    starts: Tensor  # position of each request's first token in the step
-    counts: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInputs:
-    """What the model runs on: T tokens."""
-
-    input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    attention: AttentionMetadata
-
-
 class DeviceInputs:
     """Tokens and block ids by slot, with one slot more, `padding_slot`, that no request has."""
 
+    runs_ahead = True
+
     def __init__(
-        self,
-        tables: Sequence[MirroredBlockTable],
-        num_slots: int,
-        max_len: int,
-        device: torch.device,
+        self, states: RequestStates, tables: Sequence[MirroredBlockTable], device: torch.device
     ) -> None:
-        """`tables`: one for each group of layers; `max_len`: tokens of a slot."""
+        """`tables`: those of `states`."""
+        num_slots, max_len = states.tokens.token_ids.shape
+        self.states = states
         self.padding_slot = num_slots
+        self._max_len = max_len - 1
         self._host_tables = tables
-        self._block_size = tables[0].block_size
+        self._block_size = tables[0].block_size if tables else max_len
         self._device = device
         self._tokens = torch.zeros(num_slots + 1, max_len, dtype=torch.int32, device=device)
         self._tables = [
@@ -91,17 +72,37 @@ class DeviceInputs:
             for table in tables
         ]
 
-    def set_tokens(self, slot: int, token_ids: npt.NDArray[np.int32]) -> None:
-        """Make the first tokens of `slot` these."""
-        self._tokens[slot, : len(token_ids)].copy_(
+    def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
+        """Make the tokens of `slot` these, from the position `start` on."""
+        self._tokens[slot, start : start + len(token_ids)].copy_(
             to_device(token_ids, self._device), non_blocking=True
         )
 
-    def append_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        """Put one token at a position of each of `slots`; all [R], ids int64."""
-        self._tokens[slots, positions] = token_ids.int()
+    def begin(self, plan: StepPlan) -> Batch:
+        """Take up a step: say what the device does not know of it."""
+        columns = [plan.slots, plan.starts, plan.counts, plan.last_tokens]
+        columns += [plan.sampling_slots, plan.sampled_positions]
+        if plan.state_in is not None and plan.state_out is not None:
+            columns += [plan.state_in.astype(np.int64), plan.state_out.astype(np.int64)]
+        # Columns of the step, then those of the rows that sample.
+        slots, starts, counts, last_tokens, *more = self._send(*columns)
+        rows = StepRows(slots, starts, counts, StateIndices(*more[2:]) if more[2:] else None)
+        return Batch(plan, None if plan.samples_all else last_tokens, rows, (more[0], more[1]))
 
-    def begin_step(self, *columns: Int64s) -> list[Tensor]:
+    def idle_rows(self, size: int) -> StepRows:
+        """`size` rows of one token of the padding slot, which write to no cache."""
+        slots = torch.full((size,), self.padding_slot, device=self._device)
+        states = None
+        if self.states.has_states:
+            states = StateIndices(torch.full_like(slots, -1), torch.full_like(slots, -1))
+        return StepRows(slots, torch.zeros_like(slots), torch.ones_like(slots), states)
+
+    def append(self, batch: Batch, token_ids: Tensor) -> None:
+        """Let later steps find what the rows of `batch` that sample got, [S] int64."""
+        assert batch.targets is not None
+        self._tokens[batch.targets] = token_ids.int()
+
+    def _send(self, *columns: Int64s) -> list[Tensor]:
         """`columns` on the device, and the blocks that were added entered in the table there."""
         parts = list(columns)
         for host_table in self._host_tables:
@@ -114,10 +115,11 @@ class DeviceInputs:
                 table.view(-1)[places] = ids.int()
         return list(sent[: len(columns)])
 
-    def decode(self, rows: StepRows, max_seq_len: int) -> ModelInputs:
+    def decode_inputs(self, rows: StepRows) -> ModelInputs:
         """The inputs of a step with one token of each request; rows of the padding slot idle.
 
-        Shapes depend on R and `max_seq_len` alone, so that a graph can hold these operations.
+        For any context up to the longest: shapes depend on R alone, so that a graph can hold
+        these operations.
         """
         num_requests = len(rows.slots)
         return self._inputs(
@@ -126,13 +128,14 @@ class DeviceInputs:
             positions=rows.starts,
             query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device=self._device),
             max_query_len=1,
-            max_seq_len=max_seq_len,
+            max_seq_len=self._max_len,
         )
 
-    def mixed(
-        self, rows: StepRows, num_tokens: int, max_query_len: int, max_seq_len: int
-    ) -> ModelInputs:
-        """The inputs of a step with `num_tokens` tokens, request by request."""
+    def model_inputs(self, batch: Batch) -> ModelInputs:
+        """The inputs of a step of any tokens, request by request."""
+        assert batch.rows is not None
+        rows, plan = batch.rows, batch.plan
+        num_tokens = int(plan.counts.sum())
         device = self._device
         ends = rows.counts.cumsum(0)
         query_start_loc = torch.zeros(len(ends) + 1, dtype=torch.int32, device=device)
@@ -146,8 +149,8 @@ class DeviceInputs:
             token_slots=rows.slots[row],
             positions=rows.starts[row] + offsets,
             query_start_loc=query_start_loc,
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
+            max_query_len=int(plan.counts.max()),
+            max_seq_len=int((plan.starts + plan.counts).max()),
         )
 
     def _inputs(
@@ -178,6 +181,9 @@ class DeviceInputs:
                 num_requests=len(rows.slots),
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
+                states=None
+                if rows.states is None
+                else StateIndices(*(indices.int() for indices in rows.states)),
             ),
         )
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
+from torch import Tensor
 
 from vllm_lite import platform
-from vllm_lite.config.graphs import capture_sizes
+from vllm_lite.attention.metadata import attention_metadata
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_plan import KVCachePlan, page_bytes
@@ -36,11 +36,17 @@ from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.worker.batch import StepRows, eager
+from vllm_lite.worker.block_table import block_tables
 from vllm_lite.worker.cuda_device import CudaDevice
+from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
-from vllm_lite.worker.device_runner import DeviceRunner
-from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTable
+from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
+from vllm_lite.worker.model_runner import ModelRunner
+from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.trial_steps import check_answer, trial_steps
+from vllm_lite.worker.worker import Worker
 
 logger = init_logger(__name__)
 
@@ -49,31 +55,49 @@ _GIB = 1 << 30
 _MOST_THREADS = 16
 
 
-class GpuWorker:
+def device_runner(
+    config: VllmConfig,
+    plan: KVCachePlan,
+    model: CausalLM,
+    device: Device,
+    graph_sizes: tuple[int, ...] = (),
+) -> tuple[ModelRunner, DecodeGraphs]:
+    """Steps whose inputs are made on the device, and their graphs.
+
+    `graph_sizes`: batch sizes of decode steps to capture, ascending; others run eagerly.
+    """
+    place = device.torch_device
+    tables = block_tables(config, plan, MirroredBlockTable)
+    states = RequestStates(config, tables, has_states=plan.num_states > 0)
+    inputs = DeviceInputs(states, tables, place)
+
+    def decode(rows: StepRows) -> Tensor:
+        made = inputs.decode_inputs(rows)
+        with attention_metadata(made.attention):
+            return model.forward(made.input_ids, made.positions)
+
+    maker, otherwise = device.make_graph_maker(), eager(inputs, model.forward)
+    graphs = DecodeGraphs(decode, otherwise, graph_sizes, inputs.idle_rows, maker)
+    return ModelRunner(config, model, inputs, graphs, place), graphs
+
+
+class GpuWorker(Worker):
     """The model on one GPU, with its cache."""
 
     def __init__(self, config: VllmConfig, device: Device | None = None) -> None:
         """Raises UsageError where the device will not do, or the weights do not fit."""
         self._config = config
         self._device = CudaDevice() if device is None else device
-        self._graph_sizes = capture_sizes(config)
-        self._runner: DeviceRunner | None = None
+        self._graph_sizes = config.capture_sizes
+        self._runner: ModelRunner | None = None
         num_threads = min(platform.num_compute_threads(), _MOST_THREADS)
-        torch.set_num_threads(num_threads)
-        dispatch.select_ops(
-            self._device.torch_device.type, config.attention.backend, config.model.deterministic
-        )
-        dispatch.set_num_threads(num_threads)
+        self._start_kernels(self._device.torch_device.type, num_threads)
         self._start = self._device.read_memory()
         granted_bytes(config, self._start)
         self._model = self._load()
         self._device.trim_memory()
         self._loaded = self._device.read_memory()
         self._use = measured_use(self._start, self._loaded, self._loaded, 0)
-
-    def kv_cache_spec(self) -> KVCacheSpec:
-        """The shape of the cache that the model needs."""
-        return self._model.kv_cache_spec()
 
     def available_memory(self) -> int:
         """Bytes for the KV cache: what is left when the largest step was run and measured.
@@ -98,28 +122,27 @@ class GpuWorker:
         timeline.mark("largest step")
         return cache_bytes(self._config, spec, self._use, self._start)
 
-    def initialize_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the cache, capture the graphs, and tell where the memory went."""
-        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
-        runner = self._make_runner(plan)
+    def initialize_cache(self, plan: KVCachePlan) -> float:
+        """Allocate the cache, capture the graphs, and log where the memory went."""
+        self._bind(plan)
+        runner, graphs = self._make_runner(plan)
         timeline.mark("KV cache")
         if self._graph_sizes and self._config.compilation.cudagraph_capture_lazily:
             logger.info("%d sizes of decode steps are captured when met", len(self._graph_sizes))
         elif self._graph_sizes:
             fix = "lower --gpu-memory-utilization, or set --max-cudagraph-capture-size to a half"
             with self._room_for("the graphs", fix):
-                self._capture(runner)
+                self._capture(graphs)
             timeline.mark("graphs")
         self._runner = runner
         memory = self._device.read_memory()
         logger.info("%s", describe_memory(self._use, plan.total_bytes, memory))
+        return 0.0  # its host waits more than it computes
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Give out one step; raises EngineDeadError where the device is broken."""
-        if self._runner is None:
-            raise RuntimeError("initialize_cache comes before submit")
         with _noticing(self._device):
-            return _Watched(self._runner.submit(step), self._device)
+            return _Watched(super().submit(step), self._device)
 
     def describe(self) -> str:
         """For the log: device, number type, kernels and weights."""
@@ -131,8 +154,12 @@ class GpuWorker:
         with self._room_for(what, "use a smaller or a quantised model"):
             return load_model(self._config, str(self._device.torch_device))
 
-    def _make_runner(self, plan: KVCachePlan) -> DeviceRunner:
-        return DeviceRunner(self._config, plan, self._model, self._device, self._graph_sizes)
+    def _make_runner(self, plan: KVCachePlan) -> tuple[ModelRunner, DecodeGraphs]:
+        return device_runner(self._config, plan, self._model, self._device, self._graph_sizes)
+
+    def _bind(self, plan: KVCachePlan) -> None:
+        device = self._device.torch_device
+        self._model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
 
     def _try_out(self, spec: KVCacheSpec) -> tuple[DeviceMemory, int]:
         """A reading after the trial steps, and the bytes that all graphs would take.
@@ -140,9 +167,10 @@ class GpuWorker:
         With a cache of one block, which goes as it came.
         """
         block_size = self._config.cache.block_size
-        plan = KVCachePlan(spec, 1, block_size, page_bytes(cache_groups(spec), block_size))
-        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device.torch_device))
-        runner = self._make_runner(plan)
+        page = page_bytes(cache_groups(spec), block_size)
+        plan = KVCachePlan(spec, 1, block_size, page, num_states=int(bool(spec.states)))
+        self._bind(plan)
+        runner, recorded = self._make_runner(plan)
         largest, *small = trial_steps(self._config, len(plan.groups))
         runner.submit(largest).get()
         for step in small:
@@ -151,16 +179,16 @@ class GpuWorker:
         self._device.trim_memory()
         frees = [self._device.read_memory().free]
         for size in self._graph_sizes[:-3:-1]:
-            runner.capture_graph(size)
+            recorded.capture(size)
             self._device.trim_memory()
             frees.append(self._device.read_memory().free)
         return stepped, graph_bytes(frees, len(self._graph_sizes))
 
-    def _capture(self, runner: DeviceRunner) -> None:
+    def _capture(self, graphs: DecodeGraphs) -> None:
         before, started = self._device.read_memory(), time.monotonic()
         # The largest first: the others fit into its memory.
         for size in reversed(self._graph_sizes):
-            runner.capture_graph(size)
+            graphs.capture(size)
         self._device.trim_memory()
         taken = max(0, before.free - self._device.read_memory().free)
         self._use = replace(self._use, graphs=taken)

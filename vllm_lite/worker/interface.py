@@ -21,8 +21,11 @@ class StepWorker(Protocol):
         """Bytes for the KV cache."""
         ...
 
-    def initialize_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the cache and make ready to run."""
+    def initialize_cache(self, plan: KVCachePlan) -> float:
+        """Allocate the cache and make ready to run.
+
+        Returns the processor seconds that the largest step should take, 0 where that is not known.
+        """
         ...
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:

@@ -1,4 +1,4 @@
-"""The KV cache's memory: pages of one size, of which each layer's cache is a strided view.
+"""The KV cache's memory: pages of one size, and slots for states; layers have views of both.
 
 A page holds a block's keys and values of all layers of one group, so that a huge page holds blocks
 whole. On a CPU memory is taken, and cleared by the system, little by little as blocks come into
@@ -8,6 +8,8 @@ padding points, are always finite.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -15,26 +17,13 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels.mapped_memory import map_zeros
 from vllm_lite.layers.attention import LayerCache
+from vllm_lite.layers.state import StateCache
 
 
 def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[LayerCache]:
     """Each layer's cache for `plan`; UsageError where memory does not reach."""
-    num_bytes = plan.num_blocks * plan.page_bytes
-    try:
-        # Mapped here rather than asked of an allocator, which may hand out memory used before and
-        # then write it whole. Huge pages, where the system grants them, are read faster.
-        pages = (
-            map_zeros(num_bytes)
-            if device.type == "cpu"
-            else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        ).view(plan.num_blocks, plan.page_bytes)
-    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
-        numbers = "--gpu-memory-utilization or --kv-cache-memory-bytes"
-        if device.type == "cpu":
-            numbers = "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
-        raise UsageError(
-            f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower {numbers}"
-        ) from error
+    pages = _zeros(plan, plan.num_blocks * plan.page_bytes, device)
+    pages = pages.view(plan.num_blocks, plan.page_bytes)
     caches: dict[int, LayerCache] = {}
     for number, group in enumerate(plan.groups):
         start = 0
@@ -43,6 +32,39 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[LayerCach
             caches[layer] = LayerCache(key, value, number)
             start += plan.block_size * plan.spec.layers[layer].bytes_per_token
     return [caches[layer] for layer in range(len(caches))]
+
+
+def allocate_states(plan: KVCachePlan, device: torch.device) -> list[StateCache]:
+    """Each state-space layer's states for `plan`; UsageError where memory does not reach."""
+    if not plan.num_states:
+        return []
+    slots = _zeros(plan, plan.num_states * plan.spec.bytes_per_state, device)
+    slots = slots.view(torch.float32).view(plan.num_states, -1)
+    states, start = [], 0
+    for spec in plan.spec.states:
+        parts = []
+        for shape in (spec.conv_shape, spec.recurrent_shape):
+            end = start + prod(shape)
+            parts.append(slots[:, start:end].view(plan.num_states, *shape))
+            start = end
+        states.append(StateCache(*parts))
+    return states
+
+
+def _zeros(plan: KVCachePlan, num_bytes: int, device: torch.device) -> Tensor:
+    try:
+        # Mapped here rather than asked of an allocator, which may hand out memory used before and
+        # then write it whole. Huge pages, where the system grants them, are read faster.
+        if device.type == "cpu":
+            return map_zeros(num_bytes)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        numbers = "--gpu-memory-utilization or --kv-cache-memory-bytes"
+        if device.type == "cpu":
+            numbers = "--gpu-memory-utilization, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
+        raise UsageError(
+            f"the KV cache of {plan.total_bytes:,} bytes cannot be allocated; lower {numbers}"
+        ) from error
 
 
 def _views(plan: KVCachePlan, pages: Tensor, layer: int, start: int) -> tuple[Tensor, Tensor]:

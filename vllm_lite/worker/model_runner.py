@@ -1,98 +1,86 @@
-"""Runs one step: keeps request state, builds the batch, runs the model, samples.
+"""Runs steps: keeps request state, has the model run, samples, answers.
 
-Knows requests and tensors, not how memory is planned. Logits exist only for the positions
-that sample or report; a row whose logits are not sound fails its own request and no other.
+Knows requests and rows, not how memory is planned or where a step's inputs are made. Logits exist
+only for the positions that sample or report; a row whose logits are not sound fails its own request
+and no other. On a device that works beside the host a step is submitted and its answer read later:
+the next step finds the ids on the device. The host waits before that only for what it must know
+itself: the tokens of a request with penalties or banned words, and log-probabilities.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import attention_metadata
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM
-from vllm_lite.sample.sampler import Choice, Sampler, SamplerOutput
+from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
-from vllm_lite.worker.batch import Batch, build_batch
-from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.batch import Forward, StepInputs
+from vllm_lite.worker.drafter import make_drafter
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
-from vllm_lite.worker.recorded_forward import recorded_forward
-from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
 
 UNSOUND_LOGITS = (
     "the model gave this request no usable logits: they are not finite, or every token is banned"
 )
 
 
-def report_failed(
-    output: ModelRunnerOutput, request_ids: list[str], failed: list[int], stuck: list[int]
-) -> None:
-    """Enter the rows that sampled nothing in `output`; `request_ids` are those of all rows."""
-    for row in failed:
-        request_id = request_ids[row]
-        del output.sampled_token_ids[request_id]
-        output.logprobs.pop(request_id, None)
-        output.errors[request_id] = UNSOUND_LOGITS
-    output.stuck += [request_ids[row] for row in stuck]
-
-
 class ModelRunner:
     """Executes steps on one device."""
 
     def __init__(
-        self, config: VllmConfig, plan: KVCachePlan, model: CausalLM, device: torch.device
+        self,
+        config: VllmConfig,
+        model: CausalLM,
+        inputs: StepInputs,
+        forward: Forward,
+        device: torch.device,
     ) -> None:
-        num_slots, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
-        max_blocks = -(-(max_len + 1) // plan.block_size)
-        tables = [
-            BlockTable(num_slots, max_blocks, plan.block_size, group.sliding_window)
-            for group in plan.groups
-        ]
+        """`forward`: the model's pass over a batch of `inputs`."""
+        vocab_size = config.facts.vocab_size
         self._device = device
         self._model = model
-        # Layer by layer, or as one call: the same operations on the same numbers.
-        max_tokens = config.scheduler.max_num_batched_tokens
-        is_eager = config.model.enforce_eager
-        self._forward = (
-            model.forward if is_eager else recorded_forward(model, max_tokens, len(tables))
-        )
-        vocab_size = config.facts.vocab_size
-        self._requests = RequestStates(num_slots, max_len, tables)
+        self._inputs = inputs
+        self._forward = forward
+        self._requests = inputs.states
         tokens = self._requests.tokens
         self._sampling = SamplingStates(tokens, vocab_size, config.model.seed, device)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(model, vocab_size)
-
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Compute one step and sample where a request's last known token is in it."""
-        return DoneOutput(self._execute(step))
+        self._drafter = make_drafter(config.speculative)
+        self._unread: deque[_Answer] = deque()
 
     @torch.inference_mode()
-    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> PendingOutput:
+        """Run one step after those submitted before it."""
         self._update_requests(step)
-        if not step.num_scheduled_tokens:
-            return ModelRunnerOutput({})
-        batch = build_batch(self._requests, step.num_scheduled_tokens, self._device)
-        with attention_metadata(batch.attention):
-            hidden = self._forward(batch.input_ids, batch.positions)
         output = ModelRunnerOutput({})
-        if len(batch.sampling_rows):
-            self._sample(hidden, batch, step.token_masks, output)
+        if not step.num_scheduled_tokens:
+            return DoneOutput(output)
+        plan = self._plan(step)
+        batch = self._inputs.begin(plan)
+        hidden = self._forward(batch)
         if self._requests.prompt_logprobs:
-            output.prompt_logprobs = self._prompt_logprobs.collect(
-                hidden,
-                self._requests,
-                batch.request_ids,
-                batch.slots,
-                batch.starts,
-                batch.num_scheduled,
-            )
-        return output
+            output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
+        if not len(plan.sampling):
+            return DoneOutput(output)
+        if batch.last_tokens is not None:
+            hidden = hidden[batch.last_tokens]
+        choice = self._choose(hidden, plan, step.token_masks)
+        self._inputs.append(batch, choice.token_ids)
+        answer = _Answer(plan, choice, output, self._requests, self._unread)
+        if not self._inputs.runs_ahead:
+            answer.get()
+        return answer
 
     def _update_requests(self, step: SchedulerOutput) -> None:
         for request_id in step.dropped_request_ids:
@@ -101,43 +89,125 @@ class ModelRunner:
                 self._sampling.remove(slot)
         for request in step.new_requests:
             slot = self._requests.add(request)
+            num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+            self._inputs.set_tokens(slot, 0, self._requests.tokens.token_ids[slot, :num_tokens])
             self._sampling.add(slot, request.sampling_params, request.eos_token_ids)
-        if step.cached_requests:
-            self._requests.update(step.cached_requests)
+        self._requests.append_blocks(step.new_block_ids)
 
-    def _sample(
-        self, hidden: Tensor, batch: Batch, masks: TokenMasks | None, output: ModelRunnerOutput
+    def _plan(self, step: SchedulerOutput) -> StepPlan:
+        if self._drafter is None:
+            return self._requests.plan(step)
+        # Drafts follow from the tokens themselves, and so does how far each request has come.
+        self._read_all()
+        plan = self._requests.plan(step, self._drafter)
+        for row in (plan.verified > 1).nonzero()[0].tolist():
+            slot, end = int(plan.slots[row]), int(plan.starts[row] + plan.counts[row])
+            start = end - int(plan.verified[row]) + 1
+            drafts = self._requests.tokens.token_ids[slot, start:end]
+            self._inputs.set_tokens(slot, start, drafts)
+        return plan
+
+    def _read_all(self) -> None:
+        """Make the host's table as far as the device's."""
+        for answer in tuple(self._unread):
+            answer.get()
+
+    def _choose(self, hidden: Tensor, plan: StepPlan, masks: TokenMasks | None) -> Choice:
+        batch = self._sampling.batch(plan.sampling_slots)
+        if masks is None and batch.is_greedy_alone:
+            return Choice(*self._model.greedy_tokens(hidden), {})
+        if batch.processors:
+            self._read_all()
+        mask = None
+        if masks is not None:
+            row_of = {request_id: row for row, request_id in enumerate(plan.sampling_ids)}
+            rows = [row_of[request_id] for request_id in masks.request_ids]
+            mask = TokenMask(rows, masks.bits, self._device)
+        logits = self._model.compute_logits(hidden)
+        return self._sampler.choose(logits, batch, plan.sampled_positions, mask)
+
+
+class _Answer:
+    """The answer to one step: its ids are on their way to the host."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        choice: Choice,
+        output: ModelRunnerOutput,
+        states: RequestStates,
+        unread: deque[_Answer],
     ) -> None:
-        if batch.logits_indices is not None:
-            hidden = hidden[batch.logits_indices]
-        slots = batch.sampling_slots
-        sampling = self._sampling.batch(slots)
-        if masks is None and sampling.is_greedy_alone:
-            sampled = Choice(*self._model.greedy_tokens(hidden), {}).read()
+        """Stands in `unread` until it is read."""
+        self._plan = plan
+        self._logprobs = choice.logprobs
+        self._output = output
+        self._states = states
+        self._tenancies = states.tenancies[plan.sampling_slots]
+        self._unread = unread
+        self._arriving: Arriving | None = Arriving(choice.token_ids, choice.largest)
+        unread.append(self)
+
+    def get(self) -> ModelRunnerOutput:
+        """Wait for the ids; the answer, which is made once."""
+        if self._arriving is not None:
+            arriving, self._arriving = self._arriving, None
+            self._unread.remove(self)
+            self._enter(*arriving.wait())
+        return self._output
+
+    def _enter(self, token_ids: Int64s, largest: npt.NDArray[np.float32]) -> None:
+        """In the host's table, where the slots are still theirs, and in the output."""
+        plan, output, states = self._plan, self._output, self._states
+        slots, positions, table = plan.sampling_slots, plan.sampled_positions, states.tokens
+        request_ids = plan.sampling_ids
+        failed, stuck = rows_without_token(largest)
+        is_theirs = states.tenancies[slots] == self._tenancies
+        if plan.has_drafts:
+            is_drafted = table.token_ids[slots, positions] == token_ids
+            firsts = self._accept(token_ids.tolist(), is_drafted.tolist(), set(failed), is_theirs)
+            # Beyond the first a failure leaves the row's token to the next step.
+            failed, stuck = (sorted(firsts.intersection(rows)) for rows in (failed, stuck))
         else:
-            mask = None if masks is None else self._token_mask(batch, masks)
-            logits = self._model.compute_logits(hidden)
-            sampled = self._sampler.sample(logits, sampling, mask)
-        tokens = self._requests.tokens
-        tokens.token_ids[slots, tokens.num_tokens[slots]] = sampled.token_ids
-        tokens.num_tokens[slots] += 1
-        self._report(batch, sampled, output)
+            sampled = ([token_id] for token_id in token_ids.tolist())
+            output.sampled_token_ids = dict(zip(request_ids, sampled, strict=True))
+            for row, logprobs in self._logprobs.items():
+                output.logprobs[request_ids[row]] = [logprobs]
+        table.token_ids[slots[is_theirs], positions[is_theirs]] = token_ids[is_theirs]
+        for row in failed:
+            request_id = request_ids[row]
+            del output.sampled_token_ids[request_id]
+            output.logprobs.pop(request_id, None)
+            output.errors[request_id] = UNSOUND_LOGITS
+        output.stuck += [request_ids[row] for row in stuck]
 
-    def _token_mask(self, batch: Batch, masks: TokenMasks) -> TokenMask:
-        row_of = {request_id: row for row, request_id in enumerate(self._sampling_ids(batch))}
-        rows = [row_of[request_id] for request_id in masks.request_ids]
-        return TokenMask(rows, masks.bits, self._device)
+    def _accept(
+        self,
+        token_ids: list[int],
+        is_drafted: list[bool],
+        failed: set[int],
+        is_theirs: npt.NDArray[np.bool_],
+    ) -> set[int]:
+        """Enter each request's tokens as far as they rest on drafts that came true; first rows.
 
-    def _report(self, batch: Batch, sampled: SamplerOutput, output: ModelRunnerOutput) -> None:
-        request_ids = self._sampling_ids(batch)
-        output.sampled_token_ids = dict(zip(request_ids, sampled.token_ids, strict=True))
-        for row, logprobs in sampled.logprobs.items():
-            output.logprobs[request_ids[row]] = logprobs
-        report_failed(output, request_ids, sampled.failed_rows, sampled.stuck_rows)
-
-    @staticmethod
-    def _sampling_ids(batch: Batch) -> list[str]:
-        """The requests of the rows that sample, in their order."""
-        if len(batch.sampling_rows) == len(batch.request_ids):
-            return batch.request_ids
-        return [batch.request_ids[row] for row in batch.sampling_rows.tolist()]
+        `is_drafted`: whether a row's token is the draft of its position.
+        """
+        plan, output, states = self._plan, self._output, self._states
+        ends = plan.verified.cumsum().tolist()
+        firsts = set()
+        for index, (count, end) in enumerate(zip(plan.verified.tolist(), ends, strict=True)):
+            if not count:
+                continue
+            request_id, first = plan.request_ids[index], end - count
+            row = first + 1
+            while row < end and is_drafted[row - 1] and row not in failed:
+                row += 1
+            firsts.add(first)
+            output.sampled_token_ids[request_id] = token_ids[first:row]
+            if first in self._logprobs:
+                output.logprobs[request_id] = [self._logprobs[i] for i in range(first, row)]
+            if count > 1:
+                output.num_draft_tokens[request_id] = count - 1
+            if is_theirs[first]:
+                states.num_computed_tokens[plan.slots[index]] += row - first - 1
+        return firsts

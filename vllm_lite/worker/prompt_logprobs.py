@@ -6,7 +6,6 @@ Logits are made some rows at a time: a prompt's would be larger than the model.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,9 +13,7 @@ from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.worker.profile import MAX_PROMPT_LOGIT_ELEMENTS
-from vllm_lite.worker.request_states import RequestStates
-
-Int64s = npt.NDArray[np.int64]
+from vllm_lite.worker.request_states import RequestStates, StepPlan
 
 
 class PromptLogprobs:
@@ -27,23 +24,18 @@ class PromptLogprobs:
         self._vocab_size = vocab_size
 
     def collect(
-        self,
-        hidden: Tensor,
-        states: RequestStates,
-        request_ids: list[str],
-        slots: Int64s,
-        starts: Int64s,
-        counts: Int64s,
+        self, hidden: Tensor, states: RequestStates, plan: StepPlan
     ) -> dict[str, list[TokenLogprobs]]:
         """What the requests of a step that want it get of it, by request id.
 
-        `hidden` [T, N] are the step's, request by request; the rest is [R]: who, from which
-        position on and how many tokens. A request whose prompt is done is asked no more.
+        `hidden` [T, N] are the step's, request by request. A request whose prompt is done is asked
+        no more.
         """
+        starts, counts = plan.starts, plan.counts
         found: dict[str, list[TokenLogprobs]] = {}
         tokens, wanting = states.tokens, states.prompt_logprobs
         first_token = np.concatenate([[0], np.cumsum(counts)]).tolist()
-        for row, slot in enumerate(slots.tolist()):
+        for row, slot in enumerate(plan.slots.tolist()):
             wanted = wanting.get(slot)
             if wanted is None:
                 continue
@@ -54,7 +46,7 @@ class PromptLogprobs:
                 targets = tokens.token_ids[slot, start + 1 : start + 1 + count]
                 rows = hidden[first_token[row] : first_token[row] + count]
                 ids = torch.from_numpy(targets.astype(np.int64)).to(hidden.device)
-                found[request_ids[row]] = self._score(rows, ids, wanted)
+                found[plan.request_ids[row]] = self._score(rows, ids, wanted)
             if start + int(counts[row]) >= length:
                 del wanting[slot]
         return found

@@ -10,7 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata, current_metadata
+from vllm_lite.attention.metadata import (
+    AttentionMetadata,
+    StateIndices,
+    attention_metadata,
+    current_metadata,
+)
 from vllm_lite.kernels import dispatch
 from vllm_lite.log import init_logger
 from vllm_lite.models.interfaces import CausalLM
@@ -32,14 +37,16 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     if not dispatch.is_compiled():
         return model.forward
     from vllm_lite.kernels.cpu_program import (
+        STATE_INPUTS,
         STEP_INPUTS,
+        StepInput,
         StepTensors,
         UnrecordableError,
         record_step,
     )
 
     names = [(f"slot_mapping_{i}", f"block_table_{i}") for i in range(num_groups)]
-    kinds = {
+    kinds: dict[str, StepInput] = {
         name: kind
         for name, kind in STEP_INPUTS.items()
         if name not in ("slot_mapping", "block_table")
@@ -47,6 +54,9 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     for slot_mapping, block_table in names:
         kinds[slot_mapping] = STEP_INPUTS["slot_mapping"]
         kinds[block_table] = STEP_INPUTS["block_table"]
+    has_states = bool(model.kv_cache_spec().states)
+    if has_states:
+        kinds |= STATE_INPUTS
 
     def tensors(input_ids: Tensor, positions: Tensor) -> StepTensors:
         step = current_metadata()
@@ -60,10 +70,12 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
             names, step.slot_mappings, step.block_tables, strict=True
         ):
             inputs[slot_mapping], inputs[block_table] = slots, blocks
+        if step.states is not None:
+            inputs["state_in"], inputs["state_out"] = step.states
         return inputs
 
     try:
-        with attention_metadata(_example(num_groups)):
+        with attention_metadata(_example(num_groups, has_states)):
             recorded = record_step(
                 lambda step: model.forward(step["input_ids"], step["positions"]),
                 tensors(
@@ -78,7 +90,7 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     return lambda input_ids, positions: recorded.run(tensors(input_ids, positions))
 
 
-def _example(num_groups: int) -> AttentionMetadata:
+def _example(num_groups: int, has_states: bool) -> AttentionMetadata:
     """One request of a few tokens; nothing of it is ever computed."""
     return AttentionMetadata(
         query_start_loc=torch.tensor([0, _EXAMPLE_TOKENS], dtype=torch.int32),
@@ -89,4 +101,7 @@ def _example(num_groups: int) -> AttentionMetadata:
         num_requests=1,
         max_query_len=_EXAMPLE_TOKENS,
         max_seq_len=_EXAMPLE_TOKENS,
+        states=StateIndices(*(torch.zeros(n, dtype=torch.int32) for n in (1, _EXAMPLE_TOKENS)))
+        if has_states
+        else None,
     )

@@ -7,28 +7,87 @@ preempted is forgotten and comes back as new.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from vllm_lite.core.step import CachedRequestData, NewRequestData
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.sample.states import TokenTable
 from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.drafter import Drafter
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step on the host."""
+
+    request_ids: list[str]  # [R]
+    slots: Int64s  # [R]
+    starts: Int64s  # [R]: position of each request's first token in this step
+    counts: Int64s  # [R]
+    # After how many of its last tokens each request samples, [R].
+    verified: Int64s
+    # A row for each token that is sampled, [S]: its request in the step, and the slot and position
+    # that the token comes to.
+    sampling: Int64s
+    sampling_slots: Int64s
+    sampled_positions: Int64s
+    # Slots of states that the requests [R] and their tokens [T] read and write, -1 for none.
+    state_in: Int32s | None = None
+    state_out: Int32s | None = None
+
+    @property
+    def samples_all(self) -> bool:
+        """Whether a token is sampled after each that is computed."""
+        return len(self.sampling) == int(self.counts.sum())
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes one token and samples the next."""
+        return len(self.sampling) == len(self.slots) and self.samples_all
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a request samples several tokens."""
+        return len(self.sampling) != np.count_nonzero(self.verified)
+
+    @property
+    def last_tokens(self) -> Int64s:
+        """Index in the step of the token that each row's token follows, [S]."""
+        offsets = self.counts.cumsum() - self.counts - self.starts
+        return offsets[self.sampling] + self.sampled_positions - 1
+
+    @property
+    def sampling_ids(self) -> list[str]:
+        """The requests of the rows that sample, in their order."""
+        return [self.request_ids[row] for row in self.sampling.tolist()]
 
 
 class RequestStates:
     """Tokens, progress and blocks by slot; slots by request id."""
 
-    def __init__(self, num_slots: int, max_model_len: int, tables: Sequence[BlockTable]) -> None:
-        """`tables`: one for each group of layers."""
+    def __init__(
+        self, config: VllmConfig, tables: Sequence[BlockTable], has_states: bool = False
+    ) -> None:
+        """`tables`: one for each group of layers; `has_states`: whether others have states."""
+        num_slots, max_model_len = config.scheduler.max_num_seqs, config.model.max_model_len
         # Rows are touched only as far as requests reach. A prompt may fill the context, and
         # the token after it is sampled still.
         self.tokens = TokenTable(
             token_ids=np.zeros((num_slots, max_model_len + 1), np.int32),
             num_prompt_tokens=np.zeros(num_slots, np.int64),
-            num_tokens=np.zeros(num_slots, np.int64),
         )
+        # How far each is computed by the steps so far; what comes next starts there.
         self.num_computed_tokens = np.zeros(num_slots, np.int64)
+        # Which request a slot is given to, counted: an answer may come after its request left.
+        self.tenancies = np.zeros(num_slots, np.int64)
         self.tables = tables
+        self.has_states = has_states
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
         self._slots: dict[str, int] = {}
@@ -37,13 +96,44 @@ class RequestStates:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def slot(self, request_id: str) -> int:
-        """The slot of a request that is known; KeyError otherwise."""
-        return self._slots[request_id]
+    def plan(self, step: SchedulerOutput, drafter: Drafter | None = None) -> StepPlan:
+        """Take up a step, whose requests are all known here, and count it as computed.
 
-    def slots(self, request_ids: list[str]) -> list[int]:
-        """Slots of requests that are known."""
-        return [self._slots[request_id] for request_id in request_ids]
+        Drafts count once they are accepted. Where a request has fewer than the step allows, it
+        computes less.
+        """
+        request_ids = list(step.num_scheduled_tokens)
+        slots = np.array([self._slots[request_id] for request_id in request_ids], np.int64)
+        counts = np.fromiter(step.num_scheduled_tokens.values(), np.int64, len(slots))
+        verified = np.fromiter(step.num_verified.values(), np.int64, len(slots))
+        starts = self.num_computed_tokens[slots]
+        if drafter is not None:
+            known = starts + counts - np.maximum(verified - 1, 0)
+            for row in (verified > 1).nonzero()[0].tolist():
+                tokens, end = self.tokens.token_ids[slots[row]], int(known[row])
+                drafts = drafter.propose(tokens[:end], int(verified[row]) - 1)
+                tokens[end : end + len(drafts)] = drafts
+                verified[row] = 1 + len(drafts)
+            counts = known - starts + np.maximum(verified - 1, 0)
+            self.num_computed_tokens[slots] = known
+            sampling = np.repeat(np.arange(len(slots)), verified)
+            firsts = known + verified - verified.cumsum()
+            positions = firsts[sampling] + np.arange(len(sampling))
+        else:
+            ends = self.num_computed_tokens[slots] = starts + counts
+            sampling = verified.nonzero()[0]
+            positions = ends[sampling]
+        return StepPlan(
+            request_ids,
+            slots,
+            starts,
+            counts,
+            verified,
+            sampling,
+            slots[sampling],
+            positions,
+            *(state_indices(step) if self.has_states else ()),
+        )
 
     def add(self, request: NewRequestData) -> int:
         """Take a slot for `request` and fill it; the slot."""
@@ -51,12 +141,12 @@ class RequestStates:
             raise ValueError(f"request {request.request_id} is already here")
         slot = self._free.pop()
         self._slots[request.request_id] = slot
+        self.tenancies[slot] += 1
         prompt, output = request.prompt_token_ids, request.output_token_ids
         row = self.tokens.token_ids[slot]
         row[: len(prompt)] = prompt
         row[len(prompt) : len(prompt) + len(output)] = output
         self.tokens.num_prompt_tokens[slot] = len(prompt)
-        self.tokens.num_tokens[slot] = len(prompt) + len(output)
         self.num_computed_tokens[slot] = request.num_computed_tokens
         for table, block_ids in zip(self.tables, request.block_ids, strict=True):
             table.set_row(slot, block_ids)
@@ -67,14 +157,12 @@ class RequestStates:
             self.prompt_logprobs[slot] = wanted
         return slot
 
-    def update(self, requests: list[CachedRequestData]) -> None:
-        """Bring running requests to where the scheduler says they are."""
-        slots = [self._slots[request.request_id] for request in requests]
-        self.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
-        for slot, request in zip(slots, requests, strict=True):
-            if request.new_block_ids:
-                for table, block_ids in zip(self.tables, request.new_block_ids, strict=True):
-                    table.append_row(slot, block_ids)
+    def append_blocks(self, new_block_ids: dict[str, list[list[int]]]) -> None:
+        """Add blocks to requests that are known, a list for each group."""
+        for request_id, block_ids in new_block_ids.items():
+            slot = self._slots[request_id]
+            for table, ids in zip(self.tables, block_ids, strict=True):
+                table.append_row(slot, ids)
 
     def remove(self, request_id: str) -> int | None:
         """Give a request's slot back; None for a request that is not here."""
@@ -83,3 +171,21 @@ class RequestStates:
             self.prompt_logprobs.pop(slot, None)
             self._free.append(slot)
         return slot
+
+
+def state_indices(step: SchedulerOutput) -> tuple[Int32s, Int32s]:
+    """Slots of states that the requests of a step [R] and their tokens [T] read and write.
+
+    What the step says nothing of begins with zeros and is not kept.
+    """
+    state_in = np.full(len(step.num_scheduled_tokens), -1, np.int32)
+    state_out = np.full(step.total_num_scheduled_tokens, -1, np.int32)
+    start = 0
+    for row, (request_id, count) in enumerate(step.num_scheduled_tokens.items()):
+        state = step.states.get(request_id)
+        if state is not None:
+            state_in[row] = state.read
+            for offset, slot in state.writes:
+                state_out[start + offset] = slot
+        start += count
+    return state_in, state_out

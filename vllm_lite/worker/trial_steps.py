@@ -1,6 +1,6 @@
 """Steps to be run once at start: the one that takes the most memory, and some small ones.
 
-Single tokens show whether the weights are sound.
+Single tokens show whether the weights are sound, and a small step how long the largest may take.
 
 The largest has as many requests and tokens as a step may have, a context of full length among them,
 and every row drawn with filters, penalties and log-probabilities. The small ones have kernels
@@ -22,6 +22,7 @@ _COSTLY = SamplingParams(
 )
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLES = 16
+_TIMED_CONTEXT, _TIMED_TOKENS = 2048, 32
 # Requests, and tokens of each.
 _SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
 
@@ -49,13 +50,31 @@ def sample_steps(config: VllmConfig, num_blocks: int, num_groups: int = 1) -> li
     Several, because a weight of 1e38 spoils about half of all tokens.
     """
     scheduler, size = config.scheduler, config.facts.vocab_size
-    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, num_blocks - 1, size)
+    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, size)
+    if num_groups:
+        most = min(most, num_blocks - 1)
     count = min(_SAMPLES, most)
     step = _step(config, [1] * count, [1] * count, _GREEDY)
     for i, request in enumerate(step.new_requests):
         request.prompt_token_ids = [i * size // count]
         request.block_ids = [[i + 1]] * num_groups
-    return [step, SchedulerOutput([], [], {}, 0, list(step.num_scheduled_tokens), [])]
+    return [step, SchedulerOutput([], {}, {}, {}, 0, list(step.num_scheduled_tokens), [])]
+
+
+def timed_step(config: VllmConfig, num_groups: int = 1) -> tuple[list[SchedulerOutput], float]:
+    """A small step with the end of its request, and how many times as long the largest may take.
+
+    Some tokens of a prompt, the context before them as long as may be, up to 2,048. A token takes
+    the longer the fewer are beside it, and attention no longer than the context: so the largest
+    step takes at most as many times more as it has tokens, and context for each.
+    """
+    scheduler, max_len = config.scheduler, config.model.max_model_len
+    length = min(max_len, _TIMED_CONTEXT)
+    count = min(_TIMED_TOKENS, length, scheduler.max_num_batched_tokens)
+    step = _step(config, [length], [count], _GREEDY)
+    step.new_requests[0].block_ids *= num_groups
+    times = scheduler.max_num_batched_tokens / count * max_len / length
+    return [step, SchedulerOutput([], {}, {}, {}, 0, list(step.num_scheduled_tokens), [])], times
 
 
 def check_answer(config: VllmConfig, answer: ModelRunnerOutput) -> None:
@@ -101,4 +120,5 @@ def _step(
     ]
     scheduled = {new.request_id: count for new, count in zip(requests, counts, strict=True)}
     finished = [] if after is None else list(after.num_scheduled_tokens)
-    return SchedulerOutput(requests, [], scheduled, sum(counts), finished, [])
+    verified = dict.fromkeys(scheduled, 1)
+    return SchedulerOutput(requests, {}, scheduled, verified, sum(counts), finished, [])

@@ -6,7 +6,7 @@ then submit.
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
 
 import torch
 
@@ -16,25 +16,35 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.distributed.groups import tp_size
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights
-from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.batch import HostInputs, eager
+from vllm_lite.worker.block_table import BlockTable, block_tables
+from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
-from vllm_lite.worker.trial_steps import check_answer, sample_steps
+from vllm_lite.worker.recorded_forward import recorded_forward
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.trial_steps import check_answer, sample_steps, timed_step
 
 _GIB = 1 << 30
 
 
-class Runner(Protocol):
-    """What runs a worker's steps."""
-
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Run a step after those submitted before it."""
-        ...
+def host_runner(
+    config: VllmConfig, plan: KVCachePlan, model: CausalLM, device: torch.device
+) -> ModelRunner:
+    """Steps whose inputs are made on the host, layer by layer or as one recorded call."""
+    tables = block_tables(config, plan, BlockTable)
+    inputs = HostInputs(RequestStates(config, tables, has_states=plan.num_states > 0), device)
+    # The same operations on the same numbers.
+    max_tokens, num_groups = config.scheduler.max_num_batched_tokens, len(plan.groups)
+    is_eager = config.model.enforce_eager
+    forward = model.forward if is_eager else recorded_forward(model, max_tokens, num_groups)
+    return ModelRunner(config, model, inputs, eager(inputs, forward), device)
 
 
 class Worker:
@@ -42,12 +52,8 @@ class Worker:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
-        self._device = torch.device(config.device)
-        self._runner: Runner | None = None
-        num_threads = platform.num_compute_threads()
-        torch.set_num_threads(num_threads)
-        dispatch.select_ops(config.device, config.attention.backend, config.model.deterministic)
-        dispatch.set_num_threads(num_threads)
+        self._runner: ModelRunner | None = None
+        self._start_kernels(config.device, platform.num_compute_threads(tp_size()))
         self._model = load_model(config, config.device)
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -58,7 +64,7 @@ class Worker:
         """Bytes for the KV cache, once the weights are in memory.
 
         VLLM_CPU_KVCACHE_SPACE where it is set, else the utilisation's share of what is free,
-        less what a step needs for itself.
+        of which ranks have equal parts, less what a step needs for itself.
         """
         space = envs.VLLM_CPU_KVCACHE_SPACE
         if space is not None:
@@ -69,18 +75,24 @@ class Worker:
                 )
             return int(space * _GIB)
         share = self._config.cache.gpu_memory_utilization * platform.free_memory()
-        return max(0, int(share) - activation_bytes(self._config))
+        return max(0, int(share / tp_size()) - activation_bytes(self._config))
 
-    def initialize_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the cache and make ready to run; raises CheckpointError for unsound weights."""
-        self._model.bind_kv_cache(allocate_kv_cache(plan, self._device))
-        runner = self._make_runner(plan, self._model)
+    def initialize_cache(self, plan: KVCachePlan) -> float:
+        """Allocate the cache and make ready to run; raises CheckpointError for unsound weights.
+
+        Returns the processor seconds that the largest step should take, from a small one's.
+        """
+        device = torch.device(self._config.device)
+        self._model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
+        runner = host_runner(self._config, plan, self._model, device)
         for step in sample_steps(self._config, plan.num_blocks, len(plan.groups)):
             check_answer(self._config, runner.submit(step).get())
         self._runner = runner
-
-    def _make_runner(self, plan: KVCachePlan, model: CausalLM) -> Runner:
-        return ModelRunner(self._config, plan, model, self._device)
+        steps, times = timed_step(self._config, len(plan.groups))
+        before = time.process_time()
+        for step in steps:
+            runner.submit(step).get()
+        return (time.process_time() - before) * times
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Run one step."""
@@ -90,5 +102,11 @@ class Worker:
 
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""
-        chosen = f"{self._device.type}, {self._config.model.dtype}, kernels {dispatch.describe()}"
+        chosen = f"{self._config.device}, {self._config.model.dtype}, kernels {dispatch.describe()}"
         return f"{chosen}; {describe_weights(stored_weights(self._model))}"
+
+    def _start_kernels(self, device: str, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        config = self._config
+        dispatch.select_ops(device, config.attention.backend, config.model.deterministic)
+        dispatch.set_num_threads(num_threads)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm_lite.sample.sampler import Sampler, SamplerOutput
+from vllm_lite.core.step import TokenLogprobs
+from vllm_lite.sample.sampler import Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates, TokenTable
+from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.sampling_params import SamplingParams
 
 EOS = [2]
@@ -23,6 +25,15 @@ class Case(NamedTuple):
     output: Sequence[int] = ()
 
 
+class SamplerOutput(NamedTuple):
+    """What rows sampled."""
+
+    token_ids: list[int]
+    failed_rows: list[int]
+    stuck_rows: list[int]
+    logprobs: dict[int, TokenLogprobs]
+
+
 class Rows:
     """Slots over one vocabulary."""
 
@@ -32,8 +43,8 @@ class Rows:
         self.table = TokenTable(
             np.zeros((num_slots, 4096), np.int32),
             np.zeros(num_slots, np.int64),
-            np.zeros(num_slots, np.int64),
         )
+        self.num_tokens = np.zeros(num_slots, np.int64)
         self.states = SamplingStates(self.table, vocab_size, seed, torch.device("cpu"))
         self.sampler = Sampler(self.table, mode)
 
@@ -42,19 +53,24 @@ class Rows:
         tokens = [*case.prompt, *case.output]
         self.table.token_ids[slot, : len(tokens)] = tokens
         self.table.num_prompt_tokens[slot] = len(case.prompt)
-        self.table.num_tokens[slot] = len(tokens)
+        self.num_tokens[slot] = len(tokens)
         self.states.add(slot, case.params, EOS)
 
-    def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> SamplerOutput:
+    def sample(
+        self, logits: torch.Tensor, slots: Sequence[int], mask: TokenMask | None = None
+    ) -> SamplerOutput:
         """One token for each slot; `logits` are left as they are."""
-        batch = self.states.batch(np.array(slots, np.int64))
-        return self.sampler.sample(logits.clone(), batch)
+        chosen = np.array(slots, np.int64)
+        batch = self.states.batch(chosen)
+        choice = self.sampler.choose(logits.clone(), batch, self.num_tokens[chosen], mask)
+        failed, stuck = rows_without_token(choice.largest.numpy())
+        return SamplerOutput(choice.token_ids.tolist(), failed, stuck, choice.logprobs)
 
     def append(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """Make sampled tokens known."""
         for slot, token_id in zip(slots, token_ids, strict=True):
-            self.table.token_ids[slot, self.table.num_tokens[slot]] = token_id
-            self.table.num_tokens[slot] += 1
+            self.table.token_ids[slot, self.num_tokens[slot]] = token_id
+            self.num_tokens[slot] += 1
 
 
 def sample_once(

@@ -12,16 +12,15 @@ from tests.stand_in_device import StandInDevice
 from tests.unit.worker.tiny_model import TinyModel
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.step import (
-    CachedRequestData,
     ModelRunnerOutput,
     NewRequestData,
     SchedulerOutput,
     TokenLogprobs,
 )
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.worker.device_runner import DeviceRunner
+from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
-from vllm_lite.worker.model_runner import ModelRunner
+from vllm_lite.worker.worker import host_runner
 
 VOCAB = 101  # of the builders' facts
 
@@ -44,6 +43,10 @@ class Running:
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
+    def is_due(self, count: int) -> bool:
+        """Whether it samples once so many more tokens are computed."""
+        return self.num_computed + count == self.num_tokens
+
 
 class Stepper:
     """A runner over a tiny model, and block ids to give out."""
@@ -64,11 +67,11 @@ class Stepper:
         plan = KVCachePlan(spec, num_blocks, block_size, 0)
         self.model.bind_kv_cache(allocate_kv_cache(plan, torch.device("cpu")))
         device = torch.device("cpu")
-        runner: ModelRunner | DeviceRunner
         if on_host or self.graph_sizes is None:
-            runner = ModelRunner(config, plan, self.model, device)
+            runner = host_runner(config, plan, self.model, device)
         else:
-            runner = DeviceRunner(config, plan, self.model, StandInDevice(), self.graph_sizes)
+            sizes = self.graph_sizes
+            runner, _ = device_runner(config, plan, self.model, StandInDevice(), sizes)
         self.runner = runner
         self.submit = runner.submit
         self.requests_of_runner = runner._requests
@@ -100,7 +103,7 @@ class Stepper:
     def step(self, counts: dict[str, int]) -> ModelRunnerOutput:
         """Compute so many tokens of each request; what they sampled becomes known."""
         new: list[NewRequestData] = []
-        cached: list[CachedRequestData] = []
+        new_blocks: dict[str, list[list[int]]] = {}
         for request_id, count in counts.items():
             request = self.requests[request_id]
             assert 0 < count <= request.num_tokens - request.num_computed
@@ -108,7 +111,7 @@ class Stepper:
             added = [self.free_blocks.pop() for _ in range(needed - len(request.blocks))]
             request.blocks += added
             if request.is_known:
-                cached.append(CachedRequestData(request_id, [added], request.num_computed))
+                new_blocks |= {request_id: [added]} if added else {}
             else:
                 new.append(
                     NewRequestData(
@@ -121,8 +124,9 @@ class Stepper:
                     )
                 )
                 request.is_known = True
+        verified = {i: int(self.requests[i].is_due(count)) for i, count in counts.items()}
         step = SchedulerOutput(
-            new, cached, counts, sum(counts.values()), self._gone, self._preempted
+            new, new_blocks, counts, verified, sum(counts.values()), self._gone, self._preempted
         )
         self._gone, self._preempted = [], []
         output = self.submit(step).get()
@@ -144,12 +148,10 @@ class Stepper:
     def _learn(self, counts: dict[str, int], output: ModelRunnerOutput) -> None:
         for request_id, count in counts.items():
             request = self.requests[request_id]
-            due = request.num_computed + count == request.num_tokens
+            due = request.is_due(count)
             request.num_computed += count
             request.prompt_logprobs += output.prompt_logprobs.get(request_id, [])
             request.error = output.errors.get(request_id)
             assert due == (request_id in output.sampled_token_ids or request.error is not None)
-            if request_id in output.sampled_token_ids:
-                request.output.append(output.sampled_token_ids[request_id])
-            if request_id in output.logprobs:
-                request.logprobs.append(output.logprobs[request_id])
+            request.output += output.sampled_token_ids.get(request_id, [])
+            request.logprobs += output.logprobs.get(request_id, [])

@@ -13,7 +13,7 @@ from tests.stand_in_device import MIB, StandInDevice, StandInFault
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan, plan_kv_cache
-from vllm_lite.core.step import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.executor.select import make_executor
 from vllm_lite.sampling_params import SamplingParams
@@ -45,9 +45,9 @@ def started(config: VllmConfig, device: StandInDevice) -> tuple[GpuWorker, KVCac
     return worker, plan
 
 
-def step(worker: GpuWorker) -> dict[str, int]:
+def step(worker: GpuWorker) -> dict[str, list[int]]:
     new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=0), [[1]], 0)
-    first = worker.submit(SchedulerOutput([new], [], {"r": 3}, 3, [], []))
+    first = worker.submit(SchedulerOutput([new], {}, {"r": 3}, {"r": 1}, 3, [], []))
     return first.get().sampled_token_ids
 
 
@@ -85,8 +85,8 @@ def test_graphs_are_captured_at_start_or_when_first_met(
     if captured:
         assert captured[0].startswith("Captured 3 graphs of decode steps, of 1 to 4 requests, in ")
         assert captured[0].endswith(" and 0.02 GiB")
-    assert 0 <= step(worker)["r"] < 100
-    again = SchedulerOutput([], [CachedRequestData("r", [], 3)], {"r": 1}, 1, [], [])
+    assert 0 <= step(worker)["r"][0] < 100
+    again = SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])
     worker.submit(again).get()
     assert device.num_graphs == (1 if lazily else 3)
     (table,) = [text for text in log.messages if text.startswith("GPU memory in GiB:")]
@@ -119,7 +119,7 @@ def test_a_broken_device_ends_the_engine_with_its_cause(
     def fail(*_: object) -> None:
         raise StandInFault("an illegal access\nmore")
 
-    monkeypatch.setattr(gpu_worker.DeviceRunner, "submit", fail)
+    monkeypatch.setattr(gpu_worker.ModelRunner, "submit", fail)
     with pytest.raises(EngineDeadError, match=r"the stand-in failed: an illegal access$"):
         step(worker)
 

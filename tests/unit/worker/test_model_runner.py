@@ -179,7 +179,7 @@ def test_a_request_may_fill_the_context_to_its_last_token() -> None:
 def test_a_step_without_requests_only_lets_go() -> None:
     stepper = started("a")
     stepper.step({"a": 1})
-    empty = SchedulerOutput([], [], {}, 0, ["a", "never met"], [])
+    empty = SchedulerOutput([], {}, {}, {}, 0, ["a", "never met"], [])
     assert stepper.submit(empty).get().sampled_token_ids == {}
     assert len(stepper.requests_of_runner) == 0
 

@@ -11,6 +11,7 @@ from vllm_lite.attention.metadata import current_metadata
 from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.kernels.reference import greedy_tokens
 from vllm_lite.layers.attention import LayerCache
+from vllm_lite.layers.state import StateCache
 
 HEADS, HEAD_SIZE = 2, 8
 WIDTH = HEADS * HEAD_SIZE
@@ -75,7 +76,9 @@ class TinyModel(nn.Module):
     def kv_cache_spec(self) -> KVCacheSpec:
         return alike_layers(1, HEADS, HEAD_SIZE, "float32")
 
-    def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
+    def bind_kv_cache(
+        self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
+    ) -> None:
         (self.caches,) = (cache[:2] for cache in caches)
 
     def as_module(self) -> nn.Module:

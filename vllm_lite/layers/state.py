@@ -1,0 +1,189 @@
+"""A state-space mixer (Mamba 2: Dao and Gu, 2024): a request's past is a state of fixed size.
+
+A convolution over the last inputs, a recurrence in each head, and a gated norm. Which slot of the
+states is read and written comes from the current AttentionMetadata. Ranks share groups of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vllm_lite.attention.metadata import current_metadata
+from vllm_lite.core.kv_spec import StateCacheSpec
+from vllm_lite.distributed.groups import Shard
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.activation import activation_name
+from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.quantization.method import LinearKernel, LinearMethod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """A state-space mixer over one layer's states."""
+
+    cache: StateCacheSpec
+    act: str
+    norm_eps: float
+    # The least and the largest step of time.
+    dt_limit: tuple[float, float]
+    # Of the convolution, and of both products.
+    conv_bias: bool = True
+    bias: bool = False
+
+    def on_this_rank(self) -> StateSpec:
+        """The part of it that this rank computes."""
+        heads = Shard.even(self.cache.num_heads, "heads").size
+        groups = Shard.even(self.cache.num_groups, "groups of heads").size
+        return replace(self, cache=replace(self.cache, num_heads=heads, num_groups=groups))
+
+
+class StateCache(NamedTuple):
+    """One layer's states by slot, float32; a slot's are dense."""
+
+    conv: Tensor  # [S, K - 1, C]
+    recurrent: Tensor  # [S, H, N, P]
+
+
+class CausalConv(nn.Module):
+    """The weights of a convolution of each channel by itself."""
+
+    def __init__(self, kernel_size: int, shards: list[Shard], *, bias: bool) -> None:
+        super().__init__()
+        self._shards = shards
+        size = sum(shard.size for shard in shards)
+        self._stored = torch.empty(size, 1, kernel_size, dtype=torch.float32)
+        self.weight = torch.empty(0)
+        self.bias = torch.empty(size, dtype=torch.float32) if bias else None
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        stored = {"weight": self._stored} | ({} if self.bias is None else {"bias": self.bias})
+        offset = 0
+        for i, shard in enumerate(self._shards):
+            for suffix, tensor in stored.items():
+                part = tensor.narrow(0, offset, shard.size)
+                slot = _sharded(part, shard)
+                yield NamedSlot(str(i), suffix, slot)
+            offset += shard.size
+
+    def process_weights_after_loading(self) -> None:
+        """Put channels beside each other: [K, C]."""
+        self.weight = self._stored[:, 0].t().contiguous()
+
+
+class GatedNorm(nn.Module):
+    """The weight of a norm of each group of heads."""
+
+    def __init__(self, features: Shard, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._features = features
+        self.weight = torch.empty(features.size, dtype=dtype)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        yield NamedSlot("", "weight", _sharded(self.weight, self._features))
+
+    def process_weights_after_loading(self) -> None:
+        """The weight is used as it is."""
+
+
+class StateMixer(nn.Module):
+    """out(norm(scan(conv(x)) * act(z))) of one product's z, x, b, c and dt."""
+
+    def __init__(
+        self,
+        spec: StateSpec,
+        hidden_size: int,
+        in_method: LinearMethod,
+        out_method: LinearMethod,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        whole, own = spec.cache, spec.on_this_rank()
+        self._sizes = sizes = own.cache
+        inner, vectors = (
+            whole.num_heads * whole.head_size,
+            whole.num_groups * whole.state_size,
+        )
+        self.in_proj = MergedColumnParallelLinear(
+            in_method,
+            hidden_size,
+            [inner, inner, vectors, vectors, whole.num_heads],
+            bias=spec.bias,
+        )
+        self.out_proj = RowParallelLinear(out_method, inner, hidden_size, bias=spec.bias)
+        self._heads = Shard.even(whole.num_heads, "heads")
+        features = self._heads.scaled(whole.head_size)
+        channels = Shard.even(whole.num_groups, "groups of heads").scaled(whole.state_size)
+        self.conv1d = CausalConv(
+            whole.conv_kernel, [features, channels, channels], bias=spec.conv_bias
+        )
+        self.norm = GatedNorm(features, dtype)
+        # a, d and dt_bias; a comes as the logarithm of -a.
+        self._a, self._d, self._dt_bias = torch.empty(3, sizes.num_heads, dtype=torch.float32)
+        self._inner = features.size
+        self._split = [features.size, sizes.num_channels, sizes.num_heads]
+        self._conv_split = [features.size, channels.size, channels.size]
+        self._spec, self._act = own, activation_name(spec.act)
+        self._states = StateCache(torch.empty(0), torch.empty(0))
+        self._ops = ops()
+
+    def bind_state(self, states: StateCache) -> None:
+        """Use these tensors from now on."""
+        self._states = states
+
+    @property
+    def first(self) -> LinearKernel:
+        """[T, N] -> what `forward` takes."""
+        return self.in_proj.kernel
+
+    def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
+        """[T] and what in_proj made of the normalised stream -> [T, N]."""
+        step, sizes, spec = current_metadata(), self._sizes, self._spec
+        assert step.states is not None
+        places = step.query_start_loc, *step.states
+        gate, inputs, dt = projected.split_with_sizes(self._split, 1)
+        conv, states = self.conv1d, self._states
+        mixed = self._ops.causal_conv1d(
+            inputs, conv.weight, conv.bias, states.conv, *places, self._act
+        )
+        x, b, c = mixed.split_with_sizes(self._conv_split, 1)
+        y = self._ops.selective_scan(
+            x.view(-1, sizes.num_heads, sizes.head_size),
+            dt,
+            b.view(-1, sizes.num_groups, sizes.state_size),
+            c.view(-1, sizes.num_groups, sizes.state_size),
+            states.recurrent,
+            *places,
+            a=self._a,
+            d=self._d,
+            dt_bias=self._dt_bias,
+            dt_limit=spec.dt_limit,
+        )
+        normed = self._ops.gated_rms_norm(
+            y.view(-1, self._inner),
+            gate,
+            self.norm.weight,
+            spec.norm_eps,
+            self._inner // sizes.num_groups,
+            self._act,
+        )
+        return self.out_proj.kernel(normed)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        for name, numbers in (("A_log", self._a), ("D", self._d), ("dt_bias", self._dt_bias)):
+            yield NamedSlot("", name, _sharded(numbers, self._heads))
+
+    def process_weights_after_loading(self) -> None:
+        """Make a of its logarithm."""
+        self._a.exp_().neg_()
+
+
+def _sharded(tensor: Tensor, shard: Shard) -> WeightSlot:
+    """The place of a rank's part along the first dimension."""
+    starts = (shard.start, *(0 for _ in tensor.shape[1:]))
+    return WeightSlot(tensor, (shard.full_size, *tensor.shape[1:]), starts)

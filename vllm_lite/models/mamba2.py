@@ -1,0 +1,86 @@
+"""Mamba 2: a state-space mixer is all of a layer; nothing is attended to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.core.kv_spec import StateCacheSpec
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.layers.state import StateSpec
+from vllm_lite.loader.weight_rules import Rule, fused, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.spec import DecoderSpec, LayerSpec, positive, size
+
+
+class Mamba2ForCausalLM(DecoderForCausalLM):
+    """Dao and Gu, 2024, as transformers stores it."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf, eps = facts.hf_config, positive(facts, "layer_norm_epsilon", 1e-5)
+        mixer = StateSpec(
+            cache=_sizes(facts),
+            act=hf["hidden_act"],
+            norm_eps=eps,
+            dt_limit=_step_limit(facts),
+            conv_bias=bool(hf["use_conv_bias"]),
+            bias=bool(hf["use_bias"]),
+        )
+        return DecoderSpec(
+            vocab_size=facts.vocab_size,
+            hidden_size=facts.hidden_size,
+            norm=NormSpec(eps=eps),
+            layers=(LayerSpec(mixer=mixer, ffn=None),) * facts.num_layers,
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+        )
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        old, new, sizes = "backbone.layers.*", "model.layers.*", _sizes(facts)
+        inner, vectors = sizes.num_heads * sizes.head_size, sizes.num_groups * sizes.state_size
+        conv = {"x_conv": inner, "b_conv": vectors, "c_conv": vectors}
+        product = {"z_proj": inner, "x_proj": inner, "b_proj": vectors, "c_proj": vectors}
+        names = {
+            "backbone.embeddings": "model.embed_tokens",
+            "backbone.norm_f": "model.norm",
+            f"{old}.norm": f"{new}.input_layernorm",
+            f"{old}.mixer": f"{new}.mixer",
+            f"{old}.mixer.norm": f"{new}.mixer.norm",
+            f"{old}.mixer.out_proj": f"{new}.mixer.out_proj",
+        }
+        return (
+            *renamed(names),
+            fused(f"{old}.mixer.conv1d", f"{new}.mixer", conv),
+            fused(f"{old}.mixer.in_proj", f"{new}.mixer", {**product, "dt_proj": sizes.num_heads}),
+        )
+
+
+def _sizes(facts: ModelFacts) -> StateCacheSpec:
+    sizes = StateCacheSpec(
+        num_heads=facts.num_heads,
+        head_size=facts.head_size,
+        num_groups=size(facts, "n_groups"),
+        state_size=size(facts, "state_size"),
+        conv_kernel=size(facts, "conv_kernel"),
+    )
+    inner = facts.hidden_size * positive(facts, "expand", 2)
+    if sizes.num_heads % sizes.num_groups or sizes.num_heads * sizes.head_size != inner:
+        raise CheckpointError(
+            f"{facts.path}: {sizes.num_heads} heads of {sizes.head_size} in {sizes.num_groups} "
+            f"groups do not make up the {inner} features of its configuration"
+        )
+    return sizes
+
+
+def _step_limit(facts: ModelFacts) -> tuple[float, float]:
+    """The least and the largest step; transformers writes infinity as an object."""
+    limits = facts.hf_config["time_step_limit"]
+    try:
+        least, most = (float(x["__float__"] if isinstance(x, dict) else x) for x in limits)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{facts.path}: time_step_limit is {limits!r} in its configuration, not two numbers"
+        ) from None
+    return least, most

@@ -1,0 +1,53 @@
+"""Drafts: guesses at a request's next tokens, which the model verifies in one step.
+
+Knows tokens, no model and no sampling. What is drafted changes how many tokens a step gives, never
+which: a draft counts where it is the very token that the request samples at its place.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from vllm_lite.config.speculative import SpeculativeConfig
+from vllm_lite.sample.bias import Int32s
+
+
+class Drafter(Protocol):
+    """Guesses tokens."""
+
+    def propose(self, token_ids: Int32s, most: int) -> Int32s:
+        """Up to `most` tokens that may follow a request's `token_ids` [L]."""
+        ...
+
+
+class NgramDrafter:
+    """Guesses that the last tokens go on as they did where they first stood in the text.
+
+    Source: prompt lookup decoding (Saxena, 2023), as in vLLM: the longest run of last tokens that
+    occurs earlier, at its first place.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """Numbers of last tokens to look for."""
+        self._shortest, self._longest = shortest, longest
+
+    def propose(self, token_ids: Int32s, most: int) -> Int32s:
+        """Up to `most` tokens that may follow a request's `token_ids` [L]."""
+        text, width, length = token_ids.tobytes(), token_ids.itemsize, len(token_ids)
+        for size in range(min(self._longest, length - 1), self._shortest - 1, -1):
+            last = text[-size * width :]
+            # The last tokens themselves are found last, and have nothing after them.
+            place = text.find(last)
+            while place % width:
+                place = text.find(last, place + 1)
+            after = place // width + size
+            if after < length:
+                return token_ids[after : after + most]
+        return np.empty(0, np.int32)
+
+
+def make_drafter(config: SpeculativeConfig) -> Drafter | None:
+    """The drafter of `config`; None where nothing is drafted."""
+    return NgramDrafter(*config.lookup) if config.num_drafts else None
