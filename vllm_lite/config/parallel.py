@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from vllm_lite.config.option import config, option
+from vllm_lite.errors import UsageError
 
 _ONE = "leave it at 1: the model runs on one device"
 _ONE_NODE = "leave it out: an engine runs on one machine"
 _ONE_ENGINE = "leave it out and run several servers behind a balancer"
-_ONE_WORKER = "leave it out: there is one worker"
+_ONE_WORKER = "leave it out: workers here do all of each step together"
 _NO_RAY = "leave it out: Ray is not used"
 _BIND = "set VLLM_CPU_OMP_THREADS_BIND to the CPUs of the engine"
-_NO_GROUP = "there is one worker, which waits for no other"
+_NO_GROUP = "a worker that does not answer is known by what its process does"
 _RESTART = "leave it out: a server whose engine dies ends, for a supervisor to start it again"
 
 
@@ -22,11 +23,10 @@ class ParallelConfig:
 
     tensor_parallel_size: int = option(
         1,
-        "Workers that each hold a slice of every layer.",
+        "Workers that each hold a slice of every layer; processes that share a CPU's cores.",
         aliases=("-tp",),
         ge=1,
-        works=(1,),
-        remedy=_ONE,
+        le=64,
     )
     pipeline_parallel_size: int = option(
         1,
@@ -46,9 +46,10 @@ class ParallelConfig:
     )
     distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = option(
         None,
-        "What runs the workers; uni: the engine's own process.",
-        works=("uni",),
-        remedy="use uni or leave it out",
+        "What runs the workers; uni: the engine core's own process; mp: a process for each. "
+        "Default: mp where there are several workers.",
+        works=("uni", "mp"),
+        remedy="use mp or uni, or leave it out",
     )
     nnodes: int = option(
         1,
@@ -280,3 +281,24 @@ class ParallelConfig:
         level="absent",
         remedy=_RESTART,
     )
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether workers are processes of their own."""
+        return self.tensor_parallel_size > 1 or self.distributed_executor_backend == "mp"
+
+    def check(self, device: str) -> None:
+        """Raise UsageError where workers cannot be run as asked for."""
+        size, backend = self.tensor_parallel_size, self.distributed_executor_backend
+        if size > 1 and backend == "uni":
+            raise UsageError(
+                f"--distributed-executor-backend uni runs one worker, not "
+                f"--tensor-parallel-size {size}; use mp or leave it out"
+            )
+        if self.has_ranks and device != "cpu":
+            flag = "--distributed-executor-backend mp"
+            if size > 1:
+                flag = f"--tensor-parallel-size {size}"
+            raise UsageError(
+                f"{flag} is not available on a GPU in this build; leave it out, or add --device cpu"
+            )

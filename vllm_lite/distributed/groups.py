@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from vllm_lite.errors import UsageError
@@ -26,12 +27,15 @@ class TensorParallelGroup(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, on every rank; may overwrite `x`."""
+    def all_reduce(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of every rank's dense `x` [T, N], on every rank, rounded once to `dtype`."""
         ...
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x` side by side along the last dimension, in rank order."""
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
+        """Every rank's float32 `x` [R, W] side by side, in rank order: [R, width].
+
+        W is that of `Shard.spread(width)`. The result may lie where the next call writes.
+        """
         ...
 
 
@@ -42,10 +46,10 @@ class SingleRank:
     rank: int = 0
     size: int = 1
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         return x
 
 
@@ -100,6 +104,17 @@ class Shard:
                 f"{full_size} {what} do not divide among --tensor-parallel-size {tp_size()}"
             )
         return cls(full_size, tp_rank() * size, size)
+
+    @classmethod
+    def spread(cls, full_size: int, what: str) -> Shard:
+        """Each rank holds as many, the last maybe fewer; raises UsageError if one has none."""
+        size = -(-full_size // tp_size())
+        start = tp_rank() * size
+        if (tp_size() - 1) * size >= full_size:
+            raise UsageError(
+                f"{full_size} {what} are too few for --tensor-parallel-size {tp_size()}"
+            )
+        return cls(full_size, start, min(size, full_size - start))
 
     def scaled(self, factor: int) -> Shard:
         """The same part in units `factor` times smaller (heads to rows)."""

@@ -1,49 +1,71 @@
-"""One worker in the calling process."""
+"""One worker in the calling process, in the calling thread or in one of its own.
+
+In a thread of its own steps run while the caller plans the next. The thread does all of the
+worker's work, its construction too: torch keeps settings by thread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.executor.commands import Command
+from vllm_lite.executor.executor import Executor
 from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
 
 
-class UniprocExecutor:
-    """Runs steps on a worker of its own."""
+@dataclass(frozen=True, slots=True)
+class FutureOutput:
+    """The answer to a step that another thread runs."""
+
+    future: Future[PendingOutput]
+
+    def get(self) -> ModelRunnerOutput:
+        """Wait for the step. Raises what it raised."""
+        return self.future.result().get()
+
+
+class UniprocExecutor(Executor):
+    """Runs steps, in order, on a worker of its own."""
 
     def __init__(
-        self, config: VllmConfig, make_worker: Callable[[VllmConfig], StepWorker] = Worker
+        self,
+        config: VllmConfig,
+        make_worker: Callable[[VllmConfig], StepWorker] = Worker,
+        *,
+        in_thread: bool = False,
     ) -> None:
-        self._worker: StepWorker | None = make_worker(config)
-
-    def kv_cache_spec(self) -> KVCacheSpec:
-        """The shape of the cache that the model needs."""
-        return self._running.kv_cache_spec()
-
-    def available_memory(self) -> int:
-        """Bytes that the KV cache may take."""
-        return self._running.available_memory()
-
-    def initialize_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the cache; comes before the first step."""
-        self._running.initialize_cache(plan)
+        self.max_in_flight = 2 if config.scheduler.async_scheduling else 1
+        self._thread = ThreadPoolExecutor(1, "worker") if in_thread else None
+        self._worker: StepWorker | None = (
+            self._thread.submit(make_worker, config).result()
+            if self._thread
+            else make_worker(config)
+        )
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Run a step."""
+        """Run a step, or queue it."""
+        if self._thread is not None:
+            return FutureOutput(self._thread.submit(self._running.submit, step))
         return self._running.submit(step)
 
-    def describe(self) -> str:
-        """One line for the log: kernels, device, threads."""
-        return self._running.describe()
+    def call(self, command: Command) -> list[Any]:
+        """Carry out `command`."""
+        if self._thread is not None:
+            return [self._thread.submit(command.run, self._running).result()]
+        return [command.run(self._running)]
 
     def shutdown(self) -> None:
-        """Release the model and its cache."""
+        """Let a running step end, then release the model and its cache."""
         self._worker = None
+        if self._thread is not None:
+            self._thread.shutdown()
 
     @property
     def _running(self) -> StepWorker:

@@ -11,7 +11,7 @@ from tests.checkpoints import write_hf
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.step import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.errors import UsageError
 from vllm_lite.executor.executor import Executor
 from vllm_lite.executor.uniproc import UniprocExecutor
@@ -36,11 +36,10 @@ def test_steps_give_tokens(tmp_path: Path) -> None:
     plan = plan_kv_cache(config, executor.kv_cache_spec(), executor.available_memory())
     executor.initialize_cache(plan)
     new = NewRequestData("r", [1, 2, 3, 4, 5], SamplingParams(temperature=0), [[1]], 0)
-    first = executor.submit(SchedulerOutput([new], [], {"r": 5}, 5, [], [])).get()
-    again = CachedRequestData("r", [], 5)
-    second = executor.submit(SchedulerOutput([], [again], {"r": 1}, 1, [], [])).get()
+    first = executor.submit(SchedulerOutput([new], {}, {"r": 5}, {"r": 1}, 5, [], [])).get()
+    second = executor.submit(SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])).get()
     for output in (first, second):
-        assert 0 <= output.sampled_token_ids["r"] < config.facts.vocab_size
+        assert 0 <= output.sampled_token_ids["r"][0] < config.facts.vocab_size
         assert not output.errors
     assert "threads" in executor.describe()
     executor.shutdown()
@@ -51,7 +50,7 @@ def test_steps_give_tokens(tmp_path: Path) -> None:
 def test_steps_before_the_cache_are_refused(tmp_path: Path) -> None:
     executor = UniprocExecutor(tiny_config(tmp_path))
     with pytest.raises(RuntimeError, match="initialize_cache"):
-        executor.submit(SchedulerOutput([], [], {}, 0, [], [])).get()
+        executor.submit(SchedulerOutput([], {}, {}, {}, 0, [], [])).get()
 
 
 def test_memory_is_what_the_user_says_or_a_share_of_what_is_free(

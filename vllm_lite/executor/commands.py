@@ -1,0 +1,55 @@
+"""What an executor asks of all its workers, besides steps: plain data that can travel as msgpack.
+
+A command knows what it does to a worker and of which type the answer is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.worker.interface import StepWorker
+
+
+class GetKVCacheSpec(msgspec.Struct, tag=True):
+    """The shape of the cache that the worker's part of the model needs."""
+
+    answer: ClassVar[Any] = KVCacheSpec
+
+    def run(self, worker: StepWorker) -> KVCacheSpec:
+        return worker.kv_cache_spec()
+
+
+class GetAvailableMemory(msgspec.Struct, tag=True):
+    """Bytes that its cache may take."""
+
+    answer: ClassVar[Any] = int
+
+    def run(self, worker: StepWorker) -> int:
+        return worker.available_memory()
+
+
+class InitializeCache(msgspec.Struct, tag=True):
+    """Allocate the cache; the processor seconds that the largest step should take."""
+
+    answer: ClassVar[Any] = float
+
+    plan: KVCachePlan
+
+    def run(self, worker: StepWorker) -> float:
+        return worker.initialize_cache(self.plan)
+
+
+class Describe(msgspec.Struct, tag=True):
+    """One line for the log."""
+
+    answer: ClassVar[Any] = str
+
+    def run(self, worker: StepWorker) -> str:
+        return worker.describe()
+
+
+Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe
