@@ -1,13 +1,15 @@
 """Stand-ins that behave: what the real thing promises, small enough to read.
 
 `ScriptedExecutor` is a model in miniature with a paged cache. What it samples depends on
-every token that its requests' block tables let it see, so a wrong table shows as a wrong token.
+every token that its requests' block tables let it see, and on its state where it has one, so a
+wrong table or slot shows as a wrong token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from vllm_lite.core.kv_group import cache_groups
@@ -18,8 +20,11 @@ from vllm_lite.core.step import (
     ModelRunnerOutput,
     NewRequestData,
     SchedulerOutput,
+    StateSlots,
     TokenLogprobs,
 )
+from vllm_lite.executor.commands import Command
+from vllm_lite.executor.executor import Executor
 
 _MASK = (1 << 64) - 1
 _LOGPROB = -0.5
@@ -40,16 +45,20 @@ def scripted_tokens(
     *,
     vocab_size: int = 101,
     windows: Sequence[int | None] = (None,),
+    has_state: bool = False,
 ) -> list[int]:
     """What a ScriptedExecutor generates after `prompt`, without any cache or scheduler.
 
     `windows`: of its groups of layers.
     """
-    tokens, cache = list(prompt), list[int]()
+    tokens, cache, state = list(prompt), list[int](), 0
     for position in range(len(prompt) + count - 1):
-        cache.append(_mix(tokens[position], position, _sum(cache, windows, position, position)))
+        seen = _sum(cache, windows, position, position) + state
+        cache.append(_mix(tokens[position], position, seen & _MASK))
+        state = _mix(state, tokens[position]) if has_state else 0
         if position >= len(prompt) - 1:
-            tokens.append(_mix(_sum(cache, windows, position, position + 1)) % vocab_size)
+            seen = _sum(cache, windows, position, position + 1) + state
+            tokens.append(_mix(seen & _MASK) % vocab_size)
     return tokens[len(prompt) :]
 
 
@@ -66,15 +75,18 @@ class _Sequence:
     data: NewRequestData
     token_ids: list[int]
     block_ids: list[list[int]]
+    num_computed: int
+    state: int = 0
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """An Executor without tensors.
 
     The default "model" caches mix(token, position, sum of what it sees) and samples from the
-    sum of what the last position sees. `next_token(request_id, token_ids)` replaces the sampling
-    alone. `raise_next` is raised by the next step, `lose_next` by the next that ran to its end;
-    `fail_next` makes single requests fail.
+    sum of what the last position sees; a state, mix(state, token), is added to such sums.
+    `next_token(request_id, token_ids)` replaces the sampling alone. Where a step allows drafts,
+    some are made up, right or wrong. `raise_next` is raised by the next step, `lose_next` by the
+    next that ran to its end; `fail_next` makes single requests fail.
     """
 
     def __init__(
@@ -87,6 +99,8 @@ class ScriptedExecutor:
         next_token: Callable[[str, list[int]], int] | None = None,
     ) -> None:
         self.config = config
+        if config is not None and config.scheduler.async_scheduling:
+            self.max_in_flight = 2
         self.vocab_size = vocab_size
         self.next_token = next_token
         self.raise_next: BaseException | None = None
@@ -98,8 +112,9 @@ class ScriptedExecutor:
         self._available_bytes = available_bytes
         self._block_size = 0
         self._cache: list[int | None] = []
+        self._states: list[int | None] = []
         self._sequences: dict[str, _Sequence] = {}
-        self._computed: dict[str, int] = {}
+        self._chance = Random(0)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         return self._spec
@@ -107,9 +122,11 @@ class ScriptedExecutor:
     def available_memory(self) -> int:
         return self._available_bytes
 
-    def initialize_cache(self, plan: KVCachePlan) -> None:
+    def initialize_cache(self, plan: KVCachePlan) -> float:
         self._block_size = plan.block_size
         self._cache = [None] * (plan.num_blocks * plan.block_size)
+        self._states = [None] * plan.num_states
+        return 0.0
 
     def submit(self, step: SchedulerOutput) -> DoneOutput:
         return DoneOutput(self.execute_model(step))
@@ -121,9 +138,11 @@ class ScriptedExecutor:
         self.steps.append(step)
         self._update_sequences(step)
         output = ModelRunnerOutput(sampled_token_ids={})
-        assert self._computed.keys() == step.num_scheduled_tokens.keys()
+        assert list(step.num_scheduled_tokens) == list(step.num_verified)
+        self._check_states(step)
         for request_id, num_scheduled in step.num_scheduled_tokens.items():
-            self._run(request_id, num_scheduled, output)
+            state = step.states.get(request_id)
+            self._run(request_id, num_scheduled, step.num_verified[request_id], state, output)
             if request_id in self.fail_next:
                 output.errors[request_id] = self.fail_next.pop(request_id)
                 output.sampled_token_ids.pop(request_id, None)
@@ -131,6 +150,9 @@ class ScriptedExecutor:
             error, self.lose_next = self.lose_next, None
             raise error
         return output
+
+    def call(self, command: Command) -> list[Any]:
+        return [command.run(self)]
 
     def describe(self) -> str:
         return "a script, no kernels"
@@ -149,35 +171,51 @@ class ScriptedExecutor:
         for new in step.new_requests:
             known = new.prompt_token_ids + new.output_token_ids
             tables = [list(table) for table in new.block_ids]
-            self._sequences[new.request_id] = _Sequence(new, known, tables)
-        for cached in step.cached_requests:
-            for table, new_ids in zip(
-                self._sequences[cached.request_id].block_ids, cached.new_block_ids, strict=False
-            ):
+            sequence = _Sequence(new, known, tables, new.num_computed_tokens)
+            self._sequences[new.request_id] = sequence
+        for request_id, added in step.new_block_ids.items():
+            for table, new_ids in zip(self._sequences[request_id].block_ids, added, strict=True):
                 table += new_ids
-        self._computed = {new.request_id: new.num_computed_tokens for new in step.new_requests}
-        for cached in step.cached_requests:
-            self._computed[cached.request_id] = cached.num_computed_tokens
 
-    def _run(self, request_id: str, num_scheduled: int, output: ModelRunnerOutput) -> None:
+    def _check_states(self, step: SchedulerOutput) -> None:
+        """No slot is written by two requests of a step, or written by one and read by another."""
+        assert set(step.states) == (set(step.num_scheduled_tokens) if self._states else set())
+        users: dict[int, str] = {}
+        for request_id, state in step.states.items():
+            for _, slot in state.writes:
+                assert users.setdefault(slot, request_id) == request_id
+        for request_id, state in step.states.items():
+            assert users.get(state.read, request_id) == request_id
+
+    def _run(
+        self,
+        request_id: str,
+        num_scheduled: int,
+        num_verified: int,
+        slots: StateSlots | None,
+        output: ModelRunnerOutput,
+    ) -> None:
         sequence = self._sequences[request_id]
-        tokens, start = sequence.token_ids, self._computed[request_id]
-        end = start + num_scheduled
-        assert 0 < num_scheduled <= len(tokens) - start, "tokens that nobody knows"
-        windows = [group.sliding_window or end for group in cache_groups(self._spec)]
+        tokens, start = sequence.token_ids, sequence.num_computed
+        most_drafts = max(num_verified - 1, 0)
+        end = start + num_scheduled - most_drafts
+        assert start < end <= len(tokens), "tokens that nobody knows"
+        assert bool(num_verified) == (end == len(tokens))
+        windows = [group.sliding_window or 1 << 30 for group in cache_groups(self._spec)]
         seen = [
             [self._read(sequence, group, p) for p in range(max(0, start - window + 1), start)]
             for group, window in enumerate(windows)
         ]
+        if slots is not None:
+            assert (slots.read < 0) == (start == 0)
+            state = self._states[slots.read] if start else 0
+            assert state is not None, "a state is read that was never written"
+            sequence.state = state
         for position in range(start, end):
-            visible = sum(
-                sum(values[-(window - 1) :]) if window > 1 else 0
-                for values, window in zip(seen, windows, strict=True)
-            )
-            value = _mix(tokens[position], position, visible & _MASK)
-            for group, values in enumerate(seen):
-                self._cache[self._slot(sequence, group, position)] = value
-                values.append(value)
+            self._compute(sequence, seen, windows, position, tokens[position])
+            for offset, slot in () if slots is None else slots.writes:
+                if start + offset == position:
+                    self._states[slot] = sequence.state
         params = sequence.data.sampling_params
         prompt = sequence.data.prompt_token_ids
         if params.prompt_logprobs is not None and start < len(prompt) - 1:
@@ -185,17 +223,54 @@ class ScriptedExecutor:
                 self._logprobs(tokens[p + 1], params.prompt_logprobs)
                 for p in range(start, min(end, len(prompt) - 1))
             ]
-        if end < len(tokens):
+        if not num_verified:
+            sequence.num_computed = end
             return
-        if self.next_token is not None:
-            token_id = self.next_token(request_id, list(tokens))
-        else:
-            visible = sum(sum(v[-window:]) for v, window in zip(seen, windows, strict=True))
-            token_id = _mix(visible & _MASK) % self.vocab_size
-        tokens.append(token_id)
-        output.sampled_token_ids[request_id] = token_id
+        sampled = [self._next_token(sequence, tokens, seen, windows)]
+        num_drafts, is_right = self._chance.randint(0, most_drafts), True
+        for position in range(end, end + num_drafts):
+            # A wrong draft, and all after it, leave in the cache what nobody may read.
+            is_right &= self._chance.random() < 0.6
+            draft = sampled[-1] if is_right else self._chance.randrange(self.vocab_size)
+            self._compute(sequence, seen, windows, position, draft)
+            if is_right:
+                known = tokens + sampled
+                sampled.append(self._next_token(sequence, known, seen, windows))
+        if num_drafts:
+            output.num_draft_tokens[request_id] = num_drafts
+        tokens += sampled
+        sequence.num_computed = end + len(sampled) - 1
+        output.sampled_token_ids[request_id] = sampled
         if params.logprobs is not None:
-            output.logprobs[request_id] = self._logprobs(token_id, params.logprobs)
+            output.logprobs[request_id] = [self._logprobs(t, params.logprobs) for t in sampled]
+
+    def _compute(
+        self,
+        sequence: _Sequence,
+        seen: list[list[int]],
+        windows: list[int],
+        position: int,
+        token_id: int,
+    ) -> None:
+        visible = sequence.state + sum(
+            sum(values[-(window - 1) :]) if window > 1 else 0
+            for values, window in zip(seen, windows, strict=True)
+        )
+        value = _mix(token_id, position, visible & _MASK)
+        if self._states:
+            sequence.state = _mix(sequence.state, token_id)
+        for group, values in enumerate(seen):
+            self._cache[self._slot(sequence, group, position)] = value
+            values.append(value)
+
+    def _next_token(
+        self, sequence: _Sequence, tokens: list[int], seen: list[list[int]], windows: list[int]
+    ) -> int:
+        if self.next_token is not None:
+            return self.next_token(sequence.data.request_id, list(tokens))
+        visible = sum(sum(v[-window:]) for v, window in zip(seen, windows, strict=True))
+        visible += sequence.state
+        return _mix(visible & _MASK) % self.vocab_size
 
     def _logprobs(self, token_id: int, num_candidates: int) -> TokenLogprobs:
         others = [(token_id + i) % self.vocab_size for i in range(num_candidates)]

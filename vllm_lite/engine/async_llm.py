@@ -23,7 +23,7 @@ from vllm_lite.engine.core_launch import launch_core
 from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.messages import CoreReady
-from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep
+from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep, in_turns
 from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.engine.request_state import RequestState
 from vllm_lite.errors import (
@@ -36,7 +36,7 @@ from vllm_lite.errors import (
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -92,7 +92,7 @@ class AsyncLLM:
     ) -> AsyncLLM:
         """Start an engine core for `config`, in a process of its own unless that is disabled."""
         engine = cls(config, launch_core(config, in_process=disable_frontend_multiprocessing))
-        log_ready(engine.ready)
+        log_ready(config, engine.ready)
         return engine
 
     @classmethod
@@ -155,6 +155,10 @@ class AsyncLLM:
 
     async def prepare(self, params: SamplingParams) -> None:
         """See EngineClient.prepare."""
+        if params.bad_words and params.bad_words_token_ids is None:
+            words = params.bad_words
+            # Once for all prompts, and where nobody waits for it.
+            params.bad_words_token_ids = await asyncio.to_thread(self._inputs.bad_word_ids, words)
         if params.structured_outputs is not None:
             await self._prepare(self._inputs.process_constraint(params))
 
@@ -217,6 +221,13 @@ class AsyncLLM:
         """The scheduler's counters now."""
         self._start_tasks()
         return await self._core.get_stats()
+
+    async def snapshot(self) -> EngineSnapshot:
+        """See EngineClient.snapshot."""
+        self._start_tasks()
+        taken = await self._core.snapshot()
+        taken.start = self.ready.timeline
+        return taken
 
     async def do_log_stats(self) -> None:
         """Print the throughput line now."""
@@ -289,9 +300,12 @@ class AsyncLLM:
         try:
             while True:
                 for step in await self._core.get_outputs():
-                    processed = self._outputs.process(step.outputs)
-                    self._metrics.record(step.stats, processed.stats)
-                    self._finish_in_core(processed)
+                    for outputs in in_turns(step.outputs):
+                        processed = self._outputs.process(outputs)
+                        self._metrics.record(step.stats, processed.stats)
+                        self._finish_in_core(processed)
+                        if outputs is not step.outputs:
+                            await asyncio.sleep(0)
                 # Readers come before the next step's outputs.
                 await asyncio.sleep(0)
         except EngineDeadError as error:

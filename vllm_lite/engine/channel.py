@@ -27,6 +27,18 @@ def address(directory: Path, direction: str, index: int) -> str:
     return f"ipc://{directory}/{direction}.{index}"
 
 
+def wait_readable(
+    socket: zmq.Socket[bytes], other_fd: int | None, timeout: float | None = None
+) -> bool:
+    """Wait for a message (True), for `other_fd` to be readable, or for `timeout` seconds."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    if other_fd is not None:
+        poller.register(other_fd, zmq.POLLIN)
+    ready = poller.poll(None if timeout is None else int(timeout * 1000))
+    return any(found is socket for found, _ in ready)
+
+
 class Channel(Generic[Sent, Received]):
     """One end of the channel; belongs to one thread at a time."""
 
@@ -74,21 +86,22 @@ class Channel(Generic[Sent, Received]):
         with contextlib.suppress(zmq.Again):
             self._outgoing.send(data, zmq.NOBLOCK)
 
-    def receive(self, *, block: bool = False) -> Received | None:
-        """The next message; without `block` None where there is none yet."""
+    def receive(self, *, block: bool = False, other_fd: int | None = None) -> Received | None:
+        """The next message; None where there is none yet.
+
+        With `block` waits for it, or until `other_fd` is readable.
+        """
+        if block:
+            wait_readable(self._incoming, other_fd)
         try:
-            data = self._incoming.recv(0 if block else zmq.NOBLOCK)
+            data = self._incoming.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return self._codec.decode(data)
 
     def wait(self, timeout: float, *, other_fd: int | None = None) -> bool:
         """Wait until a message is there (True), `other_fd` is readable, or `timeout` seconds."""
-        poller = zmq.Poller()
-        poller.register(self._incoming, zmq.POLLIN)
-        if other_fd is not None:
-            poller.register(other_fd, zmq.POLLIN)
-        return any(ready is self._incoming for ready, _ in poller.poll(int(timeout * 1000)))
+        return wait_readable(self._incoming, other_fd, timeout)
 
     def wait_connected(self, timeout: float) -> bool:
         """Whether, within `timeout` seconds, the other end takes what this one sends."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.metrics.stats import EngineSnapshot
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 
@@ -136,6 +137,10 @@ class EngineClient(Protocol):
 
     async def is_paused(self) -> bool:
         """Whether new requests wait for resume_generation()."""
+        ...
+
+    async def snapshot(self) -> EngineSnapshot:
+        """What the engine holds now, or held less than half a second ago."""
         ...
 
     def get_default_sampling_params(self) -> dict[str, Any]:

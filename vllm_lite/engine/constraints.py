@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import prompt_ends_in_reasoning
-from vllm_lite.request import Request, RequestStatus
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.bans import Bans
 from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
@@ -54,7 +54,8 @@ class Constraints:
         self._bans: dict[str, Bans] = {}
         # Sequences whose mask could not be made, until their step is over.
         self._broken: dict[str, str] = {}
-        self._masks: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        # Mask rows, in turn: a step may still read its own when the next one is planned.
+        self._spare = self._masks = np.zeros((0, 0), np.int32)
         self._has_pool = False
 
     @property
@@ -142,9 +143,8 @@ class Constraints:
             return None
         sampling = [
             request_id
-            for request_id, count in step.num_scheduled_tokens.items()
-            if request_id in self._sequences
-            and requests[request_id].num_computed_tokens + count == requests[request_id].num_tokens
+            for request_id, count in step.num_verified.items()
+            if count and request_id in self._sequences
         ]
         masks = self._rows(len(sampling))
         masked: list[str] = []
@@ -232,6 +232,8 @@ class Constraints:
             return str(error)
         reasoning = self._reasoning(request, facts)
         if matcher is not None or reasoning is not None:
+            # Its masks say what may follow the token before.
+            request.can_run_ahead = False
             self._sequences[request_id] = _sequence(request, facts, matcher, reasoning)
             bans = Bans(params, request.eos_token_ids, self._config.facts.vocab_size)
             if not bans.is_empty:
@@ -257,14 +259,17 @@ class Constraints:
     def _must_end(self, sequence: ConstrainedSequence, request: Request) -> bool:
         """Whether a sequence can only end, but has not generated its min_tokens."""
         is_early = request.num_output_tokens < request.sampling_params.min_tokens
-        return is_early and sequence.must_end(self._rows(1), 0)
+        return is_early and sequence.must_end(self._new_rows(1), 0)
 
     def _rows(self, count: int) -> npt.NDArray[np.int32]:
-        """At least `count` mask rows, used again in every step."""
+        """At least `count` mask rows, used again in every other step."""
+        self._masks, self._spare = self._spare, self._masks
         if len(self._masks) < count:
-            words = -(-self._config.facts.vocab_size // 32)
-            self._masks = np.zeros((2 * count, words), np.int32)
+            self._masks = self._new_rows(2 * count)
         return self._masks
+
+    def _new_rows(self, count: int) -> npt.NDArray[np.int32]:
+        return np.zeros((count, -(-self._config.facts.vocab_size // 32)), np.int32)
 
 
 def _sequence(

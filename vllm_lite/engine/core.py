@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
 from vllm_lite.core.pending import DoneOutput, FailedOutput, PendingOutput
+from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import (
     EngineCoreOutput,
@@ -30,11 +31,11 @@ from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.constraints import Constraints
 from vllm_lite.engine.messages import CoreReady, StepOutputs
 from vllm_lite.engine.pause import PauseGate
-from vllm_lite.engine.step_log import NoStepLog, StepLog
+from vllm_lite.engine.snapshot import Snapshots
+from vllm_lite.engine.step_log import StepLog, StepTotals
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger, timeline
-from vllm_lite.metrics.stats import SchedulerStats
-from vllm_lite.request import Request, RequestStatus
+from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 
 if TYPE_CHECKING:
     from vllm_lite.executor.executor import Executor
@@ -67,17 +68,19 @@ class EngineCore:
         timeline.mark("weights")
         spec = self._executor.kv_cache_spec()
         self.plan = plan_kv_cache(config, spec, self._executor.available_memory())
-        self._executor.initialize_cache(self.plan)
+        # Processor seconds that the largest step should take; 0: not known.
+        self.largest_step = self._executor.initialize_cache(self.plan)
         timeline.mark("KV cache")
         self._scheduler = Scheduler(config, self.plan)
         self._log_stats = not config.observability.disable_log_stats
         is_told = config.observability.enable_logging_iteration_details
-        self._step_log = StepLog() if is_told else NoStepLog()
+        self._step_log = StepLog() if is_told else StepTotals()
+        self._snapshots = Snapshots(self._scheduler, self._step_log)
         self._gate = PauseGate()
         self.constraints = Constraints(config)
         # Steps that were submitted and not answered, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
-        self._max_in_flight = 2 if config.scheduler.async_scheduling else 1
+        self._max_in_flight = self._executor.max_in_flight
         # Ends that came about outside a step and are still to be told.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: their going is still to be reported.
@@ -145,6 +148,10 @@ class EngineCore:
         stats.num_waiting += self._gate.num_held + self.constraints.num_waiting
         return stats
 
+    def snapshot(self) -> EngineSnapshot:
+        """What the core holds now, or held less than half a second ago."""
+        return self._snapshots.take(self.make_stats())
+
     @property
     def is_paused(self) -> bool:
         """Whether new sequences are held."""
@@ -178,6 +185,15 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
         return self._scheduler.reset_prefix_cache()
+
+    @property
+    def failure_fd(self) -> int | None:
+        """Readable once check_health() raises, where that may come about without a step."""
+        return self._executor.failure_fd
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError where a worker has ended by itself."""
+        self._executor.check_health()
 
     def shutdown(self) -> None:
         """Release the executor's memory and threads."""
@@ -213,8 +229,10 @@ class EngineCore:
             return True
         if self._has_failed:
             return False
-        # A mask says what may follow the token before.
-        return self._scheduler.can_plan_ahead and not self.constraints.num_running
+        # Constrained ones wait for their tokens: there is no need to plan for them alone.
+        num_bound = self.constraints.num_running
+        is_bound = 0 < num_bound == self._scheduler.get_num_unfinished_requests()
+        return self._scheduler.can_plan_ahead and not is_bound
 
     @property
     def _has_failed(self) -> bool:

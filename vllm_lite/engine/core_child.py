@@ -14,9 +14,9 @@ import msgspec
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.child import ChildProcess
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.errors import EngineDeadError
+from vllm_lite.lifeline import ChildProcess
 
 
 class CoreProcess(StartedCore):
@@ -47,8 +47,9 @@ class CoreProcess(StartedCore):
         return self._process.pid
 
     def start(self, config: VllmConfig) -> None:
-        # One that waits for a GPU may compute without a sign of it.
-        self.computing_pid = self.pid if config.device == "cpu" else None
+        # One that waits for a GPU, or for its ranks, may have no sign of what they compute.
+        self.computes_itself = config.device == "cpu" and not config.parallel.has_ranks
+        self.watched_pid = self.pid
         self._child.give(msgspec.msgpack.encode(config))
 
     def kill(self) -> None:

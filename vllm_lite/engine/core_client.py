@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.engine.core_handle import CoreHandle
@@ -22,6 +23,7 @@ from vllm_lite.engine.messages import (
     CoreFailed,
     CoreReady,
     FromCore,
+    GetSnapshot,
     GetStats,
     IsPaused,
     Pause,
@@ -29,17 +31,20 @@ from vllm_lite.engine.messages import (
     Prepared,
     ResetPrefixCache,
     Resume,
+    SnapshotTaken,
     StepOutputs,
 )
 from vllm_lite.engine.watch import INTERVAL, Watch
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
 
 logger = init_logger(__name__)
 
+# What the core answers to a call.
+Answer = bool | SchedulerStats | EngineSnapshot
 # Seconds a core may take to end after its last step.
 STOP_TIMEOUT = 5.0
 
@@ -188,7 +193,7 @@ class AsyncMPClient:
         self._handle = handle
         self._watcher = Watch(handle)
         self._call_ids = handle.seat.call_ids()
-        self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._prepares: dict[int, asyncio.Future[Refusal | None]] = {}
         self._outputs: deque[StepOutputs] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -249,6 +254,12 @@ class AsyncMPClient:
         assert isinstance(stats, SchedulerStats)
         return stats
 
+    async def snapshot(self) -> EngineSnapshot:
+        """What the core holds now."""
+        snapshot = await self._call(GetSnapshot(next(self._call_ids)))
+        assert isinstance(snapshot, EngineSnapshot)
+        return snapshot
+
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         """Hold new sequences; returns once the others have ended or stand still."""
         await self._call(Pause(next(self._call_ids), mode, clear_cache))
@@ -289,10 +300,10 @@ class AsyncMPClient:
         await asyncio.to_thread(self._handle.stop, STOP_TIMEOUT)
 
     async def _call(
-        self, command: ResetPrefixCache | GetStats | Pause | Resume | IsPaused
-    ) -> bool | SchedulerStats:
+        self, command: ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | IsPaused
+    ) -> Answer:
         self.check_alive()
-        future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[command.call_id] = future
         self._handle.send(command)
         return await future
@@ -305,7 +316,7 @@ class AsyncMPClient:
                 prepare = self._prepares.pop(message.call_id, None)
                 if prepare is not None and not prepare.done():
                     prepare.set_result(message.refusal)
-            elif isinstance(message, CallResult):
+            elif isinstance(message, CallResult | SnapshotTaken):
                 call = self._calls.pop(message.call_id, None)
                 if call is not None and not call.done():
                     call.set_result(message.value)
@@ -354,8 +365,14 @@ class AsyncMPClient:
         self._prepares.clear()
 
 
-def log_ready(ready: CoreReady) -> None:
-    """Tell what the core found out about itself while it started."""
+def log_ready(config: VllmConfig, ready: CoreReady) -> None:
+    """Log what the core found out while it started, and what of the model decides on replies."""
+    if config.sampling_defaults:
+        logger.info(
+            "Default sampling parameters from the model's generation config: %s "
+            "(--generation-config vllm turns them off)",
+            config.sampling_defaults,
+        )
     logger.info("%s; %s", ready.kernels, ready.kv_cache)
     phases = " | ".join(f"{name} {seconds:.2f}" for name, seconds in ready.timeline)
     total = sum(seconds for _, seconds in ready.timeline)

@@ -42,8 +42,9 @@ class CoreHandle(ABC):
         self.heartbeat = heartbeat
         # Readable (end of file) once the core has ended.
         self.exit_fd = exit_fd
-        # The process whose use of the processor tells whether a step computes, where one does.
-        self.computing_pid: int | None = None
+        # The core's process, where it has one, and whether its steps use the processor.
+        self.watched_pid: int | None = None
+        self.computes_itself = False
 
     @abstractmethod
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from vllm_lite.engine.messages import (
     AddRequests,
     CallResult,
     CoreFailed,
+    GetSnapshot,
     GetStats,
     IsPaused,
     Pause,
@@ -26,10 +27,11 @@ from vllm_lite.engine.messages import (
     ResetPrefixCache,
     Resume,
     Shutdown,
+    SnapshotTaken,
     ToCore,
     Undecodable,
 )
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.structured_output.grammar import Refusal
 from vllm_lite.structured_output.grammar_cache import Result
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MAX_MESSAGE = 2000
+# A step may use so many times the processor time that was estimated, and so many seconds more.
+STEP_MARGIN, STEP_GRACE = 6, 10.0
 # Seconds that an idle core waits for a grammar before it looks for messages again.
 GRAMMAR_PATIENCE = 0.005
 
@@ -63,13 +67,15 @@ class CoreLoop:
         core: EngineCore | None = None
         try:
             core = build()
+            if core.largest_step:
+                self._heartbeat.step_limit = STEP_MARGIN * core.largest_step + STEP_GRACE
             self._channel.send(core.describe())
             # What start-up made lives for ever: spare the collector looking at it again.
             gc.collect()
             gc.freeze()
             self._serve(core)
         except BaseException as error:
-            if not isinstance(error, UsageError):
+            if not isinstance(error, (UsageError, EngineDeadError)):
                 logger.exception("The engine core ends")
             self._channel.send(CoreFailed(type(error).__name__, _one_line(error)))
             return error
@@ -84,7 +90,8 @@ class CoreLoop:
             is_idle = not (core.has_work() or self._prepares)
             if is_idle:
                 heartbeat.end_step()
-            message = channel.receive(block=is_idle)
+            message = channel.receive(block=is_idle, other_fd=core.failure_fd)
+            core.check_health()
             heartbeat.begin_step()
             while message is not None:
                 if isinstance(message, Shutdown):
@@ -110,6 +117,8 @@ class CoreLoop:
             self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
         elif isinstance(message, GetStats):
             self._channel.send(CallResult(message.call_id, core.make_stats()))
+        elif isinstance(message, GetSnapshot):
+            self._channel.send(SnapshotTaken(message.call_id, core.snapshot()))
         elif isinstance(message, Undecodable):
             self._refuse(core, message)
         elif isinstance(message, Prepare):

@@ -31,16 +31,20 @@ LINGER = 2.0
 
 def build_core() -> EngineCore:
     """Import, read the configuration, load."""
-    # Before torch: its threads take over the mask of the one that starts them.
-    bind_compute_threads()
-    # Imported here, once the death signal is set and errors are reported: they bring torch.
+    # Imported here, once the death signal is set and errors are reported.
     from vllm_lite.config.vllm import VllmConfig
+
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
+    config.logging.apply()
+    if not config.parallel.has_ranks:
+        # Before torch: its threads take over the mask of the one that starts them.
+        bind_compute_threads()
+        # What takes longest to import.
+        from vllm_lite.executor import uniproc as uniproc
     from vllm_lite.engine.core import EngineCore
     from vllm_lite.executor.select import make_executor
 
     timeline.mark("imports")
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
-    config.logging.apply()
     return EngineCore(config, make_executor)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.channel import Channel
-from vllm_lite.engine.child import announce_exit
 from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import Shutdown
 from vllm_lite.executor.executor import Executor
+from vllm_lite.lifeline import announce_exit
 from vllm_lite.log import timeline
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import zmq
 
 from vllm_lite.core.step import EngineCoreOutput
-from vllm_lite.engine.channel import FROM_CORE, TO_CORE, Channel, address
+from vllm_lite.engine.channel import FROM_CORE, TO_CORE, Channel, address, wait_readable
 from vllm_lite.engine.codec import core_codec
 from vllm_lite.engine.messages import CoreFailed, CoreReady, FromCore, StepOutputs, ToCore
 
@@ -44,8 +44,11 @@ class CoreChannel(Protocol):
         """Queue a message for whom it concerns."""
         ...
 
-    def receive(self, *, block: bool = False) -> ToCore | None:
-        """The next message; without `block` None where there is none yet."""
+    def receive(self, *, block: bool = False, other_fd: int | None = None) -> ToCore | None:
+        """The next message; None where there is none yet.
+
+        With `block` waits for it, or until `other_fd` is readable.
+        """
         ...
 
     def close(self, linger: float = 0.0) -> None:
@@ -79,10 +82,12 @@ class FrontEnds:
         else:
             self._send(message.call_id % len(self._outgoing), message)
 
-    def receive(self, *, block: bool = False) -> ToCore | None:
+    def receive(self, *, block: bool = False, other_fd: int | None = None) -> ToCore | None:
         """The next message of any front end."""
+        if block:
+            wait_readable(self._incoming, other_fd)
         try:
-            return self._codec.decode(self._incoming.recv(0 if block else zmq.NOBLOCK))
+            return self._codec.decode(self._incoming.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
 

@@ -1,4 +1,4 @@
-"""When the engine core began the step it is in: 8 shared bytes, no messages.
+"""When the engine core began the step it is in, and how long one may take: 16 shared bytes.
 
 One process stamps, the other reads, and stamps only as it wakes the first. The clock is
 CLOCK_MONOTONIC, which all processes of a machine share. Zero means that the core waits for work,
@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 
-SIZE = 8
+SIZE = 16
 
 
 class Heartbeat:
@@ -21,7 +21,7 @@ class Heartbeat:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._map = mmap.mmap(fd, SIZE)
-        # One aligned 8-byte store: a reader never sees half a stamp.
+        # Aligned 8-byte stores: a reader never sees half a number.
         self._stamp = memoryview(self._map).cast("q")
 
     @classmethod
@@ -51,6 +51,15 @@ class Heartbeat:
     def stamp(self) -> int:
         """When the step in hand began, in nanoseconds; 0 where none runs."""
         return self._stamp[0]
+
+    @property
+    def step_limit(self) -> float:
+        """Processor seconds that a step may use; 0 where none are set."""
+        return self._stamp[1] / 1e9
+
+    @step_limit.setter
+    def step_limit(self, seconds: float) -> None:
+        self._stamp[1] = int(seconds * 1e9)
 
     def close(self) -> None:
         """Unmap; the other process keeps its own mapping."""

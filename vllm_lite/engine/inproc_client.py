@@ -28,7 +28,8 @@ class InprocClient:
         self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
     ) -> None:
         timeline.restart()
-        bind_compute_threads()
+        if not config.parallel.has_ranks:
+            bind_compute_threads()
         self.core = EngineCore(config, executor_class)
         self.ready = self.core.describe()
         self._is_open = True

@@ -19,7 +19,6 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.engine.codec import message_encoder
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.log import init_logger
 from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
@@ -27,7 +26,6 @@ from vllm_lite.structured_output.canonical import canonical
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
 
-logger = init_logger(__name__)
 
 # No vocabulary in use has longer tokens, so a longer text cannot fit; it is not even tokenised.
 MAX_CHARACTERS_PER_TOKEN = 256
@@ -107,11 +105,6 @@ class InputProcessor:
         self._eos_token_ids = sorted(eos)
         if config.sampling_defaults:
             _check_defaults(config)
-            logger.info(
-                "Default sampling parameters from the model's generation config: %s "
-                "(--generation-config vllm turns them off)",
-                config.sampling_defaults,
-            )
 
     def process(
         self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
@@ -160,8 +153,8 @@ class InputProcessor:
             )
         changed = copy.copy(params)
         changed.structured_outputs = canonical(given, self.config.structured_outputs)
-        if params.bad_words and not params.bad_words_token_ids:
-            changed.bad_words_token_ids = self._bad_word_ids(params.bad_words)
+        if params.bad_words and params.bad_words_token_ids is None:
+            changed.bad_words_token_ids = self.bad_word_ids(params.bad_words)
         # Where the constraint is fulfilled nothing may follow but the end.
         changed.ignore_eos = False
         _check_sendable(changed)
@@ -264,16 +257,17 @@ class InputProcessor:
         """`params` with max_tokens inside the context and bad words as ids; a copy if changed."""
         room = self.config.model.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        if max_tokens == params.max_tokens and not params.bad_words:
+        has_words = bool(params.bad_words) and params.bad_words_token_ids is None
+        if max_tokens == params.max_tokens and not has_words:
             return params
         fitted = copy.copy(params)
         fitted.max_tokens = max_tokens
         fitted.min_tokens = min(fitted.min_tokens, max_tokens)
-        if params.bad_words:
-            fitted.bad_words_token_ids = self._bad_word_ids(params.bad_words)
+        if params.bad_words and has_words:
+            fitted.bad_words_token_ids = self.bad_word_ids(params.bad_words)
         return fitted
 
-    def _bad_word_ids(self, words: list[str]) -> list[list[int]]:
+    def bad_word_ids(self, words: list[str]) -> list[list[int]]:
         """Each word as it is tokenised at the start of a text and, where it differs, inside one."""
         if self._tokenizer is None:
             raise RequestError(
@@ -293,8 +287,12 @@ class InputProcessor:
 
     def _check_bans(self, params: SamplingParams) -> None:
         """Raise RequestError where nothing may be a request's first token."""
+        words = params.bad_words_token_ids or ()
+        most = len(words) + len(self._eos_token_ids) + len(params.stop_token_ids or ())
+        if params.allowed_token_ids is None and most < self._vocab_size:
+            return
         bans = {
-            "bad_words": {ids[0] for ids in params.bad_words_token_ids or () if len(ids) == 1},
+            "bad_words": {ids[0] for ids in words if len(ids) == 1},
             "min_tokens": {*self._eos_token_ids, *(params.stop_token_ids or ())},
         }
         if not params.min_tokens:

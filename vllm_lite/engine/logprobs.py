@@ -42,3 +42,9 @@ class ChoiceLogprobs:
             position = position_logprobs(entry, self._decode, is_ranked=self._is_ranked)
             self.positions.append(position)
             self.cumulative += entry.logprobs[0]
+
+    def truncate(self, num_positions: int) -> None:
+        """Forget all but the first positions."""
+        for position in self.positions[num_positions:]:
+            self.cumulative -= next(iter(position.values())).logprob
+        del self.positions[num_positions:]

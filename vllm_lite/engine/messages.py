@@ -10,7 +10,7 @@ import msgspec
 
 from vllm_lite.core.step import EngineCoreOutput, EngineCoreRequest
 from vllm_lite.engine.client import PauseMode
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
 
@@ -35,6 +35,12 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
 
 class GetStats(msgspec.Struct, tag="get_stats"):
     """Ask for the scheduler's counters now."""
+
+    call_id: int
+
+
+class GetSnapshot(msgspec.Struct, tag="get_snapshot"):
+    """Ask for all that the core holds now."""
 
     call_id: int
 
@@ -93,6 +99,7 @@ ToCore = (
     | AbortRequests
     | ResetPrefixCache
     | GetStats
+    | GetSnapshot
     | Pause
     | Resume
     | IsPaused
@@ -136,6 +143,13 @@ class Prepared(msgspec.Struct, tag="prepared", omit_defaults=True):
     refusal: Refusal | None = None
 
 
+class SnapshotTaken(msgspec.Struct, tag="snapshot"):
+    """The answer to a GetSnapshot."""
+
+    call_id: int
+    value: EngineSnapshot
+
+
 class CallResult(msgspec.Struct, tag="result"):
     """The answer to a message with a call_id."""
 
@@ -143,4 +157,4 @@ class CallResult(msgspec.Struct, tag="result"):
     value: bool | SchedulerStats
 
 
-FromCore = CoreReady | CoreFailed | StepOutputs | Prepared | CallResult
+FromCore = CoreReady | CoreFailed | StepOutputs | Prepared | SnapshotTaken | CallResult

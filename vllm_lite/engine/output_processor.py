@@ -8,7 +8,7 @@ alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Candidates whose log-probabilities and texts are entered in about ten milliseconds.
+_MOST_CANDIDATES = 8192
+
 
 @dataclass(slots=True)
 class ProcessedStep:
@@ -33,6 +36,22 @@ class ProcessedStep:
 
     stats: StepStats
     aborted_ids: list[str] = field(default_factory=list)
+
+
+def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
+    """`outputs` as lists of which none holds the event loop; one list, as a rule.
+
+    A step may score thousands of a prompt's positions: they come some at a time.
+    """
+    for output in outputs:
+        scored = output.new_prompt_logprobs
+        if not scored:
+            continue
+        count = max(1, _MOST_CANDIDATES // len(scored[0].token_ids))
+        for start in range(0, len(scored) - count, count):
+            yield [EngineCoreOutput(output.request_id, [], None, scored[start : start + count])]
+        output.new_prompt_logprobs = scored[(len(scored) - 1) // count * count :]
+    yield outputs
 
 
 class OutputProcessor:

@@ -97,6 +97,11 @@ class ChoiceState:
         self.is_refused = output.is_refused
         if stop is None:
             return False
+        # What a step gave beyond the token that completes the stop string is not the request's.
+        num_tokens = self._detokenizer.num_tokens
+        del self.token_ids[num_tokens:]
+        if self._logprobs is not None:
+            self._logprobs.truncate(num_tokens)
         is_early = self.finish_reason is None
         self.finish_reason, self.stop_reason = "stop", stop
         return is_early

@@ -89,7 +89,7 @@ class LLMEngine:
                 handle.close()
                 raise
             core = SyncMPClient(handle)
-        log_ready(core.ready)
+        log_ready(config, core.ready)
         return cls(config, core, tokenizer)
 
     @classmethod

@@ -1,44 +1,27 @@
 """Whether the engine core is stuck, seen from a front end that looks once a second.
 
-A step that computes may be slow, so it has VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. One in which the
-core's process uses no processor, because it was stopped or waits for itself, has seconds. Only
+A step may use the processor for several times as long as the largest step should take, which the
+core measured at start; or take VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, where they are set. One in which
+the core's process uses no processor, because it was stopped or waits for itself, has seconds. Only
 time that was looked at counts: a watcher that was itself stopped knows nothing of that time.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 from vllm_lite import envs
 from vllm_lite.engine.core_handle import CoreHandle
+from vllm_lite.lifeline import ProcessSign, process_sign
 
+# Seconds that a step may take where neither the core nor a user has set a limit.
+LONGEST_STEP = 300
 # Seconds between two looks.
 INTERVAL = 1.0
 # Seconds without a sign of life after which a core is given up.
 STALL_LIMIT = 6.0
 # Processor seconds within STALL_LIMIT that are no sign of life: a socket's thread needs some.
 _NOTHING = 0.03
-_TICKS_PER_SECOND = 100
-
-
-class ProcessSign(NamedTuple):
-    """What the kernel says of a process: the state of its main thread, seconds of processor."""
-
-    state: str
-    cpu: float
-
-
-def process_sign(pid: int) -> ProcessSign | None:
-    """For a process of this machine; None where it is gone or nothing is told."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name stands in parentheses, and may hold any character.
-    state, *fields = text.rpartition(")")[2].split()
-    return ProcessSign(state, (int(fields[10]) + int(fields[11])) / _TICKS_PER_SECOND)
 
 
 class Watch:
@@ -52,6 +35,8 @@ class Watch:
         self._in_step = 0.0
         self._stalled = 0.0
         self._cpu = 0.0
+        # Processor seconds of the core when the step in hand was first seen.
+        self._cpu_before = 0.0
 
     def verdict(self) -> str | None:
         """Why the core counts as stuck; None where it does not. One look never makes a verdict."""
@@ -61,21 +46,35 @@ class Watch:
         is_same = stamp != 0 and stamp == self._stamp
         self._stamp = stamp
         self._in_step = self._in_step + passed if is_same else 0.0
+        pid = self._handle.watched_pid
+        sign = None if pid is None else process_sign(pid)
+        return self._check_length(is_same, sign) or self._check_stall(passed, is_same, sign)
+
+    def _check_length(self, is_same: bool, sign: ProcessSign | None) -> str | None:
+        if not is_same:
+            self._cpu_before = 0.0 if sign is None else sign.cpu
+            return None
         limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-        if is_same and self._in_step > limit:
+        if self._in_step > (limit or LONGEST_STEP):
             return (
                 f"a step has been due or running for {self._in_step:.0f} s, longer than "
-                f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit}"
+                f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={limit or LONGEST_STEP}"
             )
-        return self._check_stall(passed, is_same)
+        share = self._handle.heartbeat.step_limit
+        used = 0.0 if sign is None else sign.cpu - self._cpu_before
+        if limit is None and 0 < share < used:
+            return (
+                f"a step has used {used:.0f} s of processor time, several times what the largest "
+                "should take; VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS sets another limit"
+            )
+        return None
 
-    def _check_stall(self, passed: float, is_same: bool) -> str | None:
-        pid = self._handle.computing_pid
-        sign = None if pid is None else process_sign(pid)
+    def _check_stall(self, passed: float, is_same: bool, sign: ProcessSign | None) -> str | None:
+        may_wait = not (is_same and self._handle.computes_itself)
         is_still = sign is not None and (
             sign.state == "T"
             # A thread that waits for a disk is honest.
-            or (is_same and sign.state != "D" and sign.cpu - self._cpu < _NOTHING)
+            or not (may_wait or sign.state == "D" or sign.cpu - self._cpu >= _NOTHING)
         )
         if not is_still:
             self._stalled = 0.0

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import VOCAB_SIZE, async_engine, says
+from vllm_lite.core.request import RequestStatus
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput
 from vllm_lite.engine.async_llm import AsyncLLM
 from vllm_lite.engine.constraints import Constraints
@@ -23,7 +24,6 @@ from vllm_lite.errors import (
     UnavailableError,
 )
 from vllm_lite.outputs import RequestOutput
-from vllm_lite.request import RequestStatus
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 
 ENDLESS = {"max_tokens": 200, "ignore_eos": True}
@@ -347,3 +347,16 @@ async def test_without_statistics_there_are_no_metrics() -> None:
     async with async_engine(log_stats=False) as (engine, _):
         assert await text_of(engine, max_tokens=2, ignore_eos=True)
         assert engine.registry is None
+
+
+async def test_bad_words_are_tokenised_once_for_all_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with async_engine() as (engine, _):
+        params = delta(max_tokens=2, bad_words=["zz", "qq"])
+        await engine.prepare(params)
+        assert params.bad_words_token_ids == [[122, 122], [113, 113]]
+        monkeypatch.setattr(engine._inputs, "bad_word_ids", None)
+        for i in range(3):
+            outputs = await collect(engine.generate("say>", params, f"r{i}"))
+            assert sum(len(output.outputs[0].token_ids) for output in outputs) == 2

@@ -67,6 +67,19 @@ def test_a_step_is_planned_while_the_one_before_runs_where_asked() -> None:
     assert executor.made.num_known_requests == 0
 
 
+def test_who_cannot_run_ahead_waits_and_the_others_go_on() -> None:
+    executor = Scripted()
+    engine = EngineCore(engine_config(async_scheduling=True), executor)
+    waits, goes = message(5, max_tokens=3), message(5, max_tokens=5)
+    engine.add_requests([waits, goes])
+    engine._scheduler.requests[waits.request_id].can_run_ahead = False
+    while engine.has_work():
+        engine.step()
+    steps = [step.num_scheduled_tokens for step in executor.made.steps]
+    assert [waits.request_id in step for step in steps] == [True, False, True, False, True, False]
+    assert [goes.request_id in step for step in steps] == [True] * 5 + [False]
+
+
 def test_nothing_is_planned_on_a_step_that_could_not_be_submitted() -> None:
     executor = Scripted()
     engine = EngineCore(engine_config(async_scheduling=True), executor)

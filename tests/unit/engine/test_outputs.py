@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import EOS, VOCAB_SIZE, run_all, says, sync_engine
+from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
 from vllm_lite.engine.inproc_client import InprocClient
+from vllm_lite.engine.output_processor import in_turns
 from vllm_lite.engine.sync_llm import LLMEngine
 from vllm_lite.errors import RequestError
 from vllm_lite.outputs import RequestOutput
@@ -249,3 +251,16 @@ def test_request_metrics_come_with_statistics_only() -> None:
     assert metrics.first_token_time is not None and metrics.last_token_time is not None
     assert metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time
     assert answer(sync_engine(says("ab"), log_stats=False)).metrics is None
+
+
+@pytest.mark.parametrize("positions", [0, 1, 511, 512, 513, 4096, 5000])
+def test_many_scored_positions_come_some_at_a_time(positions: int) -> None:
+    entries = [TokenLogprobs([i] * 16, [0.0] * 16, 1) for i in range(positions)]
+    last = EngineCoreOutput("a", [5], new_prompt_logprobs=entries, finish_reason="stop")
+    other = EngineCoreOutput("b", [6])
+    turns = list(in_turns([last, other]))
+    assert turns[-1] == [last, other]
+    pieces = [output.new_prompt_logprobs or [] for turn in turns for output in turn]
+    assert [entry for piece in pieces for entry in piece] == entries
+    assert all(len(piece) <= 512 for piece in pieces)
+    assert all(not output.new_token_ids for turn in turns[:-1] for output in turn)

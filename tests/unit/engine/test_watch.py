@@ -23,7 +23,8 @@ class _Handle:
 
     def __init__(self) -> None:
         self.heartbeat = Heartbeat.create()
-        self.computing_pid: int | None = 1
+        self.watched_pid: int | None = 1
+        self.computes_itself = True
         self.sign = ProcessSign("S", 0.0)
 
 
@@ -67,6 +68,14 @@ def test_a_stopped_core_is_stuck_even_with_nothing_to_do(handle: _Handle) -> Non
     assert "SIGSTOP" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
 
 
+def test_a_core_that_waits_for_ranks_is_stuck_where_it_is_stopped(handle: _Handle) -> None:
+    handle.computes_itself = False
+    handle.heartbeat.expect_step()
+    assert not verdicts(handle, 3 * int(STALL_LIMIT))
+    handle.sign = ProcessSign("T", 0.0)
+    assert "SIGSTOP" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
+
+
 @pytest.mark.parametrize("state", ["S", "R"])
 def test_a_step_that_computes_has_the_whole_limit(
     handle: _Handle, state: str, monkeypatch: pytest.MonkeyPatch
@@ -76,6 +85,29 @@ def test_a_step_that_computes_has_the_whole_limit(
     handle.sign = ProcessSign(state, 0.0)
     assert not verdicts(handle, 100, cpu=0.02)
     assert "TIMEOUT_SECONDS=100" in verdicts(handle, 105, cpu=0.02)[0]
+
+
+def test_a_step_that_burns_processor_time_has_what_the_largest_should_take(
+    handle: _Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle.heartbeat.step_limit = 20.0
+    handle.heartbeat.begin_step()
+    handle.sign = ProcessSign("R", 1000.0)
+    assert not verdicts(handle, 10, cpu=2.0)
+    # One that gets little of a busy machine may take its time.
+    assert not verdicts(handle, 60, cpu=0.3)
+    assert "used 22 s of processor time" in verdicts(handle, 13, cpu=2.0)[0]
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
+    assert not verdicts(handle, 60, cpu=2.0)
+
+
+def test_each_step_has_the_limit_for_itself(handle: _Handle) -> None:
+    handle.heartbeat.step_limit = 5.0
+    one = Watch(cast("CoreHandle", handle))
+    for _ in range(30):
+        handle.heartbeat.begin_step()
+        assert one.verdict() is None
+        handle.sign = handle.sign._replace(cpu=handle.sign.cpu + 4.0)
 
 
 def test_waiting_for_a_disk_is_no_stall(handle: _Handle) -> None:
