@@ -29,6 +29,7 @@ MOST_GROWTH = 1.05
 CONCURRENCY = 8
 # Sent before memory is looked at: caches fill, and threads start, with the first ones.
 WARM_UP = 400
+KEPT_RESPONSES = 1000
 HI = [{"role": "user", "content": "Say hi."}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 GOOD: dict[str, dict[str, Any]] = {
@@ -242,6 +243,18 @@ async def settled(client: httpx.AsyncClient) -> AsyncIterator[None]:
         await asyncio.sleep(0.2)
 
 
+async def fill_memory(client: httpx.AsyncClient) -> None:
+    """Make the server hold what it keeps: the largest step's scratch, constraints, responses."""
+    body = {**GOOD["/v1/responses"], "max_output_tokens": 1}
+    await in_parallel(KEPT_RESPONSES, lambda: client.post("/v1/responses", json=body))
+    path, good = "/v1/completions", GOOD["/v1/completions"]
+    prompts = ({**good, "prompt": [20 + i] * 500} for i in range(4 * CONCURRENCY))
+    await asyncio.gather(*(client.post(path, json=body) for body in prompts))
+    for name in ("structured_outputs", "response_format"):
+        for constraint in FIELDS[name]:
+            await client.post(path, json={**good, name: constraint})
+
+
 def memory_of(pid: int) -> dict[str, int]:
     """Resident bytes of the server and of its engine core; compile processes come and go."""
     parent = psutil.Process(pid)
@@ -264,6 +277,8 @@ async def attack(url: str, pid: int, seed: int, counts: tuple[int, int, float]) 
                 pass
             report.memory.append(memory_of(pid))
 
+        if num_requests > WARM_UP:
+            await fill_memory(client)
         warm_up = min(WARM_UP, num_requests // 2)
         await in_parallel(warm_up, lambda: one_request(client, rng, report))
         await in_parallel(min(50, num_aborts // 2), lambda: one_abort(client, rng, report))

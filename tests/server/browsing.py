@@ -82,7 +82,7 @@ async def visiting(
     async with running(client, **options) as server, playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = await browser.new_context(**(view or {}))
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         visit = Visit(await context.new_page(), server)
         await visit.open()
         yield visit

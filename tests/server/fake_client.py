@@ -24,6 +24,7 @@ from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.engine.messages import AddRequests, Prepare, ToCore
 from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.errors import EngineDeadError, UnavailableError
+from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm_lite.sampling_params import (
     RequestOutputKind,
@@ -135,6 +136,9 @@ class FakeEngineClient:
         self.errored = False
         self.is_running = True
         self.pause: tuple[PauseMode, bool] | None = None
+        # Whose requests a snapshot shows, and how many were taken.
+        self.snapshot_tenants = [""]
+        self.num_snapshots = 0
         self._asked_to_stop: set[str] = set()
         self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
@@ -198,6 +202,25 @@ class FakeEngineClient:
 
     async def is_paused(self) -> bool:
         return self.pause is not None
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Two blocks of the first request, one cached and one free."""
+        self.num_snapshots += 1
+        return EngineSnapshot(
+            time=0.5 * self.num_snapshots,
+            stats=SchedulerStats(num_running=len(self.snapshot_tenants), num_total_blocks=4),
+            num_steps=10 * self.num_snapshots,
+            step_seconds=0.2 * self.num_snapshots,
+            num_rows=20 * self.num_snapshots,
+            num_tokens=30 * self.num_snapshots,
+            blocks=[0, 0, -1, -2],
+            stride=1,
+            requests=[
+                RequestSnapshot(f"chat-{i}", tenant, 2.0, 0.5, True, 20, 16, 24, 4, 2)
+                for i, tenant in enumerate(self.snapshot_tenants)
+            ],
+            start=[("imports", 0.3), ("weights", 1.0)],
+        )
 
     def get_default_sampling_params(self) -> dict[str, Any]:
         return self.defaults

@@ -277,7 +277,7 @@ async def test_texts_are_logged_where_enabled(
 ) -> None:
     lines: list[str] = []
     where = "vllm_lite.server.context.logger.info"
-    monkeypatch.setattr(where, lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(where, lambda text, *words, **_: lines.append(text % words))
     path = "/v1/chat/completions" if send is chat else "/v1/completions"
     body = {"messages": HI, "prompt": "a", "n": 2, "stream": stream}
     options = {"enable_log_requests": True, "enable_log_outputs": True}

@@ -353,6 +353,37 @@ def test_parsers_that_are_not_there_are_refused_at_the_start() -> None:
         app_of(engine(reasoning_parser="nope"))
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+async def test_auto_tools_need_a_template_that_shows_them(path: str) -> None:
+    blind = engine(CALL)
+    blind.tokenizer.chat_templates["default"] = "{{ messages[0].content }}"
+    body: dict[str, Any] = {"messages": HI, "input": "hi", "tools": TOOLS, "max_tokens": 8}
+    if path != CHAT:
+        body["tools"] = [{"type": "function", "name": "f", "input_schema": {}, "parameters": {}}]
+    if path == "/v1/messages":
+        body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+        body["model"] = blind.config.model.served_model_name[0]
+    reply = await post(path, body, blind, **AUTO)
+    assert reply.status_code == 400
+    assert "the chat template shows the model no tools" in error_of(reply)["message"]
+    seen = {**AUTO, "chat_template": "{{ tools | tojson }}"}
+    assert (await post(path, body, blind, **seen)).status_code == 200
+
+
+@pytest.mark.parametrize("template", ["{{ messages }}", "{{ tools }}"])
+async def test_one_warning_at_start_where_the_template_shows_no_tools(
+    template: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = engine()
+    client.tokenizer.chat_templates["default"] = template
+    with caplog.at_level("WARNING"):
+        app_of(client, **AUTO).state.context.start()
+    is_blind = "tools" not in template
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == [
+        "--enable-auto-tool-choice has no effect"
+    ] * is_blind
+
+
 async def test_a_variable_that_the_models_template_does_not_know_is_refused() -> None:
     options = {**AUTO, "tool_call_parser": "k2_horizon"}
     for argument, choices in (

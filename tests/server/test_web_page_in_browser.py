@@ -41,6 +41,12 @@ HOSTILE = """\
 
 <iframe src="https://elsewhere.invalid"></iframe>
 """
+BLOCK_COLOURS = """() => {
+  const map = document.querySelector("#live canvas")
+  if (map.getBoundingClientRect().right > innerWidth) return []
+  const { data } = map.getContext("2d").getImageData(0, 5, 40, 1)
+  return [5, 15, 25, 35].map((x) => data.slice(4 * x, 4 * x + 4).join())
+}"""
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
@@ -330,6 +336,8 @@ async def test_the_keyboard_moves_between_views_and_colours_are_kept() -> None:
         page = visit.page
         await page.focus("#chat-tab")
         await page.keyboard.press("ArrowRight")
+        assert await page.get_attribute("#live-tab", "aria-selected") == "true"
+        await page.keyboard.press("ArrowRight")
         assert await page.get_attribute("#api-tab", "aria-selected") == "true"
         assert await page.is_hidden("#chat")
         await page.wait_for_selector(".route")
@@ -338,3 +346,28 @@ async def test_the_keyboard_moves_between_views_and_colours_are_kept() -> None:
         assert await page.get_attribute("html", "data-theme") == "light"
         # The view is kept in the address.
         assert await page.is_visible("#api")
+
+
+@pytest.mark.parametrize("view", [{}, PHONE])
+async def test_the_live_view_follows_the_engine_while_it_is_shown(view: dict[str, Any]) -> None:
+    client = FakeEngineClient("Hello", max_model_len=1024)
+    async with visiting(client, view=view) as visit:
+        page = visit.page
+        assert client.num_snapshots == 0
+        await page.get_by_role("tab", name="Live").click()
+        await page.wait_for_selector("#live dd:has-text('40.0')")  # 20 rows in half a second
+        text = await page.inner_text("#live")
+        blocks = ("1 free", "1 cached", "2 in use")
+        for shown in ("chat-0", "20 (16)", "20.0 ms", "weights 1.00 s", *blocks):
+            assert shown in text, shown
+        colours = await page.evaluate(BLOCK_COLOURS)
+        assert colours[0] == colours[1] and len({*colours}) == 3
+        axe = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+        await page.evaluate(axe)
+        await _assert_accessible(visit, "live")
+        await page.get_by_role("tab", name="Chat").click()
+        await page.wait_for_selector("#live", state="hidden")
+        await asyncio.sleep(1)
+        before = client.num_snapshots
+        await asyncio.sleep(1)
+        assert client.num_snapshots == before

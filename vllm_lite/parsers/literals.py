@@ -1,9 +1,8 @@
 """Values as models write them (JSON, Python literals, Gemma's braces), turned into JSON text.
 
-Knows values only, not calls. Nothing is evaluated and nothing recurses: a value is read character
-by character with a stack of the brackets that are open. Invariant: what is handed on, joined, is
-always the beginning of a JSON value, and a whole one once the reading returns. Spaces are as
-`json.dumps` sets them; numbers and escapes stay as written.
+Knows no calls. Nothing is evaluated and nothing recurses: open brackets are on a stack. Invariant:
+what is handed on, joined, is always the beginning of a JSON value, and a whole one once the reading
+returns. Spaces are as `json.dumps` sets them; numbers and escapes stay as written.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ _ENDS_WORD = re.compile(r"[,:{}\[\]]")
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _MAX_AHEAD = 2048
 _HEX = re.compile(r"[0-9A-Fa-f]+")
-_JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
-_CLOSER = {"{": "}", "[": "]", "(": ")"}
 _SET = "} of a set"
-_JSON_BRACKET[_SET] = "]"
+_JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]", _SET: "]"}
+_CLOSER = {"{": "}", "[": "]", "(": ")"}
 # The first thing within braces and what follows it.
 _FIRST_ITEM = re.compile(
     r"""\s*(?:([{(\[}])|(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"{}\[\](),:]+)\s*([,:}]))""",
@@ -210,6 +208,7 @@ def _read_scalar(
     if quote is not None and make is not None:
         text: list[str] = []
         if (yield from source.until((quote,), text.append, drops_cut=True)) is None:
+            put(_unclosed(make("".join(text)), comma))
             raise EndOfText
         put(comma + make("".join(text)))
         return
@@ -225,6 +224,8 @@ def _read_scalar(
         return
     value = dialect.constants.get(word) or (word if NUMBER.fullmatch(word) else None)
     if make is not None and not (yield from source.peek()):
+        if (_begun(word := _without_cut(word, dialect.quotes), dialect) or "").startswith('"'):
+            put(_unclosed(make(word), comma))
         raise EndOfText
     if value is None and dialect.loose_numbers:
         value = plain_number(word)
@@ -237,6 +238,17 @@ def _read_scalar(
     if not dialect.bare_words or not word:
         raise Malformed
     put(f'{comma}"{quoted(word)}"')
+
+
+def _unclosed(value: str, comma: str) -> str:
+    """What `comma` and `value` surely begin with where its text may go on."""
+    return comma + value[:-1] if value.startswith('"') else ""
+
+
+def _without_cut(word: str, quotes: tuple[str, ...]) -> str:
+    """`word` without the beginning of a quote at its end."""
+    cuts = (each[:size] for each in quotes for size in range(len(each) - 1, 0, -1))
+    return word.removesuffix(next(filter(word.endswith, cuts), ""))
 
 
 def _begun(word: str, dialect: Dialect) -> str | None:

@@ -13,7 +13,7 @@ from vllm_lite.parsers.literals import JSON, convert, read_string, read_value
 from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_reader import CallWriter
 
-_OTHER_KEYS = frozenset(("id", "type", "tool_call_id"))
+_OTHER_KEYS = frozenset(("id", "type", "index", "tool_call_id"))
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,14 @@ class JsonTools:
                     done = True
                 else:
                     held = yield from _hold_arguments(source)
-            elif (is_checked and not done and key not in _OTHER_KEYS) or key in self.argument_keys:
-                raise Malformed
+            elif key in self.argument_keys or ((is_checked or done) and key not in _OTHER_KEYS):
+                raise Malformed  # among others, what a brace too many has cut off the arguments
             else:
                 has_more = has_more or key not in _OTHER_KEYS
                 yield from read_value(source, JSON, lambda _: None)
             yield from source.skip_space()
             if done:
+                source.record()
                 # A brace too few is forgiven: the marker after it says as much.
                 if not (yield from source.try_literal(",")):
                     yield from source.try_literal("}")

@@ -1,4 +1,4 @@
-"""The line that uvicorn writes for each HTTP request: which requests get none.
+"""Lines that uvicorn writes and nobody needs: of certain requests, and of its start.
 
 Knows uvicorn's logger by name and its records by their arguments.
 """
@@ -9,6 +9,8 @@ import logging
 from collections.abc import Collection
 
 ACCESS_LOGGER = "uvicorn.access"
+# Of its start, "Application startup complete." is what programs wait for.
+_START = ("Started server process", "Waiting for application startup")
 
 
 class PathFilter(logging.Filter):
@@ -31,3 +33,12 @@ def silence_paths(paths: str | None) -> None:
     chosen = [path.strip() for path in (paths or "").split(",") if path.strip()]
     if chosen:
         logging.getLogger(ACCESS_LOGGER).addFilter(PathFilter(chosen))
+
+
+def silence_start() -> None:
+    """Write only the last of the lines that tell of a start."""
+    logging.getLogger("uvicorn.error").addFilter(_is_needed)
+
+
+def _is_needed(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_START)

@@ -35,6 +35,7 @@ from vllm_lite.server.documents import DocumentService
 from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
+from vllm_lite.server.live import LiveService
 from vllm_lite.server.load_report import add_load_report
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
 from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
@@ -77,6 +78,8 @@ class Route:
     # Of what a successful reply holds.
     media: tuple[str, ...] = ("application/json",)
     is_open: bool = False
+    # Whether the OpenAPI document tells of it.
+    is_public: bool = True
     # Its replies tell of the load where they are asked to.
     tells_load: bool = False
     # How the route tells of a failure.
@@ -111,7 +114,7 @@ def build_app(
     if not server_config.disable_fastapi_docs:
         table += _document_routes(DocumentService(lambda: app.openapi()))
     if not server_config.disable_web_page:
-        table += _page_routes(WebPageService())
+        table += _page_routes(WebPageService(), LiveService(context))
     for route in table:
         app.add_api_route(
             route.path,
@@ -119,6 +122,7 @@ def build_app(
             methods=[route.method],
             response_model=None,
             summary=route.endpoint.__doc__,
+            include_in_schema=route.is_public,
         )
     app.add_exception_handler(HTTPException, _on_router_error(keys, table))
     app.add_exception_handler(Exception, _on_middleware_error)
@@ -222,8 +226,9 @@ def _document_routes(documents: DocumentService) -> list[Route]:
     ]
 
 
-def _page_routes(web: WebPageService) -> list[Route]:
+def _page_routes(web: WebPageService, live: LiveService) -> list[Route]:
     return [
+        Route("GET", "/web/live", live.stream, media=("text/event-stream",), is_public=False),
         Route("GET", "/", web.page, media=("text/html",), is_open=True),
         Route("GET", "/web/{name:path}", web.asset, media=("*/*",), is_open=True),
     ]
@@ -290,7 +295,9 @@ def _describe(app: FastAPI, table: list[Route]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_document(app, [route.described() for route in table])
+            app.openapi_schema = openapi_document(
+                app, [one.described() for one in table if one.is_public]
+            )
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ from vllm_lite.server.large_replies import LargeReplies
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
 from vllm_lite.server.template_pool import TemplatePool
-from vllm_lite.tokenizer.chat_template import load_chat_template
+from vllm_lite.tokenizer.chat_template import choose_template, load_chat_template, shows_tools
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -40,6 +40,9 @@ MAX_REQUEST_ID = 256
 _THREADED_ENCODE = 8192
 # No vocabulary in use has longer tokens, so a longer text cannot fit.
 _MAX_CHARACTERS_PER_TOKEN = 256
+SHOWS_NO_TOOLS = (
+    "the chat template shows the model no tools; start the server with a --chat-template that does"
+)
 # Most characters of a text of which only a part is kept.
 _MAX_CUT_CHARACTERS = 1 << 22
 
@@ -78,6 +81,9 @@ class ServingContext:
         self.peers.start(self.snapshot)
         if self._tokenizer is not None and (self.chat_template or self._tokenizer.chat_templates):
             self._templates.start()
+            is_auto = self.peers.index == 0 and self.server_config.enable_auto_tool_choice
+            if is_auto and not self.shows_tools():
+                logger.warning("--enable-auto-tool-choice has no effect: %s", SHOWS_NO_TOOLS)
 
     def snapshot(self) -> Snapshot:
         """What this process tells of itself."""
@@ -132,6 +138,14 @@ class ServingContext:
         except ValueError:
             raise RequestError("X-Vllm-Priority must be a whole number", "priority") from None
 
+    def shows_tools(self, chosen: str | None = None) -> bool:
+        """Whether the template, or the one a request has `chosen`, tells the model of tools."""
+        try:
+            source = choose_template(self.tokenizer, chosen or self.chat_template, True)
+        except RequestError:  # rendering says what is missing
+            return True
+        return shows_tools(source)
+
     async def render(self, **job: Any) -> str:
         """`render_chat` of the model's tokenizer, off the event loop and within limits."""
         tokenizer = self.tokenizer
@@ -171,18 +185,22 @@ class ServingContext:
         """One line for a request, with --enable-log-requests."""
         if self.server_config.enable_log_requests:
             shown = (prompt or "")[: self.server_config.max_log_len]
-            logger.info("Received request %s: prompt: %r, params: %s", request_id, shown, params)
+            line = "Received request %s: prompt: %r, params: %s"
+            logger.info(line, request_id, shown, params, extra={"request_id": request_id})
 
     def log_delta(self, request_id: str, text: str) -> None:
         """One line for a part of a streamed choice, with --enable-log-outputs."""
         shown = text[: self.server_config.max_log_len]
-        logger.info("Streamed for %s: %r", request_id, shown)
+        own = {"request_id": request_id}
+        logger.info("Streamed for %s: %r", request_id, shown, extra=own)
 
     def log_output(self, request_id: str, text: str, finish_reason: str | None) -> None:
         """One line for a finished choice, with --enable-log-outputs."""
         if self.server_config.enable_log_outputs:
             shown = text[: self.server_config.max_log_len]
-            logger.info("Generated for %s: %r, finish_reason: %s", request_id, shown, finish_reason)
+            line = "Generated for %s: %r, finish_reason: %s"
+            own = {"request_id": request_id}
+            logger.info(line, request_id, shown, finish_reason, extra=own)
 
 
 def _tokenizer_of(client: EngineClient) -> Tokenizer | None:

@@ -184,7 +184,7 @@ class Generations:
         self._running.discard(generation)
         if known and self._tells_of_aborts and not generation.has_ended:
             for request_id in generation.request_ids:
-                logger.info("Request %s aborted.", request_id)
+                logger.info("Request %s aborted.", request_id, extra={"request_id": request_id})
         if not self._running:
             self._idle.set()
         return known

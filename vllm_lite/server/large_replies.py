@@ -10,17 +10,32 @@ import asyncio
 import ctypes
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vllm_lite.errors import QueueFullError
+from vllm_lite.outputs import RequestOutput
+
+_T = TypeVar("_T")
 
 LARGE = 1 << 20
 # Bytes of large answers that clients have not read yet.
 MAX_UNREAD = 64 << 20
 _PIECE = 1 << 16
+# Positions with log-probabilities that are written in a few milliseconds.
+_FEW_POSITIONS = 256
+
+
+async def written(outputs: list[RequestOutput], write: Callable[[], _T]) -> _T:
+    """The result of `write`, in a thread of its own where `outputs` have many log-probabilities.
+
+    The event loop goes on beside a thread; it would stand still for thousands of objects.
+    """
+    positions = sum(len(output.prompt_logprobs or ()) for output in outputs)
+    positions += sum(len(choice.logprobs or ()) for output in outputs for choice in output.outputs)
+    return write() if positions <= _FEW_POSITIONS else await asyncio.to_thread(write)
 
 
 class LargeReplies:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Seconds of loading after which the log says what is loading.
+BANNER_DELAY = 10.0
+
 
 def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     """Serve until a signal ends it; returns the exit code 0.
@@ -51,12 +55,40 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
     check_reply_options(config, server_config)
     with _terminable():
         listener = Listener(server_config)
-        logger.info("vLLM-lite %s, model %s", __version__, engine_args.model)
+        banner = _Banner(engine_args.model)
         try:
-            _start_and_serve(config, server_config, listener)
+            _start_and_serve(config, server_config, listener, banner)
         finally:
+            banner.cancel()
             listener.close()
     return 0
+
+
+class _Banner:
+    """The first line of the log, after what a user has got wrong would have shown.
+
+    That is when the model is loaded, or is still loading after some seconds.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._timer = threading.Timer(BANNER_DELAY, self._log)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> bool:
+        """Log nothing later; whether nothing was logged yet."""
+        is_first = not self._timer.finished.is_set()
+        self._timer.cancel()
+        return is_first
+
+    def show(self) -> None:
+        """Log the line now, where it was not."""
+        if self.cancel():
+            self._log()
+
+    def _log(self) -> None:
+        logger.info("vLLM-lite %s, model %s", __version__, self._model)
 
 
 @contextmanager
@@ -73,7 +105,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: Listener) -> None:
+def _start_and_serve(
+    config: VllmConfig, server_config: ServerConfig, listener: Listener, banner: _Banner
+) -> None:
     core = launch_core(
         config,
         in_process=server_config.disable_frontend_multiprocessing,
@@ -92,7 +126,8 @@ def _start_and_serve(config: VllmConfig, server_config: ServerConfig, listener: 
     timeline.mark("waiting for the engine")
     app = build_app(client, server_config, peers=peers)
     timeline.mark("app")
-    log_ready(client.ready)
+    banner.show()
+    log_ready(config, client.ready)
     _log_listening(app, listener)
     settle()
     uvloop.run(serve(client, app, server_config, listener, replicas))
@@ -144,7 +179,6 @@ async def serve(
 def _log_listening(app: FastAPI, listener: Listener) -> None:
     logger.info("Ready: %s", timeline)
     logger.info("Starting vLLM-lite server on %s", listener.url)
-    logger.info("Available routes are:")
     for route in app.routes:
         methods = ", ".join(sorted(getattr(route, "methods", None) or ()))
-        logger.info("Route: %s, Methods: %s", getattr(route, "path", ""), methods)
+        logger.debug("Route: %s, Methods: %s", getattr(route, "path", ""), methods)

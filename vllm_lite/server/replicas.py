@@ -18,9 +18,9 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.child import ChildProcess
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.errors import EngineDeadError
+from vllm_lite.lifeline import ChildProcess
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.board import Board
 from vllm_lite.server.listen import Listener

@@ -133,6 +133,7 @@ def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
+@lru_cache(maxsize=64)
 def shows_tools(source: str) -> bool:
     """Whether a template reads `tools`, so that the model may learn of them."""
     try:
@@ -192,7 +193,7 @@ def render_chat(
             "continue_final_message needs add_generation_prompt to be false",
             "continue_final_message",
         )
-    source = _choose_template(tokenizer, chat_template, bool(tools))
+    source = choose_template(tokenizer, chat_template, bool(tools))
     variables = dict(chat_template_kwargs or {})
     if reserved := sorted(_RESERVED & variables.keys()):
         raise RequestError(
@@ -226,7 +227,8 @@ def render_chat(
     return _cut_at_mark(rendered) if continue_final_message else rendered
 
 
-def _choose_template(tokenizer: TemplateOwner, chosen: str | None, has_tools: bool) -> str:
+def choose_template(tokenizer: TemplateOwner, chosen: str | None, has_tools: bool) -> str:
+    """The source that `chosen` is or names, else the model's own; raises RequestError."""
     templates = tokenizer.chat_templates
     if chosen is not None:
         return templates.get(chosen, chosen)

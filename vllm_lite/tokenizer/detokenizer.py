@@ -117,7 +117,8 @@ class IncrementalDetokenizer:
         self._matcher = StopMatcher(stops) if stops else None
         self._keeps_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._num_tokens = 0
+        # Taken in, up to the one that completed a stop string.
+        self.num_tokens = 0
         self._stop: str | None = None
         self._num_returned = 0
         # All text so far, including what is held back because a stop string may begin there.
@@ -136,7 +137,7 @@ class IncrementalDetokenizer:
         for token_id in new_token_ids:
             if self._stop is not None:
                 break
-            self._num_tokens += 1
+            self.num_tokens += 1
             text = self._stream.step(token_id)
             if text:
                 self._append(text)
@@ -146,7 +147,7 @@ class IncrementalDetokenizer:
         if self._matcher is None:
             self.output_text += text
             return
-        match = self._matcher.feed(text, can_stop=self._num_tokens > self._min_tokens)
+        match = self._matcher.feed(text, can_stop=self.num_tokens > self._min_tokens)
         if match is None:
             self.output_text += text
             return

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_lite.config.demo import DEMO_TOOL_TEMPLATE, is_demo
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
@@ -222,5 +224,9 @@ def _try_out(tokenizer: Tokenizer) -> None:
 
 def _read_parts(path: Path, trust_remote_code: bool) -> TokenizerParts:
     if path.suffix == ".gguf":
-        return tokenizer_from_gguf(read_gguf(path).metadata)
+        parts = tokenizer_from_gguf(read_gguf(path).metadata)
+        if is_demo(path):
+            templates = {**parts.chat_templates, "tool_use": DEMO_TOOL_TEMPLATE}
+            parts = replace(parts, chat_templates=templates)
+        return parts
     return tokenizer_from_directory(path, trust_remote_code=trust_remote_code)

@@ -27,7 +27,7 @@ from vllm_lite.parsers.literals import is_json
 from vllm_lite.parsers.reasoning import TaggedReasoning
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES
 
-COUNT = 60  # texts of a format
+COUNT = 200  # texts of a format
 TAGGED = sorted(n for n, each in REASONING_FORMATS.items() if isinstance(each, TaggedReasoning))
 # To become empty: what does not keep the laws yet.
 FAILING_TOOLS: frozenset[str] = frozenset()

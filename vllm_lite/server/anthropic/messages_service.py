@@ -88,7 +88,7 @@ class MessagesService:
             payload = await run_while_connected(request.receive, reply.whole(outputs))
         finally:
             await generation.close()
-        return _json(payload)
+        return context.large_replies.response(_encode(payload))
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that a message would be created from."""

@@ -14,6 +14,7 @@ from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
+from vllm_lite.server.large_replies import written
 from vllm_lite.server.openai.beam_protocol import start_generation
 from vllm_lite.server.openai.chat_message import message_of
 from vllm_lite.server.openai.chat_protocol import (
@@ -130,13 +131,21 @@ class ChatReply:
         finally:
             await generation.close()
         payload = await self.payload(output)
-        return self._context.large_replies.response(msgspec.json.encode(payload))
+        body = await written([output], lambda: msgspec.json.encode(payload))
+        return self._context.large_replies.response(body)
 
     async def payload(self, output: RequestOutput) -> dict[str, Any]:
         """The reply that the finished `output` makes, with every key."""
         usage, options = self._usage, self._options
         usage.add_prompt(output)
-        choices = [self._choice(one) for one in sorted(output.outputs, key=lambda one: one.index)]
+        in_order = sorted(output.outputs, key=lambda one: one.index)
+        choices, scored = await written(
+            [output],
+            lambda: (
+                [self._choice(one) for one in in_order],
+                prompt_logprobs(self._view, output.prompt_logprobs),
+            ),
+        )
         self._count_calls()
         usage.num_reasoning_tokens = await self._readers.count_reasoning()
         timings = None
@@ -149,7 +158,7 @@ class ChatReply:
             "service_tier": None,
             "system_fingerprint": self._context.fingerprint,
             "usage": usage.full(),
-            "prompt_logprobs": prompt_logprobs(self._view, output.prompt_logprobs),
+            "prompt_logprobs": scored,
             "prompt_token_ids": output.prompt_token_ids if options.return_prompt_ids else None,
             "prompt_text": options.prompt_text,
             "kv_transfer_params": None,

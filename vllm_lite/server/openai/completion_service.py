@@ -17,6 +17,7 @@ from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
+from vllm_lite.server.large_replies import written
 from vllm_lite.server.openai.beam_protocol import beam_search_of, start_generation
 from vllm_lite.server.openai.chunks import ChunkWriter
 from vllm_lite.server.openai.completion_protocol import (
@@ -178,6 +179,10 @@ class _CompletionReply:
             outputs = await run_while_connected(request.receive, generation.last_outputs())
         finally:
             await generation.close()
+        body = await written(outputs, lambda: msgspec.json.encode(self._payload(outputs)))
+        return self._context.large_replies.response(body)
+
+    def _payload(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         choices = []
         for index, output in enumerate(outputs):
             self._usage.add_prompt(output)
@@ -187,7 +192,7 @@ class _CompletionReply:
         if self._options.has_timings:
             timings = request_timings(outputs[0].metrics, self._usage.num_completion_tokens)
             timings = {**timings, "speculative_decoding": None}
-        payload = {
+        return {
             **self._identity(),
             "choices": choices,
             "service_tier": None,
@@ -197,7 +202,6 @@ class _CompletionReply:
             "ec_transfer_params": None,
             "metrics": timings,
         }
-        return self._context.large_replies.response(msgspec.json.encode(payload))
 
     def _identity(self) -> dict[str, Any]:
         return {

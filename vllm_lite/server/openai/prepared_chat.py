@@ -18,7 +18,7 @@ from vllm_lite.parsers.sink import new_call_id
 from vllm_lite.parsers.tool_constraint import tool_constraint
 from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm_lite.server.context import ServingContext
+from vllm_lite.server.context import SHOWS_NO_TOOLS, ServingContext
 from vllm_lite.server.openai.beam_protocol import beam_search_of
 from vllm_lite.server.openai.chat_prompt import render_prompt
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
@@ -97,6 +97,12 @@ def _check_auto(context: ServingContext, body: ChatCompletionRequest, choice: To
             '"auto" tool choice needs a server that was started with --enable-auto-tool-choice '
             "and --tool-call-parser; send tool_choice required, none or a function",
             "tool_choice",
+        )
+    if choice == "auto" and not context.shows_tools(body.chat_template):
+        raise RequestError(
+            f'"auto" tool choice is of no use here: {SHOWS_NO_TOOLS}, or send tool_choice '
+            "required or a function",
+            "tools",
         )
 
 

@@ -93,7 +93,7 @@ class ResponsesService:
         entry = self._find(request)
         query = request.query_params
         if query.get("stream", "false").lower() not in ("true", "1"):
-            return _json(entry.payload)
+            return self._json(entry.payload)
         if entry.events is None:
             raise RequestError(
                 "Only a response that was created with background and stream can be streamed again",
@@ -107,7 +107,7 @@ class ResponsesService:
 
     async def input_items(self, request: Request) -> Response:
         """List what a stored response answers, with the conversation before it."""
-        return _json(page_of(self._find(request).input_items, request.query_params))
+        return self._json(page_of(self._find(request).input_items, request.query_params))
 
     async def cancel(self, request: Request) -> Response:
         """End a background response that still runs."""
@@ -116,7 +116,7 @@ class ResponsesService:
             raise RequestError("Only a background response can be cancelled", "id")
         if not entry.is_finished:
             await entry.cancel()
-        return _json(entry.payload)
+        return self._json(entry.payload)
 
     async def delete(self, request: Request) -> Response:
         """Forget a stored response; one that still runs ends."""
@@ -124,7 +124,7 @@ class ResponsesService:
         self._store.remove(entry)
         if entry.cancel is not None and not entry.is_finished:
             await entry.cancel()
-        return _json({"id": entry.id, "object": "response", "deleted": True})
+        return self._json({"id": entry.id, "object": "response", "deleted": True})
 
     def _check(self, body: ResponsesRequest) -> None:
         self._context.check_model(body.model)
@@ -218,7 +218,7 @@ class ResponsesService:
         if entry.events is not None:
             answer: Response = EventStream(entry.events.read(), None, entry.id, ending=b"")
         else:
-            answer = _json(entry.payload)
+            answer = self._json(entry.payload)
         # A task that is cancelled before it began would never clear away.
         await asyncio.sleep(0)
         return answer
@@ -253,7 +253,10 @@ class ResponsesService:
         finally:
             await generation.close()
         self._finish(entry, run)
-        return _json(payload)
+        return self._json(payload)
+
+    def _json(self, payload: Payload) -> Response:
+        return self._context.large_replies.response(msgspec.json.encode(payload))
 
     async def _foreground_events(
         self, entry: StoredResponse, run: ResponseRun, generation: Generation
@@ -329,7 +332,3 @@ def _why_no_store(config: ServerConfig) -> str:
     if config.api_server_count > 1:
         return "this server stores none: its processes (--api-server-count) share no memory"
     return ""
-
-
-def _json(payload: Payload) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -3,6 +3,7 @@
 import { call } from "./api.js"
 import { announce, byId, h } from "./dom.js"
 import { startChat } from "./chat.js"
+import { watch } from "./live.js"
 import { showRoutes } from "./routes.js"
 
 const TABS = [...document.querySelectorAll("[role=tab]")]
@@ -18,6 +19,7 @@ function showTab(tab, focus = false) {
   document.body.dataset.view = tab.getAttribute("aria-controls")
   history.replaceState(null, "", `#${document.body.dataset.view}`)
   if (focus) tab.focus()
+  watch(byId("live"), tab.id === "live-tab")
   if (tab.id === "api-tab") known.then(() => showRoutes(byId("api"), model()))
 }
 
