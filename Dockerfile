@@ -58,8 +58,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-cuda /opt/venv /opt/venv
-USER vllm
+USER 1000
 
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/venv /opt/venv
-USER vllm
+USER 1000

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit sanitize bench peers compare docs format clean help
+.PHONY: demo serve test lint types unit sanitize bench peers compare docs site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -31,8 +31,13 @@ $(VENV)/.installed: pyproject.toml $(SOURCES) | $(VENV)/.torch
 	$(BIN)/pip install --progress-bar on --editable .
 	@touch $@
 
+# What the tests need beside, by itself: `.[dev]` would build the package a second time.
+DEV := import tomllib; \
+  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")
+
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/python -c '$(DEV)' > $(VENV)/dev.txt
+	$(BIN)/pip install --quiet --requirement $(VENV)/dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed ## install, build, fetch the demo model, serve it
@@ -74,6 +79,9 @@ docs: ## write docs/cli.md, server.md and parsers.md from options, routes and fo
 	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
+
+site: $(VENV)/.dev ## build the documents' site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
 format: $(VENV)/.dev ## apply ruff's and clang-format's style
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
     python benchmarks/step_overhead.py                     64 sequences, greedy and drawn
     python benchmarks/step_overhead.py --sequences 1 8 64 --json FILE
+    python benchmarks/step_overhead.py --groups 1 4        block tables of each sequence
 
 The core is the real one, from message in to message out: channel, scheduler, KV blocks, batch
 preparation, sampler, output messages. Its model is none: hidden states and logits lie ready, over
@@ -12,6 +13,7 @@ process that only receives. A phase's own time excludes the phases that it calls
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
@@ -42,13 +45,17 @@ from vllm_lite.engine.core import EngineCore
 from vllm_lite.engine.core_loop import CoreLoop
 from vllm_lite.engine.heartbeat import Heartbeat
 from vllm_lite.engine.messages import AddRequests, Shutdown, StepOutputs
+from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.worker import model_runner
+from vllm_lite.worker.batch import HostInputs
 from vllm_lite.worker.model_runner import ModelRunner
+from vllm_lite.worker.worker import host_runner
 
 VOCAB, WIDTH = 256, 16
 MAX_LEN = 4096
+# Of one layer each, so that each is a group of its own.
+WINDOWS = (None, 1024, 512, 256, 128)
 SAMPLING = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.7, "top_p": 0.9, "seed": 1},
@@ -60,8 +67,8 @@ PHASES: list[tuple[str, Any, str]] = [
     ("constraints", Constraints, "masks"),
     ("constraints", Constraints, "advance"),
     ("worker: requests", ModelRunner, "_update_requests"),
-    ("worker: batch", model_runner, "build_batch"),
-    ("worker: sampling", Sampler, "sample"),
+    ("worker: batch", HostInputs, "model_inputs"),
+    ("worker: sampling", Sampler, "choose"),
     ("worker: rest", ModelRunner, "submit"),
     ("update from output", Scheduler, "update_from_output"),
     ("statistics", EngineCore, "make_stats"),
@@ -73,7 +80,8 @@ PHASES: list[tuple[str, Any, str]] = [
 class NoModel:
     """Answers that lie ready."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, spec: KVCacheSpec) -> None:
+        self._spec = spec
         self._hidden = torch.zeros(rows, WIDTH)
         self._logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0))
 
@@ -83,8 +91,15 @@ class NoModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._logits[: len(hidden)]
 
+    def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        largest, tokens = self._logits[: len(hidden)].max(-1)
+        return tokens, largest
 
-class NoModelExecutor:
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self._spec
+
+
+class NoModelWorker:
     """A real ModelRunner over no model."""
 
     def __init__(self, config: VllmConfig) -> None:
@@ -92,14 +107,17 @@ class NoModelExecutor:
         self._runner: ModelRunner | None = None
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        return alike_layers(1, 1, WIDTH, "float32")
+        layer = LayerCacheSpec(1, WIDTH, "float32")
+        windows = self._config.facts.layer_windows
+        return KVCacheSpec(tuple(replace(layer, sliding_window=w) for w in windows))
 
     def available_memory(self) -> int:
         return 1 << 30
 
-    def initialize_cache(self, plan: KVCachePlan) -> None:
-        model: Any = NoModel(self._config.scheduler.max_num_batched_tokens)
-        self._runner = ModelRunner(self._config, plan, model, torch.device("cpu"))
+    def initialize_cache(self, plan: KVCachePlan) -> float:
+        model: Any = NoModel(self._config.scheduler.max_num_batched_tokens, plan.spec)
+        self._runner = host_runner(self._config, plan, model, torch.device("cpu"))
+        return 0.0
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None
@@ -107,9 +125,6 @@ class NoModelExecutor:
 
     def describe(self) -> str:
         return "no model"
-
-    def shutdown(self) -> None:
-        self._runner = None
 
 
 class Clock:
@@ -151,7 +166,7 @@ class Clock:
         self._step.clear()
 
 
-def configuration(sequences: int) -> VllmConfig:
+def configuration(sequences: int, groups: int) -> VllmConfig:
     facts = ModelFacts(
         path="",
         format="hf",
@@ -159,8 +174,8 @@ def configuration(sequences: int) -> VllmConfig:
         hf_config={},
         dtype="float32",
         max_position=MAX_LEN,
-        num_layers=1,
-        layer_windows=(None,),
+        num_layers=groups,
+        layer_windows=WINDOWS[:groups],
         hidden_size=WIDTH,
         num_heads=1,
         num_kv_heads=1,
@@ -170,7 +185,9 @@ def configuration(sequences: int) -> VllmConfig:
     return VllmConfig(
         facts=facts,
         model=ModelConfig(model="none", max_model_len=MAX_LEN),
-        cache=CacheConfig(block_size=16, num_gpu_blocks_override=sequences * MAX_LEN // 16),
+        cache=CacheConfig(
+            block_size=16, num_gpu_blocks_override=groups * sequences * MAX_LEN // 16
+        ),
         scheduler=SchedulerConfig(max_num_seqs=sequences, max_num_batched_tokens=8192),
     )
 
@@ -202,7 +219,7 @@ def front_end(args: argparse.Namespace) -> None:
     channel.close(linger=5)
 
 
-def measure(sequences: int, sampling: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure(sequences: int, groups: int, sampling: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run one core in this process, against a front end in another."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, str(Path(__file__).resolve()), "--directory", directory]
@@ -219,7 +236,9 @@ def measure(sequences: int, sampling: str, args: argparse.Namespace) -> dict[str
         try:
             begun = time.process_time()
             CoreLoop(channel, Heartbeat.create()).run(
-                lambda: EngineCore(configuration(sequences), NoModelExecutor)
+                lambda: EngineCore(
+                    configuration(sequences, groups), lambda c: UniprocExecutor(c, NoModelWorker)
+                )
             )
             busy = time.process_time() - begun
         finally:
@@ -233,6 +252,7 @@ def measure(sequences: int, sampling: str, args: argparse.Namespace) -> dict[str
     wholes = clock.wholes[skipped:]
     return {
         "sequences": sequences,
+        "groups": groups,
         "sampling": sampling,
         "step_us": statistics.median(wholes),
         "step_p99_us": statistics.quantiles(wholes, n=100)[98],
@@ -242,7 +262,7 @@ def measure(sequences: int, sampling: str, args: argparse.Namespace) -> dict[str
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    heads = [f"{r['sampling']} x {r['sequences']}" for r in results]
+    heads = [f"{r['sampling']} x {r['sequences']}, {r['groups']}" for r in results]
     lines = [f"{'microseconds a step':<24}" + "".join(f"{head:>16}" for head in heads)]
     for label in dict.fromkeys(label for label, _, _ in PHASES):
         values = "".join(f"{r['phases_us'][label]:>16.1f}" for r in results)
@@ -256,6 +276,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sequences", type=int, nargs="+", default=[64])
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=["greedy", "drawn"])
+    parser.add_argument("--groups", type=int, nargs="+", choices=range(1, 6), default=[1])
     parser.add_argument("--steps", type=int, default=512, help="tokens of each sequence")
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--json", type=Path)
@@ -267,7 +288,8 @@ def main() -> int:
         front_end(args)
         return 0
     torch.set_num_threads(1)
-    results = [measure(n, how, args) for n in args.sequences for how in args.sampling]
+    cases = itertools.product(args.sequences, args.groups, args.sampling)
+    results = [measure(*case, args) for case in cases]
     print(table(results))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -16,9 +16,11 @@ _SCHEDULER = "tests/unit/core/test_scheduler.py::"
 _PLAN = "tests/unit/core/test_kv_plan.py::"
 _NEWER = "tests/test_newer_flag_effects.py::"
 _GRAPHS = "tests/unit/config/test_graphs.py::"
+_DRAFTS = "tests/models/test_drafts.py::"
 _LIMITS = "tests/unit/core/test_scheduler_options.py::"
 _ADMISSION = "tests/unit/engine/test_async_llm.py::test_admission_is_bounded"
 _FIELDS = "tests/server/test_fields.py::"
+_RANKS = "tests/unit/executor/test_multiproc.py::"
 _CHAT = "tests/unit/cli/test_chat.py::"
 _BATCH = "tests/unit/cli/test_run_batch.py::"
 
@@ -133,6 +135,10 @@ EFFECTS = {
     "--reasoning-parser": _REASONING,
     "--reasoning-parser-plugin": _REASONING,
     "--structured-outputs-config": _HERE + "test_the_engines_word_on_json_is_in_every_constraint",
+    # SpeculativeConfig
+    "--speculative-config": _DRAFTS + "test_drafts_change_nothing_that_is_told",
+    "--spec-method": _DRAFTS + "test_what_cannot_draft_is_refused",
+    "--spec-tokens": _DRAFTS + "test_drafts_may_be_asked_for_by_flags_of_their_own",
     # CompilationConfig
     "--cudagraph-capture-sizes": _GRAPHS + "test_sizes_are_those_given",
     "--max-cudagraph-capture-size": _GRAPHS + "test_sizes_are_those_given",
@@ -149,6 +155,8 @@ EFFECTS = {
     "test_scheduling_never_changes_tokens_of_a_small_cache",
     # SchedulerConfig
     "--max-num-batched-tokens": _RESOLVE + "test_step_sizes_follow_what_is_set",
+    "--mamba-block-size": "tests/unit/core/test_state_pool.py::"
+    "test_a_prompt_s_states_are_kept_as_often_as_asked",
     "--max-num-seqs": _RESOLVE + "test_step_sizes_follow_what_is_set",
     "--max-num-partial-prefills": _PARTIAL_PREFILLS,
     "--max-long-partial-prefills": _PARTIAL_PREFILLS,
@@ -156,6 +164,8 @@ EFFECTS = {
     "--scheduling-policy": _SCHEDULER + "test_priority_admits_and_preempts_by_priority",
     "--enable-chunked-prefill": _SCHEDULER
     + "test_without_chunking_a_prompt_waits_until_it_fits_whole",
+    "--tensor-parallel-size": _RANKS + "test_ranks_give_the_tokens_of_one_process",
+    "--distributed-executor-backend": _RANKS + "test_a_backend_of_processes_can_have_one_rank",
     "--async-scheduling": "tests/unit/engine/test_core.py::"
     "test_a_step_is_planned_while_the_one_before_runs_where_asked",
     "--stream-interval": "tests/unit/engine/test_outputs.py::"

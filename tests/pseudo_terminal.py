@@ -13,6 +13,7 @@ import time
 from types import TracebackType
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][A-Z0-9]?)")
+_ERASURES = re.compile(r"(\x1b\[2K|\x1b\[1A)")
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -49,8 +50,16 @@ class PseudoTerminal:
 
     @property
     def shown(self) -> str:
-        """All that was shown so far, without colours and cursor movements."""
-        return _ESCAPES.sub("", self.raw).replace("\r", "")
+        """All that was shown so far, without colours, and what was erased line by line."""
+        text = ""
+        for part in _ERASURES.split(self.raw):
+            if part == "\x1b[2K":
+                text = text[: text.rfind("\n") + 1]
+            elif part == "\x1b[1A":
+                text = text[: max(0, text.rfind("\n"))]
+            else:
+                text += _ESCAPES.sub("", part).replace("\r", "")
+        return text
 
     def type(self, keys: str) -> None:
         os.write(self._terminal, keys.encode())

@@ -25,7 +25,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core import EngineCore
 from vllm_lite.errors import UsageError
-from vllm_lite.log import JsonFormatter
+from vllm_lite.log import JsonFormatter, reconfigure_logging
 from vllm_lite.metrics.prometheus import EngineCollector
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.server.http_server import http_server
@@ -77,10 +77,15 @@ def test_the_log_can_be_objects_or_the_applications(own_log: logging.Logger) -> 
     EngineArgs(logging_config={"formatter": "json", "log_level": "INFO"}).configure_logging()
     (handler,) = [one for one in own_log.handlers if isinstance(one.formatter, JsonFormatter)]
     record = own_log.makeRecord(OWN, logging.INFO, "f.py", 3, "two\nlines %s", ("x",), None)
+    record.request_id = "cmpl-1"
     line = handler.format(record)
     found = json.loads(line)
+    assert found["request_id"] == "cmpl-1"
     assert "\n" not in line and found["message"] == "two\nlines x"
     assert (found["levelname"], found["name"], found["lineno"]) == ("INFO", OWN, 3)
+    reconfigure_logging(form="text")
+    EngineArgs(log_format="json").configure_logging()
+    assert isinstance(handler.formatter, JsonFormatter)
     EngineArgs(logging_config={"configure_logging": False}).configure_logging()
     assert handler not in own_log.handlers and own_log.propagate
     with pytest.raises(UsageError, match="needs logging to be set up"):

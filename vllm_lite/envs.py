@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_CPU_NUM_THREADS: int | None
     VLLM_CPU_OMP_THREADS_BIND: str
-    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: int
+    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: int | None
     VLLM_MAX_N_SEQUENCES: int
     VLLM_ENABLE_RESPONSES_API_STORE: bool
     VLLM_SERVER_DEV_MODE: bool
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     OPENAI_API_KEY: str | None
     OTEL_SERVICE_NAME: str
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
+    NO_COLOR: str | None
     HF_HUB_OFFLINE: bool
     HF_TOKEN: str | None
 
@@ -134,12 +135,14 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_CPU_OMP_THREADS_BIND": Variable(
         _text("VLLM_CPU_OMP_THREADS_BIND", "auto"),
-        "CPUs that the engine core may use, such as 0-3,6; default auto: those of its parent.",
+        "CPUs that the engine core may use, such as 0-3,6, or each of its ranks, with | between; "
+        "default auto: those of its parent.",
     ),
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable(
-        _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, 300),
-        "Seconds after which a step that still computes counts as stuck; default 300. On a CPU one "
-        "that does not compute does so within ten.",
+        _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, None),
+        "Seconds after which a step that still computes counts as stuck; default: six times the "
+        "processor time that the largest step should take, and at most 300 s. On a CPU one that "
+        "does not compute counts as stuck within ten.",
     ),
     "VLLM_MAX_N_SEQUENCES": Variable(
         _parse("VLLM_MAX_N_SEQUENCES", int, 64), "The largest n a request may ask for; default 64."
@@ -182,6 +185,7 @@ VARIABLES: dict[str, Variable] = {
         _text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
         "OpenTelemetry's own: how spans are sent, grpc or http/protobuf.",
     ),
+    "NO_COLOR": Variable(_optional_text("NO_COLOR"), "Set to anything: no colours in the log."),
     "HF_HUB_OFFLINE": Variable(
         _flag("HF_HUB_OFFLINE", False), "huggingface_hub's own: no network."
     ),

@@ -25,15 +25,28 @@ from vllm_lite.errors import UsageError
 LogFormat = Literal["text", "json"]
 
 _process_name = ""
+# What a terminal is sent for a level: its number of SGR.
+_COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
-class _LineFormatter(logging.Formatter):
-    """`(APIServer pid=1) INFO 11-21 10:00:00 [file.py:1] text`; the prefix once it is named."""
+class LineFormatter(logging.Formatter):
+    """`(APIServer pid=1) INFO 11-21 10:00:00 [file.py:1] text`; the prefix once it is named.
+
+    The level has a colour where standard error is a terminal that wants any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        has_colours = sys.stderr is not None and sys.stderr.isatty() and not envs.NO_COLOR
+        self._colours = _COLOURS if has_colours else {}
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         where = f"[{record.filename}:{record.lineno}]"
-        text = f"{record.levelname} {stamp} {where} {record.getMessage()}"
+        level = record.levelname
+        if colour := self._colours.get(level):
+            level = f"\x1b[{colour}m{level}\x1b[0m"
+        text = f"{level} {stamp} {where} {record.getMessage()}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         prefix = f"({_process_name} pid={os.getpid()}) " if _process_name else ""
@@ -54,13 +67,15 @@ class JsonFormatter(logging.Formatter):
             "lineno": record.lineno,
             "message": record.getMessage(),
         }
+        if (request_id := getattr(record, "request_id", None)) is not None:
+            fields["request_id"] = request_id
         if record.exc_info:
             fields["exc_info"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
 
 
 _FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
-    "text": _LineFormatter,
+    "text": LineFormatter,
     "json": JsonFormatter,
 }
 
@@ -103,7 +118,7 @@ def configure_logging() -> None:
         configure_logging_from(envs.VLLM_LOGGING_CONFIG_PATH, "VLLM_LOGGING_CONFIG_PATH")
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter())
+    handler.setFormatter(LineFormatter())
     root.addHandler(handler)
     root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
     root.propagate = False

@@ -33,6 +33,8 @@ _ISA_FLAGS = (
     "bf16",
     "sve",
 )
+# VLLM_CPU_OMP_THREADS_BIND where no CPUs are listed.
+_UNBOUND = ("auto", "nobind")
 # Control groups write "no limit" as a word (v2) or as a number close to 2**63 (v1).
 _NO_LIMIT = 1 << 60
 
@@ -49,23 +51,33 @@ def supported_dtypes() -> tuple[str, ...]:
     return both if has_native_bfloat16() else both[::-1]
 
 
-def num_compute_threads() -> int:
-    """VLLM_CPU_NUM_THREADS, else the physical cores that this process may use."""
+def num_compute_threads(num_ranks: int = 1) -> int:
+    """VLLM_CPU_NUM_THREADS, else this rank's share of the physical cores that it may use.
+
+    Ranks share all cores but those that VLLM_CPU_OMP_THREADS_BIND gives to one.
+    """
     wanted = envs.VLLM_CPU_NUM_THREADS
     if wanted is None:
-        return num_usable_cores()
+        sharing = num_ranks if envs.VLLM_CPU_OMP_THREADS_BIND in _UNBOUND else 1
+        return max(1, num_usable_cores() // sharing)
     if wanted < 1:
         raise UsageError(f"VLLM_CPU_NUM_THREADS={wanted} must be at least 1; raise or unset it")
     return wanted
 
 
-def bind_compute_threads() -> None:
+def bind_compute_threads(rank: int = 0) -> None:
     """Keep this thread, and those it starts, on the CPUs that VLLM_CPU_OMP_THREADS_BIND lists."""
     text = envs.VLLM_CPU_OMP_THREADS_BIND
-    if text in ("auto", "nobind"):
+    if text in _UNBOUND:
         return
-    # One list for each worker, with bars between; there is one worker.
-    wanted = _cpu_list(text.partition("|")[0])
+    # One list for each rank, with bars between.
+    lists = text.split("|")
+    if rank >= len(lists):
+        raise UsageError(
+            f"VLLM_CPU_OMP_THREADS_BIND={text!r} lists the CPUs of {len(lists)} ranks; give one "
+            "list for each of --tensor-parallel-size, with | between, or unset it"
+        )
+    wanted = _cpu_list(lists[rank])
     lacking = wanted - os.sched_getaffinity(0)
     if lacking or not wanted:
         raise UsageError(

@@ -36,15 +36,15 @@ def _case(name: str, params: SamplingParams, rows: int, vocab_size: int) -> Case
     source = torch.randn(rows, vocab_size) * 3
     logits = source.clone()
     ids = np.random.default_rng(0).integers(vocab_size, size=(rows, LENGTH), dtype=np.int32)
-    table = TokenTable(ids, np.full(rows, LENGTH // 2), np.full(rows, LENGTH - 1))
+    table = TokenTable(ids, np.full(rows, LENGTH // 2))
     states = SamplingStates(table, vocab_size, 0, torch.device("cpu"))
     for slot in range(rows):
         states.add(slot, params, [0])
-    sampler, slots = Sampler(table), np.arange(rows)
+    sampler, slots, ends = Sampler(table), np.arange(rows), np.full(rows, LENGTH - 1)
     return Case(
         f"sampling, {name}",
         f"{rows} x {vocab_size}",
-        lambda: [lambda: sampler.sample(logits, states.batch(slots))],
+        lambda: [lambda: sampler.choose(logits, states.batch(slots), ends)],
         logits.nbytes,
         0.0,
         "float32",

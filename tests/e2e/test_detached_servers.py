@@ -16,7 +16,7 @@ import pytest
 
 from tests.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
 from vllm_lite.cli.detached import servers
-from vllm_lite.config.sources import fetch_demo
+from vllm_lite.config.demo import fetch_demo
 
 OPTIONS = ("--", "--max-model-len", "512", "--num-gpu-blocks-override", "200")
 OPTIONS += ("--override-generation-config", '{"temperature": 0, "max_new_tokens": 8}')

@@ -44,6 +44,12 @@ def test_all_processes_log_as_the_file_says(tmp_path: Path) -> None:
     assert not any(word in printed for word in ("Received request", "GET /health"))
 
 
+def test_a_start_takes_eight_lines_at_most(demo_server: ServerProcess) -> None:
+    lines = demo_server.log().splitlines()
+    end = next(i for i, line in enumerate(lines) if "Application startup complete" in line)
+    assert end < 8, "\n".join(lines[: end + 1])
+
+
 def test_refused_requests_are_a_line_of_info_each_at_most(demo_server: ServerProcess) -> None:
     before = len(demo_server.log())
     for status, raw in REFUSED.values():

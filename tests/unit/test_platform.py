@@ -99,7 +99,7 @@ def test_this_machine_has_what_a_test_needs() -> None:
 
 def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_NUM_THREADS", "7")
-    assert platform.num_compute_threads() == 7
+    assert platform.num_compute_threads() == platform.num_compute_threads(2) == 7
     monkeypatch.setenv("VLLM_CPU_NUM_THREADS", "0")
     with pytest.raises(UsageError, match="VLLM_CPU_NUM_THREADS"):
         platform.num_compute_threads()
@@ -116,7 +116,18 @@ def test_compute_threads_can_be_kept_on_some_cpus(monkeypatch: pytest.MonkeyPatc
     for text in ("1-3,6", "1-3,6|0"):
         monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
         platform.bind_compute_threads()
-    assert bound == [{1, 2, 3, 6}] * 2
+    platform.bind_compute_threads(1)
+    assert bound == [*[{1, 2, 3, 6}] * 2, {0}]
+    with pytest.raises(UsageError, match="lists the CPUs of 2 ranks"):
+        platform.bind_compute_threads(2)
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_NUM_THREADS", raising=False)
+    monkeypatch.setattr(platform, "num_usable_cores", lambda: 8)
+    assert [platform.num_compute_threads(n) for n in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3|4-7")
+    assert platform.num_compute_threads(2) == 8  # of those that are this rank's alone
 
 
 @pytest.mark.parametrize("text", ["all", "3-1", "1,", "-2", "7"])

@@ -129,7 +129,7 @@ def _start_engine(config: VllmConfig) -> AsyncLLM:
 
     client = AsyncLLM(config, core)
     timeline.mark("waiting for the engine")
-    log_ready(client.ready)
+    log_ready(config, client.ready)
     logger.info("Ready: %s", timeline)
     return client
 

@@ -18,6 +18,7 @@ from vllm_lite.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Told apart also by those who see no red or green (Okabe and Ito).
@@ -100,6 +101,7 @@ class Plotter:
             axes.set_title(about, loc="right", fontsize=9, color="#555555")
             axes.set_xlabel("tokens")
             axes.set_ylabel("requests" if place == 1 else "")
+            whole_numbers(axes.xaxis, axes.yaxis)
             tidy(axes)
         return self.save(figure, path)
 
@@ -119,6 +121,19 @@ class Plotter:
         return path
 
 
+def from_zero(axis: Axis, largest: float) -> None:
+    """Show 0 to `largest` and a little more, so that no mark there is cut."""
+    axis.set_view_interval(0, 1.06 * largest or 1.0, ignore=True)
+
+
+def whole_numbers(*axes: Axis) -> None:
+    """Put ticks at whole numbers alone, as counts are."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
 def tidy(axes: Axes) -> None:
     """Leave out the lines of a frame that say nothing."""
     axes.grid(True, color="#E6E6E6", linewidth=0.7)
@@ -131,18 +146,23 @@ def _draw_distribution(axes: Axes, values: np.ndarray, colour: str) -> None:
     share = np.arange(1, len(values) + 1) / len(values) * 100
     axes.step([values[0], *values], [0.0, *share], where="post", color=colour, linewidth=1.8)
     for percentile in _MARKED:
-        value = float(np.percentile(values, percentile))
+        value = _percentile(values, percentile)
         axes.plot([value, value], [0, percentile], color=colour, linewidth=0.8, linestyle=":")
         axes.plot(value, percentile, "o", color=colour, markersize=4)
-    marks = [f"P{p} {np.percentile(values, p):.4g}" for p in _MARKED]
+    marks = [f"P{p} {_percentile(values, p):.4g}" for p in _MARKED]
     axes.set_title("   ".join(marks) + " ms", loc="right", fontsize=9, color="#555555")
     # A tail a hundred times as long as the rest would press the rest into one line.
     if values[0] > 0 and values[-1] > 30 * np.median(values):
         axes.set_xscale("log")
-    axes.set_ylim(0, 101)
+    axes.set_ylim(0, 103)
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("% of values")
     tidy(axes)
+
+
+def _percentile(values: np.ndarray, percentile: float) -> float:
+    """One of the values, so that its mark lies on the steps of their curve."""
+    return float(np.percentile(values, percentile, method="inverted_cdf"))
 
 
 def _draw_requests(
@@ -180,6 +200,7 @@ def _draw_requests(
     axes.autoscale()
     axes.set_ylim(len(listed) - 0.4, -0.6)
     axes.set_ylabel("request")
+    whole_numbers(axes.yaxis)
     handles = [Line2D([], [], color=colour, linewidth=4) for colour in colours]
     axes.legend(
         handles,
@@ -203,6 +224,7 @@ def _draw_running(axes: Axes, listed: Sequence[RequestResult], origin: float) ->
     axes.fill_between(times, running, step="post", color=SKY, alpha=0.45, linewidth=0)
     axes.step(times, running, where="post", color=BLUE, linewidth=1.0)
     axes.set_ylabel("in flight")
-    axes.set_ylim(bottom=0)
+    from_zero(axes.yaxis, float(max(running)))
+    whole_numbers(axes.yaxis)
     axes.set_xlim(left=0)
     tidy(axes)

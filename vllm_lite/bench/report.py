@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.errors import UsageError
 
-_WIDTH = 50
+_WIDTH, _LABEL = 50, 40
 _TITLES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -90,11 +91,33 @@ def table(
     return "\n".join(lines)
 
 
+def show(text: str) -> None:
+    """Print a table of this form; with lines and colours where standard output is a terminal."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        return
+    # Imported here: a pipe needs none of it.
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(show_header=False)
+    shown.add_column()
+    shown.add_column(justify="right", style="bold")
+    for line in text.splitlines():
+        if title := line.strip("=-").strip() if line[0] in "=-" else "":
+            shown.add_section()
+            shown.add_row(f"[bold cyan]{title}", "")
+        elif line[0] not in "=-":
+            shown.add_row(line[:_LABEL].strip(), line[_LABEL:].strip())
+    Console(file=sys.stdout, highlight=False).print(shown)
+
+
 def _row(label: str, value: float | None) -> str:
     if value is None:
         return label  # it stands over the rows that follow
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
-    return f"{label:<40} {shown:<10}"
+    return f"{label:<{_LABEL}} {shown:<10}"
 
 
 def run_json(

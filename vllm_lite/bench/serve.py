@@ -31,6 +31,7 @@ from vllm_lite.bench.report import (
     probe_block,
     result_path,
     run_json,
+    show,
     table,
     write_json,
 )
@@ -113,8 +114,7 @@ def _report(
     """Print the table and write what was asked for."""
     metrics = measure(run.results, run.duration, options.percentiles, options.goodput_limits)
     probe, drafts = probe_block(run.probes), drafts_block(run.drafts)
-    sys.stdout.write(table(metrics, options, probe, drafts) + "\n")
-    sys.stdout.flush()
+    show(table(metrics, options, probe, drafts))
     path = result_path(options, names["model_id"] or "", run.ended)
     if options.save_result or options.append_result:
         content = run_json(metrics, run.results, options, names, run.ended, run.changes)

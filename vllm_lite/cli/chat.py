@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, Reply, ReplyOptions
+from vllm_lite.cli.chat_commands import ChatCommands
+from vllm_lite.cli.conversation import Conversation, SamplingOptions
+from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, ReplyOptions
 from vllm_lite.cli.session import run_session
 from vllm_lite.cli.terminal import Terminal
 from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import config, option
+from vllm_lite.config.option import config, option, option_table
 
 
 @config
-class DialogueOptions(ReplyOptions):
+class DialogueOptions(ReplyOptions, SamplingOptions):
     """How to talk, whatever the server."""
 
     system_prompt: str = option("", "Instructions that come before the conversation.")
+    image: str | None = option(
+        None,
+        "File of an image to ask about.",
+        level="absent",
+        remedy="leave it out: models read text here",
+    )
 
 
 @config
@@ -23,38 +31,18 @@ class ChatOptions(ClientOptions, DialogueOptions):
     """The server to talk to, and how."""
 
 
-class Conversation:
-    """Turns that build on each other, after the system prompt where there is one."""
-
-    banner = "Please enter a message for the chat model:"
-
-    def __init__(self, client: OpenAIClient, system_prompt: str) -> None:
-        self._client = client
-        self.messages: list[dict[str, str]] = []
-        if system_prompt:
-            self.messages.append({"role": "system", "content": system_prompt})
-
-    def ask(self, text: str) -> Reply:
-        """Send the conversation so far with `text` as its last message."""
-        return self._client.chat([*self.messages, {"role": "user", "content": text}])
-
-    def keep(self, text: str, answer: str) -> None:
-        """Add a turn."""
-        self.messages.append({"role": "user", "content": text})
-        self.messages.append({"role": "assistant", "content": answer})
-
-
 def parser() -> OptionParser:
     """The parser of `vllm-lite chat`."""
     return OptionParser(
         "vllm-lite chat",
         "[options]",
-        "Chat with a model over an OpenAI-compatible server. Ctrl-C stops a reply, Ctrl-D leaves.\n"
-        "What comes through a pipe is taken line by line.",
+        "Chat with a model over an OpenAI-compatible server. Ctrl-C stops a reply, Ctrl-D leaves,\n"
+        "/help shows the commands. What comes through a pipe is taken line by line.",
         (ChatOptions,),
         examples=(
             "vllm-lite chat",
             'vllm-lite chat -q "What is the capital of France?" --stats',
+            "vllm-lite chat --temperature 0.3 --json-schema reply.json",
             "vllm-lite chat --url http://gpu-box:8000/v1 --api-key KEY",
         ),
     )
@@ -69,6 +57,12 @@ def run(argv: Sequence[str]) -> int:
 def talk(options: ChatOptions) -> int:
     """Talk with the server that the options name; returns the exit code."""
     client = OpenAIClient(options)
-    with Terminal() as terminal:
+    with Terminal(shows_markdown=True) as terminal:
         terminal.say(f"Using model: {client.model}")
-        return run_session(options, Conversation(client, options.system_prompt), terminal)
+        conversation = Conversation(client, options.system_prompt, _settings_of(options))
+        return run_session(options, conversation, terminal, ChatCommands(conversation).run)
+
+
+def _settings_of(options: ChatOptions) -> SamplingOptions:
+    names = option_table(SamplingOptions)
+    return SamplingOptions(**{name: getattr(options, name) for name in names})

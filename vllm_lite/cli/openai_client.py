@@ -143,14 +143,19 @@ class OpenAIClient:
             self._extra["stream_options"] = {"include_usage": True}
         self.model = options.model_name or self._first_model()
 
-    def chat(self, messages: list[dict[str, str]]) -> Reply:
-        """The reply to a conversation of {"role", "content"} messages."""
+    def chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Reply:
+        """The reply to a conversation of {"role", "content"} messages, with further fields."""
         create: Any = self._client.chat.completions.create
-        return Reply(
-            self,
-            lambda: create(model=self.model, messages=messages, stream=True, **self._extra),
-            _chat_pieces,
-        )
+        body = {"model": self.model, "messages": messages, "stream": True, **fields, **self._extra}
+        return Reply(self, lambda: create(**body), _chat_pieces)
+
+    def count_tokens(self, messages: list[dict[str, str]]) -> tuple[int, int]:
+        """How many tokens a conversation has, and how many the model takes."""
+        body = {"model": self.model, "messages": messages, "add_generation_prompt": False}
+        with self.failures():
+            url = self.url.rstrip("/").removesuffix("/v1") + "/tokenize"
+            reply: Any = self._client.post(url, cast_to=object, body=body)
+            return reply["count"], reply["max_model_len"]
 
     def complete(self, prompt: str, max_tokens: int | None) -> Reply:
         """The continuation of a text; the server's own limit where `max_tokens` is None."""
@@ -189,12 +194,13 @@ class OpenAIClient:
             ) from None
 
     def _first_model(self) -> str:
-        names = self._model_names()
+        names = self.model_names()
         if not names:
             raise ClientError(f"{self.url} lists no models; give --model-name", is_final=True)
         return names[0]
 
-    def _model_names(self) -> list[str]:
+    def model_names(self) -> list[str]:
+        """The models that the server lists."""
         with self.failures():
             data = getattr(self._client.models.list(), "data", None)
             if not isinstance(data, list):

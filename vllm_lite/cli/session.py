@@ -6,11 +6,17 @@ costs only itself; in a pipe and with -q the first failure ends the command.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Protocol
 
 from vllm_lite.cli.openai_client import ClientError, ClientOptions, Reply
 from vllm_lite.cli.terminal import Terminal, interruptible
+from vllm_lite.errors import UsageError
+
+
+class Leave(Exception):
+    """The user wants to go."""
 
 
 class Dialogue(Protocol):
@@ -26,12 +32,26 @@ class Dialogue(Protocol):
         """Remember an exchange; the answer may have been stopped half-way, and is not empty."""
 
 
-def run_session(options: ClientOptions, dialogue: Dialogue, terminal: Terminal) -> int:
-    """Exchange texts until the user leaves; returns the exit code, raises ClientError."""
+# What a line with a slash says, and a text to send after all.
+Command = Callable[[str], tuple[str, str | None]]
+
+
+def run_session(
+    options: ClientOptions,
+    dialogue: Dialogue,
+    terminal: Terminal,
+    command: Command | None = None,
+) -> int:
+    """Exchange texts until the user leaves; returns the exit code, raises ClientError.
+
+    On a terminal, lines that begin with a slash go to `command`, where there is one.
+    """
     if options.quick:
         _exchange(options.quick, options, dialogue, terminal)
         return 0
     if terminal.is_interactive:
+        if command is not None:
+            terminal.say("/help shows the commands.")
         terminal.say(dialogue.banner)
     while True:
         try:
@@ -43,13 +63,22 @@ def run_session(options: ClientOptions, dialogue: Dialogue, terminal: Terminal) 
         if text is None:
             return 0
         try:
+            if command is not None and terminal.is_interactive and text.startswith("/"):
+                said, text = command(text)
+                if said:
+                    terminal.say(said)
+                if text is None:
+                    continue
             _exchange(text, options, dialogue, terminal)
+        except Leave:
+            return 0
         except KeyboardInterrupt:
             if not terminal.is_interactive:
                 raise
             terminal.say("(stopped; Ctrl-C again leaves)")
-        except ClientError as error:
-            if error.is_final or not terminal.is_interactive:
+        except (ClientError, UsageError) as error:
+            is_final = isinstance(error, ClientError) and error.is_final
+            if is_final or not terminal.is_interactive:
                 raise
             terminal.complain(f"error: {' '.join(str(error).split())}")
 
@@ -62,6 +91,10 @@ def _exchange(text: str, options: ClientOptions, dialogue: Dialogue, terminal: T
     try:
         with interruptible():
             _show(reply, answer, terminal)
+    except KeyboardInterrupt:
+        if options.stats:
+            terminal.say(reply.stats())
+        raise
     finally:
         # What the user has read is what the model will be told.
         if any(answer):

@@ -7,15 +7,23 @@ lines in and the reply's own bytes out, so that it can stand in a pipe. Knows no
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
+from vllm_lite import envs
 from vllm_lite.errors import UsageError
 
+if TYPE_CHECKING:
+    from vllm_lite.cli.markdown import MarkdownReply
+
+# What surrounds a message of several lines.
+_QUOTES = '"""'
 # Seconds until a Ctrl-C is noticed at the latest.
 _LOOK_EVERY = 0.2
 # Where tcgetattr has them.
@@ -50,8 +58,11 @@ class Terminal:
     Use it as a context manager: a terminal gets its settings back at the end, SIGTERM included.
     """
 
-    def __init__(self) -> None:
-        """Raises UsageError where there is no standard output."""
+    def __init__(self, *, shows_markdown: bool = False) -> None:
+        """Raises UsageError where there is no standard output.
+
+        `shows_markdown`: replies are Markdown, which a terminal with colours shows as such.
+        """
         # A stream that was closed from the start is None.
         if not sys.stdout:
             raise UsageError("standard output is closed; redirect it to a file or /dev/null")
@@ -59,6 +70,8 @@ class Terminal:
         self._session: Any = None
         self._has_colours = False
         self._is_line_open = False
+        self._shows_markdown = shows_markdown
+        self._reply: MarkdownReply | None = None
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -83,6 +96,7 @@ class Terminal:
     def _open_session(self) -> None:
         # Imported here: a pipe needs none of it.
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.filters import Condition
         from prompt_toolkit.output import ColorDepth
         from prompt_toolkit.output.vt100 import Vt100_Output
         from prompt_toolkit.utils import is_dumb_terminal
@@ -90,7 +104,13 @@ class Terminal:
         output = Vt100_Output.from_pty(sys.stdout)
         # A terminal's late answer to a cursor position request would end up in the next message.
         output.enable_cpr = False
-        self._session = PromptSession(output=output)
+        self._session = PromptSession(
+            output=output,
+            history=_history(),
+            multiline=Condition(_is_open),
+            key_bindings=_keys(),
+            prompt_continuation="... ",
+        )
         is_plain = ColorDepth.from_env() == ColorDepth.DEPTH_1_BIT
         self._has_colours = not is_plain and not is_dumb_terminal()
 
@@ -110,9 +130,10 @@ class Terminal:
         return line.removesuffix("\n") if line else None
 
     def _edit_line(self) -> str:
-        """One line from the editor; a Ctrl-C while it still starts counts as typed into it.
+        """A line from the editor, or several between quotes.
 
-        Raised in its midst, KeyboardInterrupt would leave its event loop half-made.
+        A Ctrl-C while the editor still starts counts as typed into it: raised in its midst,
+        KeyboardInterrupt would leave its event loop half-made.
         """
         from prompt_toolkit.application import get_app
 
@@ -124,8 +145,8 @@ class Terminal:
 
         previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
         try:
-            line = self._session.prompt([("bold ansigreen", "> ")], pre_run=leave_if_pressed)
-            return str(line)
+            text = self._session.prompt([("bold ansigreen", "> ")], pre_run=leave_if_pressed)
+            return str(text).removeprefix(_QUOTES).removesuffix(_QUOTES)
         finally:
             signal.signal(signal.SIGINT, previous)
 
@@ -137,12 +158,26 @@ class Terminal:
         """A part of a reply, at once; what is thought aside is dim where there are colours."""
         self._is_line_open = self._is_line_open if not text else not text.endswith("\n")
         text = text.translate(_CONTROL) if self.is_interactive else text
-        self._write(self._coloured(_DIM, text) if is_aside else text)
+        if self._shows_markdown and self._has_colours and not is_aside:
+            self._write_markdown(text)
+        else:
+            self._write(self._coloured(_DIM, text) if is_aside else text)
+
+    def _write_markdown(self, text: str) -> None:
+        # Imported here: a pipe needs none of it.
+        from vllm_lite.cli.markdown import MarkdownReply
+
+        self._reply = self._reply or MarkdownReply(sys.stdout)
+        self._reply.write(text)
 
     def end_line(self) -> None:
-        """Go to the next line unless it is a fresh one."""
-        if self._is_line_open:
-            self.write("\n")
+        """End what was written, and go to the next line unless it is a fresh one."""
+        if self._reply is not None:
+            self._reply.close()
+            self._reply = None
+        elif self._is_line_open:
+            self._write("\n")
+        self._is_line_open = False
 
     def complain(self, line: str) -> None:
         """A line about something that went wrong."""
@@ -155,6 +190,41 @@ class Terminal:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _is_open() -> bool:
+    """Whether Enter breaks the line: quotes were opened, and are not closed."""
+    from prompt_toolkit.application import get_app
+
+    text = get_app().current_buffer.text.strip()
+    return text.startswith(_QUOTES) and (len(text) < 6 or not text.endswith(_QUOTES))
+
+
+def _keys() -> Any:
+    """Ctrl-C clears a line that is begun, Alt-Enter breaks it."""
+    from prompt_toolkit.application import get_app
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    is_begun = Condition(lambda: bool(get_app().current_buffer.text))
+    keys.add("c-c", filter=is_begun)(lambda event: event.current_buffer.reset())
+    for enter in ("enter", "c-j"):  # the latter where it was typed before there was a prompt
+        keys.add("escape", enter)(lambda event: event.current_buffer.insert_text("\n"))
+    return keys
+
+
+def _history() -> Any:
+    """What was typed in former sessions, where there is a place for it."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = Path(envs.VLLM_CACHE_ROOT) / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -33,6 +33,8 @@ class Architecture:
     # Fields of its own that change nothing which is computed here.
     harmless: frozenset[str] = frozenset()
     windows: WindowRule = "none"
+    # What its layers know of earlier tokens by; a state needs no positions.
+    mixer: Literal["attention", "state"] = "attention"
 
 
 def _row(
@@ -151,6 +153,25 @@ _GEMMA3 = {
     "eos_token_id": 1,
 }
 
+_MAMBA2 = {
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 128,
+    "head_dim": 64,
+    "n_groups": 8,
+    "state_size": 128,
+    "conv_kernel": 4,
+    "expand": 2,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "layer_norm_epsilon": 1e-5,
+    "time_step_limit": (0.0, float("inf")),
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     row.name: row
     for row in (
@@ -221,6 +242,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             defaults=_GEMMA3,
             reads="query_pre_attn_scalar rope_local_base_freq sliding_window_pattern",
             windows="pattern",
+        ),
+        _row(
+            *("Mamba2ForCausalLM", "mamba2"),
+            aliases={"num_heads": "num_attention_heads"},
+            defaults=_MAMBA2,
+            reads="n_groups state_size conv_kernel expand use_bias use_conv_bias "
+            "layer_norm_epsilon time_step_limit",
+            # What steps of time were drawn from, and how others cut and round what they compute.
+            harmless="time_step_min time_step_max time_step_floor time_step_rank chunk_size "
+            "residual_in_fp32 rms_norm norm_before_gate",
+            mixer="state",
         ),
     )
 }

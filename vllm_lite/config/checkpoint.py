@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_lite.config.architectures import ARCHITECTURES, Architecture
-from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.family_config import family_config, layer_windows
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
@@ -121,7 +121,7 @@ def _facts(path: str, row: Architecture, hf: dict[str, Any]) -> ModelFacts:
         architecture=row.name,
         hf_config=hf,
         dtype=_stored_dtype(hf),
-        max_position=_max_position(path, hf),
+        max_position=_max_position(path, row, hf),
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -166,7 +166,9 @@ def _architecture(path: str, hf: dict[str, Any]) -> Architecture:
     raise CheckpointError(f"{path} holds {found}; supported are {', '.join(ARCHITECTURES)}")
 
 
-def _max_position(path: str, hf: dict[str, Any]) -> int:
+def _max_position(path: str, row: Architecture, hf: dict[str, Any]) -> int:
+    if row.mixer == "state" and hf.get("max_position_embeddings") is None:
+        return UNLIMITED_POSITIONS
     length = _NumberReader(path, hf).count("max_position_embeddings")
     rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:

@@ -26,7 +26,9 @@ class LoggingConfig:
         alone="log_level",
     )
     formatter: LogFormat = option(
-        "text", "Lines of text, or one JSON object a line, of the HTTP server too."
+        "text",
+        "Lines of text, or one JSON object a line, of the HTTP server too.",
+        alone="log_format",
     )
     configure_logging: bool | None = option(
         None,

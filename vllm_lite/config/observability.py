@@ -103,7 +103,7 @@ class ObservabilityConfig:
         "none",
         "Report a request's own drafts in its reply.",
         level="idle",
-        why="no tokens are drafted here",
+        why="drafts are counted for the engine as a whole, in its metrics and its log",
     )
     custom_histogram_buckets: dict[str, Any] | None = option(
         None,

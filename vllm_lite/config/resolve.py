@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from vllm_lite import envs
 from vllm_lite.config.checkpoint import read_facts, with_generation_config
+from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import tell_of_gpu_only, tell_of_idle, without_deprecated
-from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
@@ -131,7 +132,7 @@ def _find_tokenizer(values: dict[str, Any], facts: ModelFacts, source: dict[str,
 
 def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
     if choice == "auto":
-        return facts
+        return replace(facts, generation_config=DEMO_SAMPLING) if is_demo(facts.path) else facts
     if choice == "vllm":
         return replace(facts, generation_config={})
     return with_generation_config(facts, Path(choice))
@@ -159,6 +160,11 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
     values["dtype"] = DTYPE_WORDS.get(dtype, dtype)
     if values.get("max_model_len", -1) in (-1, "auto"):
         values["max_model_len"] = facts.max_position
+        if facts.max_position == UNLIMITED_POSITIONS:
+            values["max_model_len"] = ASSUMED_LENGTH
+            logger.warning(
+                "The model's context has no limit; --max-model-len is %d unless set", ASSUMED_LENGTH
+            )
     values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
         values["quantization"] = values.get("quantization") or "dequantize"

@@ -49,7 +49,7 @@ _NO_POOL = "texts are tokenised in threads"
 _NO_ADAPTERS = "there are no prompt adapters"
 _BY_PROCESSOR = "the model's processor decides"
 _NO_CAPTURE = "no graphs are captured"
-_NO_DRAFTS = "no tokens are drafted here"
+_ONE_RULE = "a draft is kept where it is the very token that is sampled"
 _MODEL = "ModelConfig"
 _PARALLEL = "ParallelConfig"
 _CACHE = "CacheConfig"
@@ -269,16 +269,16 @@ class RetiredOptions:
         ge=1,
     )
     speculative_disable_mqa_scorer: bool | None = _gone(
-        "Check drafts one by one.", _SPECULATIVE, _NO_DRAFTS
+        "Check drafts one by one.", _SPECULATIVE, _ONE_RULE
     )
     spec_decoding_acceptance_method: (
         Literal["rejection_sampler", "typical_acceptance_sampler"] | None
-    ) = _gone("How drafts are checked.", _SPECULATIVE, _NO_DRAFTS)
+    ) = _gone("How drafts are checked.", _SPECULATIVE, _ONE_RULE)
     typical_acceptance_sampler_posterior_alpha: float | None = _gone(
-        "Alpha of typical acceptance.", _SPECULATIVE, _NO_DRAFTS
+        "Alpha of typical acceptance.", _SPECULATIVE, _ONE_RULE
     )
     typical_acceptance_sampler_posterior_threshold: float | None = _gone(
-        "Threshold of typical acceptance.", _SPECULATIVE, _NO_DRAFTS
+        "Threshold of typical acceptance.", _SPECULATIVE, _ONE_RULE
     )
     disable_logprobs_during_spec_decoding: bool | str | None = _gone(
         "Give no logprobs with drafts.",

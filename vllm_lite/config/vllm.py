@@ -10,12 +10,14 @@ from dataclasses import field
 from typing import Any, Literal
 
 from vllm_lite import envs
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
 from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig
 from vllm_lite.config.expert_parallel import ExpertParallelConfig
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gpu import check_device
+from vllm_lite.config.graphs import capture_sizes
 from vllm_lite.config.kernel import KernelConfig
 from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
@@ -31,10 +33,10 @@ from vllm_lite.config.quantized_checkpoint import check_quantization
 from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.retired import RetiredOptions
 from vllm_lite.config.scheduler import SchedulerConfig
+from vllm_lite.config.speculative import SpeculativeConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import UsageError
 
-_NO_DRAFTS = "leave it out: no tokens are drafted here"
 _ALONE = "leave it out: engines share no cache here"
 
 
@@ -59,6 +61,7 @@ class VllmConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     compilation: CompilationConfig = field(default_factory=CompilationConfig)
     # Input only: what they became is in the other parts.
     retired: RetiredOptions = field(default_factory=RetiredOptions)
@@ -86,22 +89,6 @@ class VllmConfig:
         False,
         "Refuse to start with environment variables of vLLM that change nothing here.",
         group="options",
-    )
-    speculative_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how tokens are drafted and how many.",
-        aliases=("-sc",),
-        level="absent",
-        remedy=_NO_DRAFTS,
-    )
-    spec_method: str | None = option(
-        None, "How tokens are drafted.", level="absent", remedy=_NO_DRAFTS
-    )
-    spec_model: str | None = option(
-        None, "Model that drafts tokens.", level="absent", remedy=_NO_DRAFTS
-    )
-    spec_tokens: int | None = option(
-        None, "How many tokens to draft.", ge=1, level="absent", remedy=_NO_DRAFTS
     )
     kv_transfer_config: dict[str, Any] | None = option(
         None,
@@ -184,7 +171,38 @@ class VllmConfig:
                 f"{self.facts.path}; use auto"
             )
         check_quantization(self.model.quantization, self.facts)
-        check_device(self)
+        self._check_states()
+        check_device(self.device, self.attention, self.cache, self.model, self.facts.head_size)
+        if self.device != "cpu":
+            _ = self.capture_sizes
+        self.parallel.check(self.device)
+
+    def _check_states(self) -> None:
+        cache, row = self.cache, ARCHITECTURES.get(self.facts.architecture)
+        has_states = row is not None and row.mixer == "state"
+        if has_states and cache.kv_cache_dtype != "auto":
+            raise UsageError(
+                f"--kv-cache-dtype {cache.kv_cache_dtype}: {self.facts.architecture} caches states "
+                "in float32, and neither keys nor values; leave it out"
+            )
+        if has_states and self.speculative.method is not None:
+            raise UsageError(
+                f"--speculative-config: {self.facts.architecture} has states, from which a wrong "
+                "draft cannot be taken back; leave it out"
+            )
+        interval = cache.mamba_block_size
+        if interval is None:
+            return
+        if not has_states:
+            raise UsageError(
+                f"--mamba-block-size {interval}: {self.facts.architecture} has no state-space "
+                "layers; leave it out"
+            )
+        if interval % cache.block_size or not cache.enable_prefix_caching:
+            raise UsageError(
+                f"--mamba-block-size {interval} needs prefix caching, and has to be a multiple of "
+                f"--block-size {cache.block_size}"
+            )
 
     def _check_lengths(self) -> None:
         length, derived = self.model.max_model_len, self.facts.max_position
@@ -207,6 +225,12 @@ class VllmConfig:
                 f"--max-model-len {length}, which needs chunked prefill; raise it or drop "
                 "--no-enable-chunked-prefill"
             )
+
+    @property
+    def capture_sizes(self) -> tuple[int, ...]:
+        """Numbers of requests of the decode steps to capture, ascending. Raises UsageError."""
+        level, most = self.optimization_level, self.scheduler.max_num_seqs
+        return capture_sizes(self.compilation, level, self.model, self.attention, most)
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

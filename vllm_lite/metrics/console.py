@@ -6,11 +6,12 @@ Silent while idle, after one line of zeros. Knows no request and no metrics libr
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.board import Board, Column, NoBoard
 from vllm_lite.metrics.request_stats import StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
 
 logger = init_logger(__name__)
 
@@ -27,6 +28,7 @@ class ConsoleStats:
         self._since = time.monotonic()
         self._prompt_tokens = self._generation_tokens = 0
         self._num_preemptions = 0
+        self._drafted = SpecDecodingStats()
         self._was_idle = True
 
     def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
@@ -63,7 +65,34 @@ class ConsoleStats:
             f"Prefix cache hit rate: {stats.prefix_cache_hit_rate:.1%}"
         )
         logger.info("%s", line)
+        if stats.spec_decoding is not None:
+            self._log_drafts(stats.spec_decoding, seconds)
         return line
+
+    def _log_drafts(self, now: SpecDecodingStats, seconds: float) -> None:
+        """Print what was drafted since the last time, if anything was."""
+        before, self._drafted = self._drafted, now
+        num_drafts = now.num_drafts - before.num_drafts
+        if not num_drafts:
+            return
+        drafted = now.num_draft_tokens - before.num_draft_tokens
+        pairs = zip_longest(
+            now.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, fillvalue=0
+        )
+        accepted = [after - earlier for after, earlier in pairs]
+        rates = ", ".join(f"{count / num_drafts:.3f}" for count in accepted)
+        logger.info(
+            "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s"
+            ", Drafted throughput: %.2f tokens/s, Accepted: %d tokens, Drafted: %d tokens, "
+            "Per-position acceptance rate: %s, Avg Draft acceptance rate: %.1f%%",
+            1 + sum(accepted) / num_drafts,
+            sum(accepted) / seconds,
+            drafted / seconds,
+            sum(accepted),
+            drafted,
+            rates,
+            100 * sum(accepted) / drafted,
+        )
 
     def _take_tokens(self) -> tuple[int, int]:
         """Prompt and generated tokens since the last call, of all front ends."""

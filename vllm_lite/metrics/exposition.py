@@ -20,6 +20,10 @@ ENGINE_WIDE = frozenset(
         "vllm:prefix_cache_queries",
         "vllm:prefix_cache_hits",
         "vllm:num_preemptions",
+        "vllm:spec_decode_num_drafts",
+        "vllm:spec_decode_num_draft_tokens",
+        "vllm:spec_decode_num_accepted_tokens",
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
     )
 )
 # Of one process alone; with several there is nothing true to say under these names.

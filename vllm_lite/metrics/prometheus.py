@@ -196,6 +196,24 @@ class EngineCollector(Collector):
         for name, text in _ELSEWHERE.items():
             yield self._counter(name, text, 0)
         yield self._counter("num_preemptions", "Preemptions.", now.num_preemptions)
+        drafted = now.spec_decoding
+        if drafted is not None:
+            accepted = drafted.num_accepted_tokens_per_pos
+            yield self._counter(
+                "spec_decode_num_drafts", "Times that a request had drafts.", drafted.num_drafts
+            )
+            yield self._counter("spec_decode_num_draft_tokens", "Drafts.", drafted.num_draft_tokens)
+            yield self._counter(
+                "spec_decode_num_accepted_tokens",
+                "Drafts that came true.",
+                drafted.num_accepted_tokens,
+            )
+            yield self._counter(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Drafts that came true, by their place.",
+                {str(place): count for place, count in enumerate(accepted)},
+                label="position",
+            )
         yield self._counter("prompt_tokens", "Prompt tokens.", self._prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens from the cache.", cached)
         yield self._counter("generation_tokens", "Generated tokens.", self._generation_tokens)

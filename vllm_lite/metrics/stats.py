@@ -9,6 +9,30 @@ from __future__ import annotations
 import msgspec
 
 
+class SpecDecodingStats(msgspec.Struct):
+    """Totals of what was drafted."""
+
+    # Times that a request had drafts, and how many.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    # Of the first draft, of the second, and so on, how many came true.
+    num_accepted_tokens_per_pos: list[int] = []
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that came true."""
+        return sum(self.num_accepted_tokens_per_pos)
+
+    def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count a request's drafts in a step."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        counts = self.num_accepted_tokens_per_pos
+        counts += [0] * (num_draft_tokens - len(counts))
+        for position in range(num_accepted_tokens):
+            counts[position] += 1
+
+
 class SchedulerStats(msgspec.Struct, omit_defaults=True):
     """State of the scheduler and its KV cache after a step.
 
@@ -27,6 +51,8 @@ class SchedulerStats(msgspec.Struct, omit_defaults=True):
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_total_blocks: int = 0
+    # Absent where nothing is drafted.
+    spec_decoding: SpecDecodingStats | None = None
 
     @property
     def num_used_blocks(self) -> int:
@@ -38,3 +64,39 @@ class SchedulerStats(msgspec.Struct, omit_defaults=True):
         """Share of the looked-up tokens that the prefix cache gave, 0 to 1."""
         queries = self.prefix_cache_queries
         return self.prefix_cache_hits / queries if queries else 0.0
+
+
+class RequestSnapshot(msgspec.Struct):
+    """One request at a moment; seconds since it came, and of those until it first ran."""
+
+    request_id: str
+    # Whose it is; not for others to see.
+    tenant: str
+    age: float
+    waited: float
+    is_running: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_blocks: int
+
+
+class EngineSnapshot(msgspec.Struct):
+    """All of an engine at a moment, in monotonic seconds; counts are totals since the start."""
+
+    time: float
+    stats: SchedulerStats
+    num_steps: int
+    # From a step's submission to its answer.
+    step_seconds: float
+    # A request in a step is a row; it has one token or a chunk of its prompt's.
+    num_rows: int
+    num_tokens: int
+    # Every stride-th block: -2 free, -1 cached, else the index of a request that holds it, beyond
+    # the requests where it is none of them.
+    blocks: list[int]
+    stride: int
+    requests: list[RequestSnapshot]
+    # (phase, seconds) of the engine's start.
+    start: list[tuple[str, float]] = []

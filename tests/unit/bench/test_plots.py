@@ -8,9 +8,10 @@ import sys
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from vllm_lite.bench.plots import Plotter
+from vllm_lite.bench.plots import Plotter, _draw_distribution, _draw_running
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.errors import UsageError
 
@@ -42,6 +43,17 @@ def test_a_timeline_and_the_lengths_of_one_request_or_many(tmp_path: Path) -> No
         width, height = size_of(plotter.timeline(results, (25, 50), tmp_path / "t.png"))
         assert 300 < height <= width
         assert size_of(plotter.lengths(results, tmp_path / "l.png"))[0] > 1000
+
+
+def test_percentiles_lie_on_the_curve_and_counts_have_whole_ticks() -> None:
+    axes = Plotter().figure(5, 4).add_subplot()
+    values = np.array([1.0, 2.0, 3.0, 50.0])
+    _draw_distribution(axes, values, "k")
+    marks = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[2::2]]
+    assert marks == [(2.0, 50), (50.0, 90), (50.0, 99)]
+    _draw_running(axes, [result(0.0, [0.1]), result(0.05, [0.1])], 0.0)
+    assert all(tick == int(tick) for tick in axes.get_yticks())
+    assert axes.get_ylim() == (0, 1.06 * 2)
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from vllm_lite.bench.arrivals import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, Spread
 from vllm_lite.bench.options import ServeOptions
 from vllm_lite.bench.recorder import RequestResult
-from vllm_lite.bench.report import check_result_folder, result_path, run_json, table, write_json
+from vllm_lite.bench.report import (
+    check_result_folder,
+    result_path,
+    run_json,
+    show,
+    table,
+    write_json,
+)
 from vllm_lite.cli.bench import parse_serve
 from vllm_lite.errors import UsageError
 
@@ -90,6 +97,21 @@ def test_the_table_is_vllm_s() -> None:
     printed = table(METRICS, options(words), None, None).splitlines()
     assert [line.rstrip() for line in printed] == GOLDEN.splitlines()
     assert all(len(line) >= 50 for line in printed)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_is_shown_lines_and_colours_and_a_pipe_the_text(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    title, row = " A Title ", f"{'Requests:':<40} {7:<10}"
+    show(text := f"{title:=^50}\n{row}\n{'=' * 50}")
+    out = capsys.readouterr().out
+    if not is_terminal:
+        assert out == text + "\n"
+        return
+    assert "A Title" in out and "===" not in out and "Requests:" in out and "7" in out
 
 
 def test_lines_that_were_not_asked_for_are_absent() -> None:

@@ -12,6 +12,7 @@ import transformers
 from tests.checkpoints import LLAMA_GGUF, LLAMA_TENSORS, write_gguf, write_hf
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.checkpoint import ModelFacts, read_facts
+from vllm_lite.config.facts import UNLIMITED_POSITIONS
 from vllm_lite.errors import CheckpointError
 
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 128}
@@ -162,16 +163,13 @@ def test_what_a_config_leaves_out_is_what_its_class_assumes(
     config = getattr(transformers, architecture).config_class()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     facts = read_facts(str(tmp_path))
-    assert (facts.num_layers, facts.num_heads) == (
-        config.num_hidden_layers,
-        config.num_attention_heads,
-    )
-    assert (facts.hidden_size, facts.vocab_size) == (config.hidden_size, config.vocab_size)
-    assert facts.head_size == getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    assert facts.max_position == config.max_position_embeddings
     own_names = {usual: own for own, usual in row.aliases.items()}
+    heads = getattr(config, own_names.get("num_attention_heads", "num_attention_heads"))
+    assert (facts.num_layers, facts.num_heads) == (config.num_hidden_layers, heads)
+    assert (facts.hidden_size, facts.vocab_size) == (config.hidden_size, config.vocab_size)
+    assert facts.head_size == getattr(config, "head_dim", None) or (config.hidden_size // heads)
+    longest = getattr(config, "max_position_embeddings", UNLIMITED_POSITIONS)
+    assert facts.max_position == longest
     loose = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor"}
     for name, value in row.defaults.items():
         if name not in loose:

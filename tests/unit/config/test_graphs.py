@@ -8,14 +8,13 @@ import pytest
 
 from tests.builders import core_config
 from vllm_lite.config.compilation import CompilationConfig
-from vllm_lite.config.graphs import capture_sizes
 from vllm_lite.errors import UsageError
 
 
 def sizes(compilation: dict[str, Any] | None = None, **options: Any) -> tuple[int, ...]:
     config = core_config(**{"max_num_seqs": 100, **options})
     object.__setattr__(config, "compilation", CompilationConfig(**(compilation or {})))
-    return capture_sizes(config)
+    return config.capture_sizes
 
 
 def test_sizes_reach_to_the_largest_batch_and_no_further() -> None:
@@ -81,7 +80,7 @@ def test_what_a_gpu_cannot_do_is_refused_by_option(options: dict[str, Any], caus
 
 
 def test_a_backend_chooses_kernels_and_whether_there_are_graphs() -> None:
-    assert capture_sizes(on_gpu(backend="TRITON_ATTN", dtype="float16")) == (1, 2, 4, 8)
-    assert capture_sizes(on_gpu(backend="TORCH_SDPA", dtype="float16")) == ()
+    assert on_gpu(backend="TRITON_ATTN", dtype="float16").capture_sizes == (1, 2, 4, 8)
+    assert on_gpu(backend="TORCH_SDPA", dtype="float16").capture_sizes == ()
     with pytest.raises(UsageError, match="--attention-backend TRITON_ATTN is for GPUs"):
         core_config(backend="TRITON_ATTN")

@@ -199,7 +199,11 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 is not available"),
+        ({"tensor_parallel_size": 65}, "--tensor-parallel-size must be .* at most 64"),
+        (
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+            "--distributed-executor-backend uni runs one worker, not --tensor-parallel-size 2",
+        ),
         ({"quantization": "hqq"}, "--quantization hqq is not available"),
         ({"quantization": "awq"}, "--quantization awq needs a checkpoint"),
         ({"kv_cache_dtype": "fp8_inc"}, "--kv-cache-dtype fp8_inc is not available"),
@@ -246,6 +250,8 @@ def test_a_gpu_is_used_where_nothing_is_in_the_way(
     assert config.cache.gpu_memory_utilization == 0.9
     assert config.scheduler.max_num_seqs == 256
     assert not log.messages
+    with pytest.raises(UsageError, match="--tensor-parallel-size 2 is not available on a GPU"):
+        resolved(model, tensor_parallel_size=2)
     set_gpu(monkeypatch, obstacle="the package triton is missing; run `pip install triton`")
     with pytest.raises(UsageError, match=r"^--device cuda: .*pip install triton.*--device cpu$"):
         resolved(model, device="cuda")

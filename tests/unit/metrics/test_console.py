@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
+
+import pytest
 
 from vllm_lite.metrics.console import ConsoleStats
 from vllm_lite.metrics.request_stats import StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
 
 
 def test_the_line_has_the_known_form() -> None:
@@ -49,3 +52,18 @@ def test_preemptions_show_while_they_happen() -> None:
     first, second = console.log(), console.log()
     assert first is not None and "Preemptions: 3" in first and "GPU KV cache" in first
     assert second is not None and "Preemptions" not in second
+
+
+def test_drafts_have_a_line_of_their_own_while_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    console = ConsoleStats("cpu")
+    for _ in range(2):
+        drafted = SpecDecodingStats(4, 10, [3, 1])
+        console.record(SchedulerStats(num_running=1, spec_decoding=drafted), StepStats())
+        console.log()
+    (line,) = {text for text in caplog.messages if text.startswith("SpecDecoding metrics: ")}
+    assert "Mean acceptance length: 2.00" in line and "Accepted: 4 tokens, Drafted: 10" in line
+    assert line.endswith("acceptance rate: 0.750, 0.250, Avg Draft acceptance rate: 40.0%")

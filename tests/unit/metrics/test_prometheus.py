@@ -13,7 +13,7 @@ from vllm_lite.metrics.prometheus import EngineCollector
 from vllm_lite.metrics.reader import Counter, Gauge, read_metrics
 from vllm_lite.metrics.reader import Histogram as HistogramValue
 from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 HISTOGRAMS = {
@@ -184,3 +184,19 @@ def test_statistics_can_be_off() -> None:
     assert isinstance(engine_metrics(engine_config(), 200), EngineMetrics)
     with pytest.raises(ValueError, match="disable_log_stats"):
         read_metrics(None)
+
+
+def test_drafts_are_counted_where_there_are_any(collector: EngineCollector) -> None:
+    assert sample(collector, "spec_decode_num_drafts_total") is None
+    drafted = SpecDecodingStats()
+    drafted.observe(2, 1)
+    drafted.observe(3, 3)
+    collector.record(SchedulerStats(spec_decoding=drafted), StepStats())
+    counts = {"drafts": 2, "draft_tokens": 5, "accepted_tokens": 4}
+    for name, count in counts.items():
+        assert sample(collector, f"spec_decode_num_{name}_total") == count
+    per_place = [
+        sample(collector, "spec_decode_num_accepted_tokens_per_pos_total", position=place)
+        for place in "012"
+    ]
+    assert per_place == [2, 1, 1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_lite.bench.options.sweep import SweepParetoOptions, SweepPlotOptions
-from vllm_lite.bench.plots import BLUE, COLOURS, WAITING, Plotter, tidy
+from vllm_lite.bench.plots import BLUE, COLOURS, WAITING, Plotter, from_zero, tidy, whole_numbers
 from vllm_lite.bench.sweep.experiment import file_name
 from vllm_lite.bench.sweep.table import (
     SOURCE,
@@ -42,6 +42,7 @@ _AXES = {
     "request_rate": "request rate (requests/s)",
     "max_concurrency": "concurrent requests",
 }
+_COUNTS = ("max_concurrency", "num_prompts", "max_num_seqs", "completed")
 # What multiplies to the devices of a run, by either name.
 _SIZES = (
     ("tensor_parallel_size", "tp"),
@@ -149,9 +150,11 @@ def _draw_panel(
             label=_title(curve),
         )
     if options.scale_x in (None, "linear"):
-        axes.set_xlim(left=0)
+        from_zero(axes.xaxis, axes.dataLim.xmax)
+        if options.var_x in _COUNTS:
+            whole_numbers(axes.xaxis)
     if options.scale_y in (None, "linear"):
-        axes.set_ylim(bottom=0)
+        from_zero(axes.yaxis, axes.dataLim.ymax)
     tidy(axes)
 
 

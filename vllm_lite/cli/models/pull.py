@@ -13,14 +13,13 @@ from pathlib import Path
 from vllm_lite import envs
 from vllm_lite.cli.models.cache import CacheOptions
 from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.demo import DEMO_NAME, fetch_demo
 from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.option import config, option, option_table
 from vllm_lite.config.sources import (
-    DEMO_NAME,
     DESCRIPTION_FILES,
     HUB_ID,
     WEIGHT_FILES,
-    fetch_demo,
     fetch_from_hub,
     hub_errors,
 )

@@ -13,15 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from vllm_lite.cli.models.cache import gguf_type, shown_size, table
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.facts import UNLIMITED_POSITIONS
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.option import config, option
 from vllm_lite.config.sources import hub_errors
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_group import cache_groups
-from vllm_lite.core.kv_plan import blocks_per_request, page_bytes
-from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec, LayerCacheSpec
+from vllm_lite.core.kv_plan import min_bytes
+from vllm_lite.core.kv_spec import (
+    CACHE_FORMATS,
+    CacheFormat,
+    KVCacheSpec,
+    LayerCacheSpec,
+    StateCacheSpec,
+)
 from vllm_lite.errors import CheckpointError
 from vllm_lite.platform import free_memory
 
@@ -63,8 +70,18 @@ class Footprint:
 
     @property
     def spec(self) -> KVCacheSpec:
-        """The cache of a token."""
+        """What layers cache."""
         facts, cache = self.config.facts, self.config.cache
+        if ARCHITECTURES[facts.architecture].mixer == "state":
+            hf = facts.hf_config
+            state = StateCacheSpec(
+                num_heads=facts.num_heads,
+                head_size=facts.head_size,
+                num_groups=hf["n_groups"],
+                state_size=hf["state_size"],
+                conv_kernel=hf["conv_kernel"],
+            )
+            return KVCacheSpec((), (state,) * facts.num_layers)
         stored = CACHE_FORMATS.get(cache.kv_cache_dtype, CacheFormat(self.config.model.dtype))
         return KVCacheSpec(
             tuple(
@@ -83,11 +100,9 @@ class Footprint:
         """Bytes that `free` is too small by for one request of full length; 0 where it fits."""
         from vllm_lite.worker.profile import activation_bytes
 
-        cache, spec = self.config.cache, self.spec
-        blocks = blocks_per_request(self.config, spec) + 1
-        page = page_bytes(cache_groups(spec), cache.block_size)
-        needed = blocks * page + activation_bytes(self.config)
-        granted = int(cache.gpu_memory_utilization * max(0, free - self.weights))
+        needed = min_bytes(self.config, self.spec) + activation_bytes(self.config)
+        share = self.config.cache.gpu_memory_utilization
+        granted = int(share * max(0, free - self.weights))
         return max(0, needed - granted, self.weights - free)
 
 
@@ -157,13 +172,17 @@ def _description(footprint: Footprint, stored: str) -> Iterator[tuple[str, str]]
     yield "Size of files", shown_size(footprint.stored_bytes)
     yield "Layers", f"{facts.num_layers}, hidden size {facts.hidden_size}"
     yield "Vocabulary", f"{facts.vocab_size:,} tokens"
-    yield "Context", f"{facts.max_position:,} tokens"
+    is_limited = facts.max_position < UNLIMITED_POSITIONS
+    yield "Context", f"{facts.max_position:,} tokens" if is_limited else "without limit"
     yield "Chat template", _template(described)
     defaults = ", ".join(f"{key} {value}" for key, value in described.sampling_defaults.items())
     yield "Sampling defaults", defaults or "none"
     numbers = described.model.quantization or described.model.dtype
     yield "Memory of weights", f"{shown_size(footprint.weights)} ({numbers})"
-    yield "KV cache of a token", shown_size(footprint.spec.bytes_per_token)
+    if footprint.spec.states:
+        yield "State of a request", shown_size(footprint.spec.bytes_per_state)
+    else:
+        yield "KV cache of a token", shown_size(footprint.spec.bytes_per_token)
 
 
 def _template(described: VllmConfig) -> str:
