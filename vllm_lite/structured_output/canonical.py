@@ -31,13 +31,14 @@ def canonical(
 
     Raises RequestError that names the field.
     """
-    is_json = params.json is not None or bool(params.json_object)
+    tag, schema = params.structural_tag, params.json
+    is_json = schema is not None or bool(params.json_object) or tag is not None
     if params.whitespace_pattern is not None:
         if not is_json:
-            raise _refused("whitespace_pattern", "goes with json or json_object only")
+            rule = "goes with json, json_object or structural_tag only"
+            raise _refused("whitespace_pattern", rule)
         if params.disable_any_whitespace:
             raise _refused("whitespace_pattern", "contradicts disable_any_whitespace")
-    schema, tag = params.json, params.structural_tag
     is_compact = params.disable_any_whitespace or (
         config.disable_any_whitespace and params.whitespace_pattern is None
     )

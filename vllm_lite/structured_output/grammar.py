@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     Masks = npt.NDArray[np.int32]  # [R, W]
 
 
+# Most characters of whitespace in one place, so that no sequence is lost in it.
+MAX_WHITESPACE = 32
+
+
 class GrammarError(Exception):
     """A constraint cannot be compiled; the message is for the client and names what is wrong."""
 

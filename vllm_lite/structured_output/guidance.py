@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
+from vllm_lite.structured_output.grammar import (
+    MAX_WHITESPACE,
+    GrammarError,
+    MatcherError,
+    Vocabulary,
+)
 from vllm_lite.structured_output.tag_lark import TagGrammar
-from vllm_lite.structured_output.xgrammar import MAX_WHITESPACE
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -94,9 +99,10 @@ class Guidance:
 
     def _lark(self, params: StructuredOutputsParams, read: Schema | None) -> str:
         if params.structural_tag is not None and read is not None:
-            return TagGrammar(_json_rule, self._regex_text).write(read)
+            rule = partial(_json_rule, params)
+            return TagGrammar(rule, self._regex_text).write(read)
         if read is not None:
-            return f"start: {_json_rule(read, options=_json_options(params))}"
+            return f"start: {_json_rule(params, read, MAX_WHITESPACE)}"
         if params.regex is not None:
             return f"start: /{self._regex_text(params.regex)}/"
         if params.choice is not None:
@@ -168,32 +174,21 @@ class _Matcher:
         return -1 not in ids and bool(self._matcher.consume_tokens(ids))
 
 
-def _json_rule(
-    schema: Any, max_whitespace: int | None = None, options: dict[str, Any] | None = None
-) -> str:
+def _json_rule(params: StructuredOutputsParams, schema: Any, max_whitespace: int) -> str:
     """A schema with everything said, so that the schema itself can change nothing."""
-    options = options or _options(max_whitespace=max_whitespace)
-    document = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-    return f"%json {json.dumps({**document, 'x-guidance': options})}"
-
-
-def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:
-    return _options(params.whitespace_pattern, is_fixed=params.disable_any_whitespace)
-
-
-def _options(
-    pattern: str | None = None, *, is_fixed: bool = False, max_whitespace: int | None = None
-) -> dict[str, Any]:
-    most = MAX_WHITESPACE if max_whitespace is None else max_whitespace
-    return {
+    is_fixed = params.disable_any_whitespace
+    free = params.whitespace_pattern or rf"[ \n\t]{{0,{max_whitespace}}}"
+    options = {
         "item_separator": ", " if is_fixed else ",",
         "key_separator": ": " if is_fixed else ":",
         "whitespace_flexible": not is_fixed,
-        "whitespace_pattern": None if is_fixed else pattern or rf"[ \n\t]{{0,{most}}}",
+        "whitespace_pattern": None if is_fixed else free,
         "coerce_one_of": False,
         "lenient": False,
         "json_allowed_escapes": _ESCAPES,
     }
+    document = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return f"%json {json.dumps({**document, 'x-guidance': options})}"
 
 
 def is_lark(grammar: str) -> bool:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_lite.structured_output.grammar import GrammarError
+from vllm_lite.structured_output.grammar import MAX_WHITESPACE, GrammarError
 from vllm_lite.structured_output.patterns import full_match
 from vllm_lite.structured_output.schema import Gaps, read_schema
 
@@ -70,9 +70,11 @@ def _read(part: Any, depth: int, close_objects: bool, gaps: Gaps) -> Any:
         if key == "json_schema":
             found[key], more = read_schema(value, close_objects=close_objects)
             gaps.add(more)
+            if part.get("style", "json") == "json" and part.get("max_whitespace_cnt") is None:
+                found["max_whitespace_cnt"] = MAX_WHITESPACE
         elif key == "pattern" and isinstance(value, str):
             found[key] = full_match(value)
         # In any order, nobody would count keys. The schema's own is one of them.
-        elif key != "any_order":
+        elif key != "any_order" and (key != "max_whitespace_cnt" or value is not None):
             found[key] = _read(value, depth + 1, close_objects, gaps)
     return found

@@ -29,7 +29,7 @@ class TagGrammar:
 
     def __init__(
         self,
-        json_rule: Callable[[Any, int | None], str],
+        json_rule: Callable[[Any, int], str],
         regex_text: Callable[[str], str],
     ) -> None:
         self._json_rule = json_rule
@@ -57,7 +57,7 @@ class TagGrammar:
         return _literal(f"{part['value']}{end or ''}")
 
     def _json(self, part: Part, end: str | None) -> str:
-        return self._then(self._json_rule(part["json_schema"], part.get("max_whitespace_cnt")), end)
+        return self._then(self._json_rule(part["json_schema"], part["max_whitespace_cnt"]), end)
 
     def _regex(self, part: Part, end: str | None) -> str:
         return self._then(f"/{self._regex_text(part['pattern'])}/", end)

@@ -10,15 +10,18 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from vllm_lite.structured_output.grammar import GrammarError, MatcherError, Vocabulary
+from vllm_lite.structured_output.grammar import (
+    MAX_WHITESPACE,
+    GrammarError,
+    MatcherError,
+    Vocabulary,
+)
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from vllm_lite.structured_output.grammar import CompiledGrammar, Masks
     from vllm_lite.structured_output.schema import Schema
 
-# Most characters of whitespace in one place, so that no sequence is lost in it.
-MAX_WHITESPACE = 32
 # Of a compiled grammar as text.
 MAX_TEXT_BYTES = 48 << 20
 
@@ -61,7 +64,8 @@ class XGrammar:
 
     def _compile(self, compiler: Any, params: StructuredOutputsParams, read: Schema | None) -> Any:
         if params.structural_tag is not None:
-            return compiler.compile_structural_tag(json.dumps(read))
+            tag = self._compact(read) if params.disable_any_whitespace else read
+            return compiler.compile_structural_tag(json.dumps(tag))
         if read is not None:
             return compiler.compile_json_schema(
                 json.dumps(read),
@@ -74,6 +78,24 @@ class XGrammar:
             choices = " | ".join(_quoted(choice) for choice in params.choice)
             return compiler.compile_grammar(f"root ::= {choices}")
         return compiler.compile_grammar(params.grammar)
+
+    def _compact(self, part: Any) -> Any:
+        """A part of a structural tag without free white space in its JSON.
+
+        Where texts or another notation have marks to avoid, which a grammar of its own would not
+        know, one character may stand in a place.
+        """
+        if isinstance(part, list):
+            return [self._compact(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "json_schema" not in part:
+            return {key: self._compact(value) for key, value in part.items()}
+        if part.get("excludes") or part.get("style", "json") != "json":
+            return {**part, "max_whitespace_cnt": 1}
+        schema = json.dumps(part["json_schema"])
+        grammar = self._xgrammar.Grammar.from_json_schema(schema, any_whitespace=False)
+        return {"type": "grammar", "grammar": str(grammar)}
 
     def _info(self, with_special: bool) -> Any:
         """xgrammar's view of the vocabulary.

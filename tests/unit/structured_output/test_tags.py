@@ -116,6 +116,52 @@ def test_numbers_are_exact_or_refused_everywhere(
         assert isinstance(compiled(only, json=schema), Refusal)
 
 
+SPACED = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}}, "b": {"type": "null"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+WRITTEN = [
+    '{"a": [1, 2], "b": null}',
+    '{"a":[1,2],"b":null}',
+    '{"a": [1,\t2],\n"b":  null}',
+    '{"a": [1, 2], "b":' + 33 * " " + "null}",
+]
+SPACES: list[tuple[dict[str, Any], list[bool]]] = [
+    ({}, [True, True, True, False]),
+    ({"disable_any_whitespace": True}, [True, False, False, False]),
+    ({"whitespace_pattern": " ?"}, [True, True, False, False]),
+    ({"whitespace_pattern": "[\\s]*"}, [True, True, True, True]),
+]
+
+
+@pytest.mark.parametrize(("options", "are_taken"), SPACES)
+def test_white_space_is_free_in_a_tag_as_it_is_without(
+    options: dict[str, Any], are_taken: list[bool], one_engine: GrammarEngines
+) -> None:
+    for place in ("", *tags_of(SPACED)):
+        where = {"structural_tag": place} if place else {"json": SPACED}
+        grammar = compiled(one_engine, **where, **options)
+        if isinstance(grammar, Refusal):
+            assert "whitespace_pattern" in grammar.message and "pattern" in str(options)
+            continue
+        begin, end = (BEGIN, END) if place else ("", "")
+        texts = [f"{begin}{text}{end}".encode() for text in WRITTEN]
+        assert [follows(grammar, text) for text in texts] == are_taken, where
+
+
+def test_white_space_beside_excluded_texts_is_short_or_refused(engines: GrammarEngines) -> None:
+    content = {"type": "json_schema", "json_schema": SPACED, "excludes": ["<"]}
+    tag = json.dumps({"format": {**form_of(SPACED), "content": content}})
+    grammar = compiled(engines, structural_tag=tag, disable_any_whitespace=True)
+    assert not isinstance(grammar, Refusal), grammar.message
+    texts = [f"{BEGIN}{text}{END}".encode() for text in WRITTEN]
+    assert [follows(grammar, text) for text in texts] == [True, True, False, False]
+    refusal = compiled(engines, structural_tag=tag, whitespace_pattern=" ?")
+    assert isinstance(refusal, Refusal) and "excludes" in refusal.message
+
+
 def test_a_limit_that_nothing_reaches_is_none(engines: GrammarEngines) -> None:
     grammar = compiled(engines, json={"type": "array", "maxItems": 2**60})
     assert not isinstance(grammar, Refusal) and follows(grammar, b"[1]")
