@@ -192,8 +192,11 @@ async def one_request(client: httpx.AsyncClient, rng: random.Random, report: Rep
     report.count(status, lambda: f"{told}: {answer.text[:200]}")
 
 
-async def one_abort(client: httpx.AsyncClient, rng: random.Random, report: Report) -> None:
-    """A request whose client leaves: before the answer, in the prompt, or in mid-stream."""
+async def one_abort(url: httpx.URL, rng: random.Random, report: Report) -> None:
+    """A request whose client leaves: before the answer, in the prompt, or in mid-stream.
+
+    Each has a client of its own: one that is cancelled may keep its place in httpx's pool.
+    """
     path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
     name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {**GOOD[path], name: 90, "ignore_eos": True, "stream": rng.random() < 0.7}
@@ -202,7 +205,10 @@ async def one_abort(client: httpx.AsyncClient, rng: random.Random, report: Repor
 
     async def read() -> None:
         num_parts = rng.randrange(12)
-        async with client.stream("POST", path, json=body) as answer:
+        async with (
+            httpx.AsyncClient(base_url=url, verify=False, timeout=60) as client,
+            client.stream("POST", path, json=body) as answer,
+        ):
             report.count(str(answer.status_code), lambda: path)
             async for _ in answer.aiter_raw():
                 num_parts -= 1
@@ -243,13 +249,22 @@ async def settled(client: httpx.AsyncClient) -> AsyncIterator[None]:
         await asyncio.sleep(0.2)
 
 
+async def post_json(client: httpx.AsyncClient, path: str, body: bytes) -> None:
+    await client.post(path, content=body, headers={"content-type": "application/json"})
+
+
 async def fill_memory(client: httpx.AsyncClient) -> None:
-    """Make the server hold what it keeps: the largest step's scratch, constraints, responses."""
+    """Make the server hold what it keeps: the largest step's scratch, constraints, responses.
+
+    The heap, too, keeps what the largest bodies made it grow by.
+    """
     body = {**GOOD["/v1/responses"], "max_output_tokens": 1}
     await in_parallel(KEPT_RESPONSES, lambda: client.post("/v1/responses", json=body))
     path, good = "/v1/completions", GOOD["/v1/completions"]
     prompts = ({**good, "prompt": [20 + i] * 500} for i in range(4 * CONCURRENCY))
     await asyncio.gather(*(client.post(path, json=body) for body in prompts))
+    largest = [(path, max(BROKEN, key=len)) for path in GOOD for _ in range(CONCURRENCY)]
+    await in_parallel(len(largest), lambda: post_json(client, *largest.pop()))
     for name in ("structured_outputs", "response_format"):
         for constraint in FIELDS[name]:
             await client.post(path, json={**good, name: constraint})
@@ -281,16 +296,18 @@ async def attack(url: str, pid: int, seed: int, counts: tuple[int, int, float]) 
             await fill_memory(client)
         warm_up = min(WARM_UP, num_requests // 2)
         await in_parallel(warm_up, lambda: one_request(client, rng, report))
-        await in_parallel(min(50, num_aborts // 2), lambda: one_abort(client, rng, report))
+        await in_parallel(min(50, num_aborts // 2), lambda: one_abort(client.base_url, rng, report))
         await look()
         await in_parallel(num_requests - warm_up, lambda: one_request(client, rng, report))
         await look()
-        await in_parallel(num_aborts - report.aborts, lambda: one_abort(client, rng, report))
+        await in_parallel(
+            num_aborts - report.aborts, lambda: one_abort(client.base_url, rng, report)
+        )
         await look()
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             await in_parallel(200, lambda: one_request(client, rng, report))
-            await in_parallel(20, lambda: one_abort(client, rng, report))
+            await in_parallel(20, lambda: one_abort(client.base_url, rng, report))
         if minutes:
             await look()
         answer = await client.post("/v1/completions", json=GOOD["/v1/completions"])
