@@ -183,6 +183,10 @@ def test_end_tokens_follow_the_generation_config(tmp_path: Path) -> None:
     other = str(write_hf(tmp_path / "other", generation={"eos_token_id": [5, 2]}))
     assert resolved(model).facts.eos_token_ids == (2, 7)
     assert resolved(model, generation_config=other).facts.eos_token_ids == (2, 5)
+    # "vllm" leaves out sampling alone: without all its end tokens a chat model would not stop.
+    Path(model, "generation_config.json").write_text('{"eos_token_id": [2, 7], "top_p": 0.5}')
+    plain = resolved(model, generation_config="vllm")
+    assert plain.facts.eos_token_ids == (2, 7) and plain.sampling_defaults == {}
     gguf = str(write_gguf(tmp_path / "m.gguf"))
     assert resolved(gguf, generation_config=other).facts.eos_token_ids == (1, 5, 2)
 
