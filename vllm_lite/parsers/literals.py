@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vllm_lite.parsers.quotes import num_inner_quotes
@@ -22,19 +22,19 @@ _LOOSE_NUMBER = re.compile(
     r"([+-]?)0*([0-9](?:_?[0-9])*|(?=\.[0-9]))(?:\.([0-9]*))?([eE][+-]?[0-9]+)?"
 )
 _NOT_SCALAR = re.compile(r"[^A-Za-z0-9_+.\-]")
-_ENDS_WORD = re.compile(r"[,:{}\[\]]")
+ENDS_WORD, _ENDS_CALL_WORD = re.compile(r"[,:{}\[\]]"), re.compile(r"[,:{}\[\])]")
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*("?)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _MAX_AHEAD = 2048
 _HEX = re.compile(r"[0-9A-Fa-f]+")
-_SET = "} of a set"
-_JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]", _SET: "]"}
+_SET, _CALL = "} of a set", ") of a call"
+_JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]", _SET: "]", _CALL: "}"}
 _CLOSER = {"{": "}", "[": "]", "(": ")"}
 # The first thing within braces and what follows it.
 _FIRST_ITEM = re.compile(
     r"""\s*(?:([{(\[}])|(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"{}\[\](),:]+)\s*([,:}]))""",
     re.DOTALL,
 )
-# What stands for itself in JSON too; then what only Python writes so.
+# As in JSON; then what only Python writes so.
 _ESCAPES = {c: f"\\{c}" for c in '"\\bfnrt'}
 _PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
 _HEX_ESCAPES = {"u": 4, "x": 2, "U": 8}
@@ -56,8 +56,8 @@ class Dialect:
     has_sets: bool = False  # {1, 2} is [1, 2]
     # Up to where the calls go: tells quotes within a string, that no backslash marks, from its end.
     calls: re.Pattern[str] | None = None
-    # Keys and strings stand without quotes too, up to the next mark of structure.
-    bare_words: bool = False
+    # Keys and strings stand without quotes too, up to the next of these marks of structure.
+    bare_words: re.Pattern[str] | None = None
 
     @property
     def has_escapes(self) -> bool:
@@ -76,8 +76,8 @@ PYTHON = Dialect(
     has_sets=True,
 )
 
-GEMMA = Dialect(quotes=('<|"|>', '"'), escapes={}, bare_words=True)
-FUNCTION_GEMMA = Dialect(quotes=("<escape>",), escapes={}, bare_words=True)
+GEMMA = Dialect(quotes=('<|"|>', '"'), escapes={}, bare_words=ENDS_WORD)
+FUNCTION_GEMMA = Dialect(quotes=("<escape>",), escapes={}, bare_words=ENDS_WORD)
 
 
 def plain_number(word: str) -> str | None:
@@ -112,19 +112,19 @@ def read_value(
     """Read one value and hand it on as JSON. Raises Malformed or EndOfText.
 
     A key that its object has already is Malformed: no reader agrees with another what it means.
-
-    `opener` is its first bracket where that has been read already.
+    `opener`: its first bracket, read already; `(` is that of a call's arguments.
     """
     open_brackets: list[str] = []  # the closers, outermost first; that of a set is _SET
     keys: list[set[str]] = []  # of the objects among them
     path: list[str | None] = []  # the last of these keys
+    if opener == "(":
+        dialect = replace(dialect, bare_words=_ENDS_CALL_WORD)
     if opener:
-        put(_JSON_BRACKET[opener])
-        open_brackets.append(_CLOSER[opener])
+        open_brackets.append(_CALL if opener == "(" else _CLOSER[opener])
+        put("{" if opener == "(" else opener)
         keys.append(set())
         path.append(None)
-    comma = ""
-    is_after_item = False
+    comma, is_after_item = "", False
     while True:
         yield from source.skip_space()
         if open_brackets and (yield from source.try_literal(open_brackets[-1][0])):
@@ -137,7 +137,7 @@ def read_value(
             comma, is_after_item = ", ", False
             continue
         else:
-            if open_brackets and open_brackets[-1] == "}":
+            if open_brackets and open_brackets[-1] in ("}", _CALL):
                 key = yield from _read_key(source, dialect, put, comma)
                 name = str(json.loads(key))
                 if name in keys[-1]:
@@ -217,7 +217,7 @@ def _read_scalar(
         yield from _read_strings(source, quote, dialect, put)
         return
     parts: list[str] = []
-    yield from source.run(_ENDS_WORD if dialect.bare_words else _NOT_SCALAR, parts.append)
+    yield from source.run(dialect.bare_words or _NOT_SCALAR, parts.append)
     word = "".join(parts).rstrip(SPACE)
     if make is not None and word and (yield from source.peek()):
         put(comma + make(word))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_lite.errors import UsageError
-from vllm_lite.parsers.literals import JSON, Dialect
+from vllm_lite.parsers.literals import ENDS_WORD, JSON, Dialect
 from vllm_lite.parsers.reasoning import ReasoningFormat, TaggedReasoning
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_named import NamedTools
@@ -155,7 +155,9 @@ def _dialect(options: Mapping[str, Any]) -> Dialect | None:
     if any(len(pair) != 2 or pair[0] != pair[1] for pair in delimiters):
         return None
     quotes = (*(pair[0] for pair in delimiters), '"')
-    return Dialect(quotes, escapes={}, bare_words=bool(options.get("unquoted_keys")))
+    return Dialect(
+        quotes, escapes={}, bare_words=ENDS_WORD if options.get("unquoted_keys") else None
+    )
 
 
 def _fields(template: object, flag: str) -> Mapping[str, Any]:

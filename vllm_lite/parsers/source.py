@@ -19,7 +19,7 @@ Put = Callable[[str], None]
 SPACE = " \t\r\n"
 MAX_NAME = 256  # characters of a tool's or argument's name; what is longer is no name
 _MAX_AHEAD = 1 << 18  # characters of a text that are looked at before they are read
-_NOT_NAME = re.compile(r"[<>{}\s]")  # where the end of a name is missing
+NOT_NAME = re.compile(r"[<>{}\s]")  # where the end of a name is missing
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
@@ -256,7 +256,7 @@ class Source:
         end = yield from self.until(ends, parts.append, MAX_NAME)
         name = "".join(parts).strip(SPACE)
         if end is None:
-            raise Malformed if _NOT_NAME.search(name) else EndOfText
+            raise Malformed if NOT_NAME.search(name) else EndOfText
         if not name or "\n" in name:
             raise Malformed
         return name

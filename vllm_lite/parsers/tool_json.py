@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, convert, read_string, read_value
-from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Reading, Source
+from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tool_reader import CallWriter
 
 _OTHER_KEYS = frozenset(("id", "type", "index", "tool_call_id"))
@@ -117,7 +117,12 @@ class JsonTools:
                 raise Malformed  # among others, what a brace too many has cut off the arguments
             else:
                 has_more = has_more or key not in _OTHER_KEYS
-                yield from read_value(source, JSON, lambda _: None)
+                try:
+                    yield from read_value(source, JSON, lambda _: None)
+                except EndOfText:
+                    if key not in _OTHER_KEYS:
+                        raise Malformed from None  # no part of a call was cut
+                    raise
             yield from source.skip_space()
             if done:
                 source.record()
@@ -147,7 +152,9 @@ def _short_string(source: Source) -> Reading[str]:
     try:
         yield from read_string(source, '"', JSON, parts.append, MAX_NAME)
     except EndOfText:
-        if "\\n" in "".join(parts):  # no name was cut: its end is missing
+        if NOT_NAME.search(
+            json.loads(f'"{"".join(parts)}"')
+        ):  # no name was cut: its end is missing
             raise Malformed from None
         raise
     return decode('"' + "".join(parts))

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
-from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading
+from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, SPACE, EndOfText, Malformed, Reading
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter, is_control
 from vllm_lite.parsers.tool_values import coercion
@@ -68,11 +68,12 @@ class NamedTools:
         if self.lead:
             yield from source.expect(self.lead, *self.other_leads)
         parts: list[str] = []
-        ends = (*self.name_ends, "{", *(self.openers if self.json else ()))
-        end = yield from source.until(ends, parts.append, MAX_NAME)
-        if end is None:
-            raise EndOfText
+        brackets = ("{", "(") if self.dialect.bare_words else ("{",)
+        ends = (*self.name_ends, *brackets, *(self.openers if self.json else ()))
+        end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
         name = "".join(parts).strip(SPACE)
+        if end is None:
+            raise Malformed if NOT_NAME.search(name) else EndOfText
         if self.json is not None and (end in self.openers or _NO_NAME.search(f"{name}{end}")):
             yield from self._read_objects(calls, name, end)
             return
@@ -84,19 +85,19 @@ class NamedTools:
             name = name.partition(":")[0].removeprefix("functions.")
         if not name or "\n" in name:
             raise Malformed
-        if end != "{":
+        if end not in brackets:
             yield from source.skip_space()
             for lead in self.argument_leads:
                 yield from source.try_literal(lead)
                 yield from source.skip_space()
-            yield from source.expect("{")
+            end = yield from source.expect("{")
         calls.begin(name, call_id)
         tool = calls.tools.get(name)
         if tool is not None and self.dialect.bare_words:
             coerce = coercion(tool)
-            yield from read_value(source, self.dialect, calls.put, "{", coerce)
+            yield from read_value(source, self.dialect, calls.put, end, coerce)
         else:
-            yield from read_value(source, self.dialect, calls.put, "{")
+            yield from read_value(source, self.dialect, calls.put, end)
         calls.end()
         for call_end in self.call_ends:
             yield from source.skip_space()

@@ -14,14 +14,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_lite.parsers.literals import JSON, convert, quoted
-from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Put, Reading, Source
+from vllm_lite.parsers.source import (
+    MAX_NAME,
+    NOT_NAME,
+    SPACE,
+    EndOfText,
+    Malformed,
+    Put,
+    Reading,
+    Source,
+)
 from vllm_lite.parsers.tool_json import JsonTools
 from vllm_lite.parsers.tool_reader import CallWriter, is_control
 from vllm_lite.parsers.tool_spec import ToolSpec, type_named
 from vllm_lite.parsers.tool_values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
-_NOT_NAME = re.compile(r"[<>\s]")  # where the mark that ends a name is missing
 _MAX_ATTRIBUTES = 8
 _NO_STRING = frozenset(("integer", "number", "boolean", "null", "object", "array"))
 _UNKNOWN = ToolSpec("", {})
@@ -98,6 +106,7 @@ class XmlTools:
     def _read_call(self, calls: CallWriter, *, is_bare: bool) -> Reading[str]:
         """One call, the start of its tag read; returns the tag that ended it."""
         source = calls.source
+        ends = (self.call.end, *self.name_ends, self.parameter.start, self.call_end)
         if self.call.attribute:
             name = (yield from _attributes(source, self.call.end)).get(self.call.attribute, "")
             tag = ""
@@ -106,18 +115,20 @@ class XmlTools:
             yield from source.skip_space()
             return (yield from source.expect(self.call_end, *self.closers))
         else:
-            ends = (self.call.end, *self.name_ends, self.parameter.start, self.call_end)
             name, tag = yield from _name(source, ends)
-        head, _, tail = name.partition(".")
-        if head == tail and head in calls.tools:
-            name = head  # a tool without a namespace, written with itself for one
-        if not name or any(char in SPACE for char in name):
-            raise Malformed
-        if is_bare:
-            calls.require_known(name)
-        if self.checks_names and name not in calls.tools:
-            yield from self._read_over(calls, name, tag)
-            return self.call_end
+        while True:
+            head, _, tail = name.partition(".")
+            if head == tail and head in calls.tools:
+                name = head  # a tool without a namespace, written with itself for one
+            if not name or any(char in SPACE for char in name):
+                raise Malformed
+            if is_bare:
+                calls.require_known(name)
+            if not self.checks_names or name in calls.tools:
+                break
+            if (yield from self._read_over(calls, name, tag)) == self.call_end:
+                return self.call_end
+            name, tag = yield from _name(source, ends)
         tag = yield from self._next_tag(source, tag)
         calls.begin(name)
         calls.put("{")
@@ -131,14 +142,20 @@ class XmlTools:
         calls.end()
         return tag
 
-    def _read_over(self, calls: CallWriter, name: str, tag: str | None) -> Reading[None]:
-        """What should be a call, less its marks, is content; `tag` was read after its name."""
+    def _read_over(self, calls: CallWriter, name: str, tag: str) -> Reading[str]:
+        """What should be a call, less its marks, is content; `tag` was read after its name.
+
+        Returns what ended it: the next call may begin before the mark of its end.
+        """
         calls.content(name)
-        while tag != self.call_end:
-            marks = (*self.strays, self.call_end)
-            tag = yield from calls.source.until(marks, calls.content, drops_cut=True)
-            if tag is None:
+        ends = (self.call_end, *(() if self.call.start else self.openers))
+        marks = (*self.strays, self.call_end, *self.openers)
+        while tag not in ends:
+            found = yield from calls.source.until(marks, calls.content, drops_cut=True)
+            if found is None:
                 raise EndOfText
+            tag = found
+        return tag
 
     def _next_tag(self, source: Source, read: str) -> Reading[str]:
         """The start of an argument, or the end of the call; `read` if it is one of the two."""
@@ -264,7 +281,7 @@ def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
     end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
     name = "".join(parts).strip(SPACE)
     if end is None:
-        raise Malformed if _NOT_NAME.search(name) else EndOfText
+        raise Malformed if NOT_NAME.search(name) else EndOfText
     if "<" in name:
         raise Malformed
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
@@ -294,7 +311,7 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
             closed = yield from source.until((quote,), parts.append, MAX_NAME)
             value = "".join(parts)
             if closed is None:
-                raise Malformed if _NOT_NAME.search(value) else EndOfText
+                raise Malformed if NOT_NAME.search(value) else EndOfText
             if "<" in value or "\n" in value:
                 raise Malformed
         found[key] = value.replace("&quot;", '"').replace("&amp;", "&")

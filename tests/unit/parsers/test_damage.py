@@ -7,6 +7,7 @@ is shown, a split of the stream changes nothing, and no word of the text is lost
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -39,8 +40,14 @@ def faults(text: str, config: dict[str, Any], marks: frozenset[str], seed: int) 
     whole = read(text, **config)
     found = faults_of_arguments(whole)
     found += faults_of_arguments(read(text, is_cut=False, **config), is_cut=False)
+    # Where one mark stands within another, what is left of the other is no fault of the reader's.
+    left = re.sub("|".join(map(re.escape, marks)) or "(?!)", "", text)
     shown = f"{whole.reasoning or ''}\0{whole.content or ''}"
-    found += [f"{mark} is shown in {shown!r}" for mark in sorted(marks) if mark in shown]
+    found += [
+        f"{mark} is shown in {shown!r}"
+        for mark in sorted(marks)
+        if mark in shown and mark not in left
+    ]
     choose = random.Random(seed)
     cuts = sorted(choose.sample(range(1, len(text)), min(6, len(text) - 1))) if text else []
     for split in (cuts, range(1, len(text))):
