@@ -26,7 +26,8 @@ RUN pip install ${TORCH_OPTIONS} "torch==2.13.0"
 COPY pyproject.toml README.md LICENSE ./
 COPY csrc csrc
 COPY vllm_lite vllm_lite
-RUN pip install .
+# Nothing on a CPU uses Triton: xgrammar asks for it for its kernels on GPUs.
+RUN pip install . && pip uninstall --yes triton
 
 FROM build AS build-cuda
 # The default build of torch brings the CUDA libraries; the driver comes from the host. Attention is

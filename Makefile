@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit sanitize bench peers compare docs site format clean help
+.PHONY: demo serve test lint types unit sanitize bench peers compare docs wheel site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -27,14 +27,23 @@ $(VENV)/.torch: | $(BIN)/python
 	$(BIN)/pip install --progress-bar on $(TORCH)
 	@touch $@
 
+# Lists of pyproject.toml, and which of cmake and ninja the machine lacks.
+PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))
+BUILD := $(PROJECT); print(*project["build-system"]["requires"], sep="\n")
+DEV := $(PROJECT); print(*project["project"]["optional-dependencies"]["dev"], sep="\n")
+TOOLS := from scikit_build_core.build import get_requires_for_build_editable as lacking; \
+  print(*lacking(), sep="\n")
+
+# Built by the environment's own tools: in an isolated one each build would begin anew.
 $(VENV)/.installed: pyproject.toml $(SOURCES) | $(VENV)/.torch
-	$(BIN)/pip install --progress-bar on --editable .
+	$(BIN)/python -c '$(BUILD)' > $(VENV)/build.txt
+	$(BIN)/pip install --quiet --requirement $(VENV)/build.txt
+	$(BIN)/python -c '$(TOOLS)' > $(VENV)/tools.txt
+	$(BIN)/pip install --quiet --requirement $(VENV)/tools.txt
+	$(BIN)/pip install --progress-bar on --no-build-isolation --editable .
 	@touch $@
 
 # What the tests need beside, by itself: `.[dev]` would build the package a second time.
-DEV := import tomllib; \
-  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")
-
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -c '$(DEV)' > $(VENV)/dev.txt
 	$(BIN)/pip install --quiet --requirement $(VENV)/dev.txt
@@ -79,6 +88,9 @@ docs: ## write docs/cli.md, server.md and parsers.md from options, routes and fo
 	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
+
+wheel: $(VENV)/.installed ## build a wheel into dist
+	$(BIN)/pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 site: $(VENV)/.dev ## build the documents' site into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
