@@ -19,6 +19,8 @@ from vllm_lite.parsers.tool_xml import XmlTools
 HEADER_END = "<|message|>"
 _TO = " to="
 _ENDS_RECIPIENT = re.compile(r"[^A-Za-z0-9_.\-]")
+_CUT_MARK = re.compile(r"<\|?[a-z]*\|?$")
+_HEADER_WORDS = ("assistant", "analysis", "commentary", "final", "json", "user")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _RECIPIENT = re.compile(r"(?:^|\s)to=([A-Za-z0-9_.\-]+)")
 
@@ -52,13 +54,26 @@ class Framing:
             if (yield from source.peek()) != "<":
                 yield from source.more()
                 raise Malformed
-        stops = (HEADER_END, "{", *self.ends)
+        stops = (HEADER_END, "{", *self.ends, self.starts[0])
         end = yield from source.until(stops, parts.append, MAX_NAME)
         if end is None:
-            raise EndOfText
+            raise Malformed if "\n" in "".join(parts) else EndOfText
         if end != HEADER_END:
             raise Malformed
         return "".join(parts)
+
+    def shown(self, text: str, *, is_cut: bool) -> str:
+        """The words of a header that is none; of one that the text's end has cut, nothing."""
+        marks = (*self.starts, *self.ends, *self.strays, HEADER_END)
+        pattern = "|".join(map(re.escape, marks))
+        words = re.sub(pattern, " ", _CUT_MARK.sub("", text)).split()
+        is_header = all(
+            word.startswith("to=") or any(known.startswith(word) for known in _HEADER_WORDS)
+            for word in words
+        )
+        if is_cut and "<" in text and is_header:
+            return ""
+        return re.sub(pattern, "", text)
 
     def kind_of(self, header: str) -> tuple[str, str]:
         """What a message is ("reasoning", "content" or "tool"), and the tool that it is to."""
@@ -120,8 +135,15 @@ class ChannelReasoning:
             source.record(mark)
             try:
                 header = yield from framing.read_header(source, mark)
-            except (Malformed, EndOfText):
-                put(source.recorded())
+            except (Malformed, EndOfText) as error:
+                raw = source.recorded()
+                for end in (*framing.ends, framing.starts[0]):
+                    if isinstance(error, Malformed) and raw.endswith(end):
+                        raw = raw.removesuffix(end)
+                        source.unread(end)
+                if kind == "reasoning" or not out.has_channels:
+                    raw = framing.shown(raw, is_cut=isinstance(error, EndOfText))
+                put(raw)
                 continue
             raw = source.recorded()
             kind, _ = framing.kind_of(header)

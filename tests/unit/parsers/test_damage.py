@@ -23,6 +23,7 @@ from tests.unit.parsers.damage import (
 )
 from tests.unit.parsers.reading import read
 from tests.unit.parsers.writers import WRITERS
+from vllm_lite.parsers.channels import ChannelReasoning
 from vllm_lite.parsers.events import ParsedMessage
 from vllm_lite.parsers.literals import is_json
 from vllm_lite.parsers.reasoning import TaggedReasoning
@@ -30,6 +31,19 @@ from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES
 
 COUNT = 200  # texts of a format
 TAGGED = sorted(n for n, each in REASONING_FORMATS.items() if isinstance(each, TaggedReasoning))
+# Of a reasoning parser: the tool parser beside it, a message to the model itself, and one to all.
+CHANNELS = {
+    "openai_gptoss": (
+        "openai",
+        "<|channel|>analysis<|message|>Why {}.<|end|>",
+        "<|start|>assistant<|channel|>final<|message|>So {}.<|return|>",
+    ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        " to=self<|message|>Why {}.<|eom|>",
+        "<|start|>assistant<|message|>So {}.<|eot|>",
+    ),
+}
 # To become empty: what does not keep the laws yet.
 FAILING_TOOLS: frozenset[str] = frozenset()
 FAILING_REASONING: frozenset[str] = frozenset()
@@ -117,6 +131,28 @@ def test_damaged_reasoning_keeps_the_laws(parser: str) -> None:
         text = damaged(text, choose, marks)
         hidden = marks if form.needs_special_tokens else frozenset()
         found += [f"{text!r}: {each}" for each in faults(text, config, hidden, seed)]
+    check(found, parser in FAILING_REASONING)
+
+
+@pytest.mark.parametrize("parser", CHANNELS)
+def test_damaged_messages_keep_the_laws(parser: str) -> None:
+    tool_parser, thought, final = CHANNELS[parser]
+    form = REASONING_FORMATS[parser]
+    assert isinstance(form, ChannelReasoning)
+    framing = form.framing
+    marks = frozenset((*framing.starts, *framing.ends, *framing.strays, "<|message|>"))
+    found = []
+    for seed in range(COUNT):
+        choose, word = random.Random(f"{parser} {seed}"), Words()
+        text = thought.format(word())
+        config: dict[str, Any] = {"reasoning_parser": parser, "tools": ()}
+        if choose.random() < 0.7:
+            config = {"reasoning_parser": parser, "tool_parser": tool_parser}
+            text += answer(tool_parser, choose, word)
+        else:
+            text += final.format(word())
+        text = damaged(text, choose, marks)
+        found += [f"{text!r}: {each}" for each in faults(text, config, marks, seed)]
     check(found, parser in FAILING_REASONING)
 
 
