@@ -285,6 +285,22 @@ async def test_numbers_and_flags_are_read_leniently() -> None:
     assert (params.n, params.max_tokens, params.ignore_eos, params.seed) == (2, 5, True, 7)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_k": False}, "top_k"),
+        ({"min_p": True}, "min_p"),
+        ({"echo": 1}, "echo"),
+        ({"ignore_eos": 0.0}, "ignore_eos"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
+)
+async def test_a_flag_is_no_number(fields: dict[str, Any], param: str) -> None:
+    reply = await complete(**fields)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
 async def test_unknown_fields_are_dropped() -> None:
     assert (await chat(no_such_field=1, user="me", metadata={}, store=True)).status_code == 200
 

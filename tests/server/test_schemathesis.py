@@ -24,8 +24,14 @@ from tests.server.harness import app_of
 
 SEED = 20261122
 TOTAL = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "300"))
-# A document does not say everything that is refused: which fields exclude each other, say.
-CONFIG = {"checks": {"positive_data_acceptance": {"expected-statuses": [200, 400, 404]}}}
+# A document does not say everything that is refused: which fields exclude each other, say. What
+# is too large is refused before anybody reads it.
+CONFIG = {
+    "checks": {
+        "positive_data_acceptance": {"expected-statuses": [200, 400, 404]},
+        "negative_data_rejection": {"expected-statuses": [400, 404, 405, 413, 415]},
+    }
+}
 
 load_all_checks()
 EVERY_CHECK = [CHECKS.get_one(name) for name in CHECKS.get_all_names()]

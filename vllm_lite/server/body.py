@@ -10,7 +10,7 @@ import gc
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -141,6 +141,7 @@ def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozen
         checked = model.model_validate(body)
     except ValidationError as error:
         raise _schema_error(error) from None
+    _check_flags(checked, body, "")
     warn_unknown(body.keys() - model.model_fields.keys() - ignored)
     return checked
 
@@ -155,6 +156,18 @@ def _check_sizes(model: type[BaseModel], body: dict[str, Any]) -> None:
             raise RequestError(
                 f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}", name
             )
+
+
+def _check_flags(checked: BaseModel, body: Mapping[str, Any], path: str) -> None:
+    """Refuse flags for numbers and numbers for flags, which pydantic takes for each other."""
+    for name in checked.model_fields_set & body.keys():
+        given, read = body[name], getattr(checked, name)
+        if isinstance(given, bool) and type(read) in (int, float):
+            raise RequestError(f"{path}{name}: Input should be a number, not a flag", path + name)
+        if isinstance(read, bool) and type(given) in (int, float):
+            raise RequestError(f"{path}{name}: Input should be true or false", path + name)
+        if isinstance(read, BaseModel) and isinstance(given, dict):
+            _check_flags(read, given, f"{path}{name}.")
 
 
 def are_tokens(values: list[Any]) -> bool:
