@@ -20,7 +20,7 @@ from tests.unit.engine.engines import byte_tokenizer, engine_config
 from vllm_lite.config import resolve as resolve_module
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.logging import LoggingConfig
-from vllm_lite.config.option import make_section
+from vllm_lite.config.option import make
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
@@ -157,7 +157,7 @@ async def test_reasoning_is_told_from_the_answer_by_the_parser_named(tmp_path: P
 
     async def message(**options: Any) -> dict[str, Any]:
         client = FakeEngineClient("<think>why</think>so")
-        structured = make_section(StructuredOutputsConfig, options)
+        structured = make(StructuredOutputsConfig, options)
         client.config = replace(client.config, structured_outputs=structured)
         reply: dict[str, Any] = (await post(CHAT, {"messages": HI}, client)).json()
         found: dict[str, Any] = reply["choices"][0]["message"]

@@ -12,7 +12,6 @@ from vllm_lite.bench.options import (
     ServeOptions,
     StartupOptions,
     ThroughputOptions,
-    build,
 )
 from vllm_lite.bench.options.sweep import (
     SweepParetoOptions,
@@ -23,6 +22,7 @@ from vllm_lite.bench.options.sweep import (
 )
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.option import make
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import nearest
 
@@ -99,12 +99,12 @@ def run_sweep(argv: Sequence[str]) -> int:
     cls, function, _ = SWEEPS[name]
     parser = sweep_parser(name)
     if name not in _READERS:
-        options: object = build(cls, parser.parse_options(argv[1:])[0])
+        options: object = make(cls, parser.parse_options(argv[1:])[0])
         return int(_run_in("sweep." + function, options))
     words, _, (given,) = parser.parse(argv[1:])
     if len(words) != 1:
         parser.error("it takes one EXPERIMENT_DIR, such as results/20260101_120000")
-    return int(_run_in("sweep." + function, words[0], build(cls, given)))
+    return int(_run_in("sweep." + function, words[0], make(cls, given)))
 
 
 def sweep_parser(name: str) -> OptionParser:
@@ -146,7 +146,7 @@ def parse_serve(argv: Sequence[str]) -> ServeOptions:
     _refuse_words(parser, words)
     if file_model is not None:
         given.setdefault("model", file_model)
-    return build(ServeOptions, given)
+    return make(ServeOptions, given)
 
 
 def parse_engine(
@@ -158,7 +158,7 @@ def parse_engine(
     _refuse_words(parser, words)
     if file_model is not None:
         engine.setdefault("model", file_model)
-    return build(cls, own), EngineArgs(**engine)
+    return make(cls, own), EngineArgs(**engine)
 
 
 def benchmark_parser(name: str) -> OptionParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from vllm_lite.cli.chat_commands import ChatCommands
 from vllm_lite.cli.conversation import Conversation, SamplingOptions
@@ -10,20 +11,22 @@ from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, ReplyOption
 from vllm_lite.cli.session import run_session
 from vllm_lite.cli.terminal import Terminal
 from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import config, option, option_table
+from vllm_lite.config.option import Option, config, make, option, option_table
+from vllm_lite.config.rows import rows
+
+_NO_IMAGES = rows("""
+[options, after system_prompt] leave it out: models read text here
+image str? | File of an image to ask about.
+""")
 
 
 @config
 class DialogueOptions(ReplyOptions, SamplingOptions):
     """How to talk, whatever the server."""
 
+    ROWS: ClassVar[tuple[Option, ...]] = _NO_IMAGES
+
     system_prompt: str = option("", "Instructions that come before the conversation.")
-    image: str | None = option(
-        None,
-        "File of an image to ask about.",
-        level="absent",
-        remedy="leave it out: models read text here",
-    )
 
 
 @config
@@ -51,7 +54,7 @@ def parser() -> OptionParser:
 def run(argv: Sequence[str]) -> int:
     """Talk until the user leaves; returns the exit code."""
     (values,) = parser().parse_options(argv)
-    return talk(ChatOptions(**values))
+    return talk(make(ChatOptions, values))
 
 
 def talk(options: ChatOptions) -> int:

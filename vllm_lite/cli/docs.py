@@ -26,7 +26,7 @@ from vllm_lite.cli.models.pull import PullOptions
 from vllm_lite.cli.models.show import ShowOptions
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.help import default_of, groups_of, remark_on
-from vllm_lite.config.option import Level, Option, option_table, options
+from vllm_lite.config.option import Level, Option, option_table
 from vllm_lite.config.server import ReplyConfig, ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 
@@ -175,10 +175,10 @@ def _rows(entry: Option) -> Iterator[tuple[str, ...]]:
     names = [entry.flag, *entry.rules.get("aliases", ())]
     if entry.kind.types == (bool,):
         names[1:1] = [f"--no-{entry.flag[2:]}"]
-    text = f"{entry.help}{_choices(entry)}{remark_on(entry) if entry.keys is None else ''}"
+    text = f"{entry.help}{_choices(entry)}{'' if entry.keys else remark_on(entry)}"
     state, _ = _STATES[entry.level]
     yield ", ".join(f"`{name}`" for name in names), _default(entry), state, text
-    for key in options(entry.keys) if entry.keys else ():
+    for key in entry.keys:
         yield from _rows(key)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.option import make
 from vllm_lite.config.server import ReplyConfig, ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 
@@ -38,12 +39,12 @@ def parse(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig, BatchConfig]:
         reader.error(f"the following arguments are required: {flags}")
     if file_model is not None:
         engine.setdefault("model", file_model)
-    options = BatchConfig(**batch)
+    options = make(BatchConfig, batch)
     if options.enable_metrics and engine.get("disable_log_stats"):
         reader.error("--enable-metrics has nothing to serve with --disable-log-stats")
     # Without metrics the throughput lines would only break the progress bar.
     engine.setdefault("disable_log_stats", not options.enable_metrics)
-    return EngineArgs(**engine), ServerConfig(**reply), options
+    return EngineArgs(**engine), make(ServerConfig, reply), options
 
 
 def run(argv: Sequence[str]) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.option import JsonOption, config, option
-
-_NOT_OURS = "leave it out: it tunes kernels of other packages, which choose for themselves here"
+from vllm_lite.config.absent import ATTENTION_KEYS
+from vllm_lite.config.option import JsonOption, Option, config, option
 
 
 @config
 class AttentionConfig:
     """The attention kernel."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = ATTENTION_KEYS
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "attention_config", "JSON: the attention kernel and its settings.", ("-ac",)
@@ -39,22 +40,4 @@ class AttentionConfig:
         works=("CPU_ATTN", "TRITON_ATTN", "CUDA", "TORCH_SDPA", "FLASH_ATTN", "FLASHINFER"),
         remedy="use TRITON_ATTN, CUDA, FLASH_ATTN, FLASHINFER or TORCH_SDPA on a GPU and CPU_ATTN "
         "on a CPU",
-    )
-    flash_attn_version: Literal[2, 3, 4] | None = option(
-        None,
-        "Version of FlashAttention.",
-        level="absent",
-        remedy=_NOT_OURS,
-    )
-    use_cudnn_prefill: bool = option(
-        False,
-        "Compute prefills with cuDNN.",
-        level="absent",
-        remedy=_NOT_OURS,
-    )
-    use_trtllm_attention: bool | None = option(
-        None,
-        "Use the kernels of TensorRT-LLM.",
-        level="absent",
-        remedy=_NOT_OURS,
     )

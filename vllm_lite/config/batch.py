@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.absent import BATCH
+from vllm_lite.config.option import Option, config, option
 
 
 @config
 class BatchConfig:
     """Input, output and metrics of a batch."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = BATCH
 
     GROUP: ClassVar[str] = "run-batch"
 
@@ -40,35 +43,5 @@ class BatchConfig:
     enable_metrics: bool = option(False, "Serve Prometheus metrics while the batch runs.")
     url: str = option(
         "0.0.0.0", "Address of the metrics; used with --enable-metrics.", aliases=("--host",)
-    )
-    enable_server_load_tracking: bool = option(
-        False,
-        "Report running requests at /load.",
-        group="Frontend",
-        level="idle",
-        why="a batch has no /load; --enable-metrics tells of running requests",
-    )
-    enable_tokenizer_info_endpoint: bool = option(
-        False,
-        "Publish the tokenizer's configuration.",
-        group="Frontend",
-        level="idle",
-        why="a batch has no such route",
-    )
-    sse_keep_alive_interval: int = option(
-        0,
-        "Seconds after which a silent stream sends a comment.",
-        ge=0,
-        group="Frontend",
-        level="idle",
-        why="a batch streams nothing",
-    )
-    shutdown_timeout: int = option(
-        0,
-        "Seconds that running requests may take to finish after SIGTERM.",
-        ge=0,
-        group="options",
-        level="idle",
-        why="a batch that is interrupted continues with --resume",
     )
     port: int = option(8000, "TCP port of the metrics; used with --enable-metrics.", ge=0, le=65535)

@@ -28,7 +28,7 @@ from vllm_lite.config.argv import (
 from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.help import groups_of, help_text
-from vllm_lite.config.option import Option, option_table
+from vllm_lite.config.option import Option, make, option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.values import human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig
@@ -298,4 +298,4 @@ def parse_serve_args(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig]:
         )
     if "api_key" not in server and envs.VLLM_API_KEY:
         server["api_key"] = [envs.VLLM_API_KEY]
-    return EngineArgs(**engine), ServerConfig(**server)
+    return EngineArgs(**engine), make(ServerConfig, server)

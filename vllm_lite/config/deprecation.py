@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_lite.config.option import Option, options
+from vllm_lite.config.option import Option
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
@@ -76,6 +76,6 @@ def _set(values: dict[str, Any], target: str, new: Any) -> None:
 
 
 def _parts(entry: Option, value: Any) -> list[tuple[Option, Any]]:
-    if entry.keys is None or not isinstance(value, dict):
+    if not entry.keys or not isinstance(value, dict):
         return [(entry, value)]
-    return [(own, value[own.name]) for own in options(entry.keys) if own.name in value]
+    return [(own, value[own.name]) for own in entry.keys if own.name in value]

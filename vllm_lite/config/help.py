@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_lite.config.option import Option, group_of, options, sections
+from vllm_lite.config.option import Option, group_of, sections
 from vllm_lite.errors import UsageError
 
 _WIDTH = 96
 # Topics of help that every command has, beside its groups.
 _ALWAYS = ("all", "page", "listgroup", "absent")
-# What a newcomer wants first, after a command's own options.
-_EARLY = (
+# Groups in the order to show them, after a command's own: what a newcomer wants comes first.
+_ORDER = (
     "Frontend",
     "ModelConfig",
     "CacheConfig",
@@ -22,6 +22,13 @@ _EARLY = (
     "StructuredOutputsConfig",
     "LoggingConfig",
     "ObservabilityConfig",
+    "AttentionConfig",
+    "ParallelConfig",
+    "KernelConfig",
+    "MambaConfig",
+    "MultiModalConfig",
+    "OffloadConfig",
+    "LoRAConfig",
 )
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
@@ -32,6 +39,11 @@ _FIRST = {
     "Frontend": "What the server listens to, whom it admits and how it answers.",
 }
 _LAST = {
+    "KernelConfig": "Kernels of matrix products, experts and small operations.",
+    "MambaConfig": "State-space layers.",
+    "MultiModalConfig": "Media in prompts.",
+    "OffloadConfig": "Weights kept in host memory.",
+    "LoRAConfig": "Low-rank adapters.",
     "DeviceConfig": "Where the model runs.",
     "SpeculativeConfig": "Drafted tokens, as older releases wrote them.",
     "PromptAdapterConfig": "Soft prompts of older releases.",
@@ -46,8 +58,8 @@ def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, s
     used = {entry.group for entry in entries}
     about = {**_FIRST, **{name: text for name, text in found.items() if name not in _FIRST}}
     about |= _LAST
-    own = [name for name in about if name not in _EARLY and not name.endswith("Config")]
-    early = [name for name in _EARLY if name in about]
+    own = [name for name in about if name not in _ORDER and not name.endswith("Config")]
+    early = [name for name in _ORDER if name in about]
     return {name: about[name] for name in dict.fromkeys([*own, *early, *about]) if name in used}
 
 
@@ -108,8 +120,7 @@ def _found(key: str, groups: Mapping[str, Sequence[Option]]) -> dict[str, Sequen
 def _is_about(entry: Option, word: str) -> bool:
     if word in entry.flag[2:]:
         return True
-    keys = options(entry.keys) if entry.keys else ()
-    return any(word in key.name.replace("_", "-") for key in keys)
+    return any(word in key.name.replace("_", "-") for key in entry.keys)
 
 
 def _group_list(about: Mapping[str, str]) -> str:
@@ -155,8 +166,8 @@ def _option(entry: Option) -> str:
 def remark_on(entry: Option) -> str:
     """What else to know: its keys, or what this build does with it where that is not its effect."""
     rules = entry.rules
-    if entry.keys is not None:
-        return f" Keys: {', '.join(key.name for key in options(entry.keys))}."
+    if entry.keys:
+        return f" Keys: {', '.join(key.name for key in entry.keys)}."
     if entry.level == "absent":
         return f" Not available in this build: {rules['remedy']}."
     if entry.level == "idle":

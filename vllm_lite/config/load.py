@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_lite.config.option import config, option
-
-_MAPPED = "weight files are mapped into memory and read as they are used"
 
 
 @config
@@ -37,18 +35,6 @@ class LoadConfig:
         works=("lazy",),
         remedy="use lazy: what is mapped is read when it is used",
     )
-    pt_load_map_location: str | dict[str, Any] = option(
-        "cpu",
-        "Device of pickled checkpoints' tensors.",
-        level="absent",
-        remedy="use safetensors or GGUF weights: pickled ones are not read here",
-    )
-    model_loader_extra_config: dict[str, Any] = option(
-        {},
-        "JSON for the loader that --load-format names.",
-        level="absent",
-        remedy="leave it out: the loaders here have no further settings",
-    )
     download_dir: str | None = option(
         None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."
     )
@@ -58,10 +44,4 @@ class LoadConfig:
     )
     use_tqdm_on_load: bool = option(
         True, "Show a progress bar on a terminal while weights are read."
-    )
-    safetensors_prefetch_num_threads: int = option(
-        8, "Threads that read weight files ahead.", ge=1, level="idle", why=_MAPPED
-    )
-    safetensors_prefetch_block_size: int = option(
-        16 << 20, "Bytes of one such read.", ge=1, human=True, level="idle", why=_MAPPED
     )

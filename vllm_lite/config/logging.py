@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.config.option import JsonOption, config, make_section, option
+from vllm_lite.config.option import JsonOption, config, make, option
 from vllm_lite.errors import UsageError
 from vllm_lite.log import LogFormat, reconfigure_logging
 
@@ -67,7 +67,7 @@ class LoggingConfig:
 
 def apply_logging(given: Mapping[str, Any]) -> None:
     """Have this process log as the options among `given`, flat and by name, say."""
-    config: LoggingConfig = make_section(
+    config: LoggingConfig = make(
         LoggingConfig, {name: value for name, value in given.items() if value is not None}
     )
     config.apply()

@@ -19,9 +19,6 @@ _QUANTIZATIONS = (
     *("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "neuron_quant"),
     *("qqq", "quark", "torchao", "tpu_int8"),
 )
-_NO_POOLING = "leave it out: models generate text here"
-_NO_MEDIA = "leave it out: models read text here"
-_NO_SLEEP = "stop the server and start it again"
 
 
 @config
@@ -80,12 +77,6 @@ class ModelConfig:
         auto="whether VLLM_BATCH_INVARIANT is 1",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
-    code_revision: str | None = option(
-        None,
-        "Branch, tag or commit of the model code in a hub repository.",
-        level="absent",
-        remedy="leave it out: no model code of a repository runs here",
-    )
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     hf_token: str | bool | None = option(
         None, "Hub access token; given bare, the stored login.", secret=True, bare=True
@@ -146,120 +137,4 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] = option(
         {}, "JSON of sampling defaults, over those of --generation-config."
-    )
-    pooler_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how hidden states become an embedding or a class.",
-        level="absent",
-        remedy=_NO_POOLING,
-    )
-    io_processor_plugin: str | None = option(
-        None,
-        "Plugin that converts inputs and outputs of pooling models.",
-        level="absent",
-        remedy=_NO_POOLING,
-    )
-    allowed_local_media_path: str = option(
-        "",
-        "Directory that requests may read media files from.",
-        level="absent",
-        remedy=_NO_MEDIA,
-    )
-    allowed_media_domains: list[str] | None = option(
-        None, "Hosts that media may be fetched from.", level="absent", remedy=_NO_MEDIA
-    )
-    enable_prompt_embeds: bool = option(
-        False,
-        "Take embeddings in place of prompts.",
-        level="absent",
-        remedy="send text or token ids",
-    )
-    logits_processors: list[str] | None = option(
-        None,
-        "Import paths of logits processors for every request.",
-        level="absent",
-        remedy="use logit_bias, bad_words or allowed_token_ids of a request",
-    )
-    logits_processor_pattern: str | None = option(
-        None,
-        "Expression that import paths of a request's logits processors must match.",
-        level="absent",
-        remedy="leave it out: requests cannot bring code here",
-    )
-    enable_sleep_mode: bool = option(
-        False,
-        "Let sleep and wake calls give memory back.",
-        level="absent",
-        remedy=_NO_SLEEP,
-    )
-    override_attention_dtype: str | None = option(
-        None,
-        "Numbers that attention is computed in.",
-        level="absent",
-        remedy="use --dtype: attention computes in its numbers",
-    )
-    quantization_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how each part of the model is quantised.",
-        level="absent",
-        remedy="use a checkpoint that is quantised as you want it",
-    )
-    allow_deprecated_quantization: bool = option(
-        False,
-        "Take methods that are deprecated.",
-        level="idle",
-        why="no method here is deprecated",
-    )
-    model_class_overrides: dict[str, Any] = option(
-        {},
-        "JSON: import paths of classes for architectures.",
-        level="absent",
-        remedy="leave it out: models are this package's own",
-    )
-    renderer_num_workers: int = option(
-        1,
-        "Threads that make prompts out of requests.",
-        ge=1,
-        level="idle",
-        why="long texts are tokenised in as many threads as are needed; for more processes use "
-        "--api-server-count",
-    )
-    enable_return_routed_experts: bool = option(
-        False,
-        "Tell the experts of each token.",
-        level="absent",
-        remedy="leave it out: the experts of tokens stay in the worker",
-    )
-    return_sampling_mask: bool = option(
-        False,
-        "Tell the tokens that each draw was among.",
-        level="absent",
-        remedy="ask for logprobs with --logprobs-mode processed_logprobs",
-    )
-    enable_trace_replay: bool = option(
-        False,
-        "Generate given tokens again.",
-        level="absent",
-        remedy="use prompt_logprobs of a request with those tokens",
-    )
-    use_fp64_gumbel: bool = option(
-        False,
-        "Draw tokens with noise of double precision.",
-        level="idle",
-        why="a token is drawn as exactly as its probabilities are",
-    )
-    sleep_mode_offload_cudagraph: bool = option(
-        False, "Give the memory of captured graphs back too.", level="absent", remedy=_NO_SLEEP
-    )
-    sleep_preserve_parameter_names: list[str] = option(
-        [], "Weights that stay while the engine sleeps.", level="absent", remedy=_NO_SLEEP
-    )
-    enable_cumem_allocator: bool = option(
-        False,
-        "Allocate GPU memory so that it can be given back.",
-        level="absent",
-        remedy="leave it out: the engine keeps its memory until it ends",
-    )
-    enable_nccl_comm_suspend: bool = option(
-        False, "Give the memory of NCCL back too.", level="absent", remedy=_NO_SLEEP
     )

@@ -8,7 +8,7 @@ checked, so no reader checks again. Knows no particular option.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -29,6 +29,7 @@ from typing import (
 from vllm_lite.errors import NotInBuildError, UsageError
 
 T = TypeVar("T")
+Becomes = Callable[[Any], Mapping[str, Any]]
 
 # What this build does with an option: `full`, its effect; `partial`, that of some values;
 # `idle`, nothing, which a line says when it is set; `absent`, it refuses all that would matter;
@@ -75,7 +76,7 @@ class Rules(TypedDict, total=False):
     # Why the option changes nothing any more; setting it warns.
     retired: str
     # What a deprecated option's value sets instead: names, with keys after a dot, and values.
-    becomes: Callable[[Any], Mapping[str, Any]]
+    becomes: Becomes
     # In a class that is one JSON option: the name that this key has as an option of its own.
     alone: str
     # Never shown in a repr or a log.
@@ -130,8 +131,10 @@ class Option:
     rules: Rules
     # The flag that this option is a key of.
     parent: str = ""
-    # The class whose fields are the keys of this JSON option.
-    keys: type | None = None
+    # The keys of this JSON option.
+    keys: tuple[Option, ...] = ()
+    # The option that a row of a table stands after: "" before all, None behind all.
+    after: str | None = None
 
     @property
     def flag(self) -> str:
@@ -146,8 +149,8 @@ class Option:
         """What this build does with the option."""
         if "deprecated" in self.rules or "retired" in self.rules:
             return "deprecated"
-        if self.keys is not None:
-            levels = {entry.level for entry in options(self.keys)}
+        if self.keys:
+            levels = {entry.level for entry in self.keys}
             return levels.pop() if len(levels) == 1 else "partial"
         return self.rules.get("level") or ("partial" if "works" in self.rules else "full")
 
@@ -168,8 +171,8 @@ class Option:
                 listed = ", ".join(str(choice) for choice in self.choices if choice is not None)
                 raise UsageError(f"{self.flag} must be one of {listed}, not {item!r}")
         self._check_range(value)
-        if self.keys is not None:
-            self._check_keys(self.keys, value)
+        if self.keys:
+            self._check_keys(value)
         if not self.is_available(value):
             shown = "" if value is True else f" {value}"
             raise NotInBuildError(
@@ -179,7 +182,7 @@ class Option:
     def is_available(self, value: Any) -> bool:
         """Whether this build does what the allowed `value` asks for."""
         works = self.rules.get("works")
-        if self.keys is not None:
+        if self.keys:
             return True  # each key answers for itself
         if self.level != "absent":
             return works is None or value in works
@@ -188,8 +191,8 @@ class Option:
         is_off = value is False and not self.default
         return is_off or value in (None, self.default, "", [], {}) or value in (works or ())
 
-    def _check_keys(self, cls: type, value: Mapping[str, Any]) -> None:
-        known = {entry.name: entry for entry in options(cls)}
+    def _check_keys(self, value: Mapping[str, Any]) -> None:
+        known = {entry.name: entry for entry in self.keys}
         for key, item in value.items():
             if key not in known:
                 raise UsageError(f"{self.flag} has no key {key!r}; its keys are {', '.join(known)}")
@@ -264,7 +267,7 @@ def sections(cls: type) -> dict[str, type]:
 
 
 def _is_config(cls: type) -> bool:
-    return is_dataclass(cls) and any(_KEY in entry.metadata for entry in fields(cls))
+    return is_dataclass(cls) and bool(_rows(cls) or options(cls))
 
 
 @cache
@@ -278,37 +281,53 @@ def option_table(cls: type) -> Mapping[str, Option]:
     return table
 
 
-def _walk(cls: type) -> Iterator[Option]:
+def _walk(cls: type) -> list[Option]:
+    found: list[Option] = []
     for section in sections(cls).values():
         whole: JsonOption | None = getattr(section, "JSON_OPTION", None)
-        if whole is None:
-            yield from _walk(section)
-            continue
-        for key in options(section):
-            if "alone" in key.rules:
-                yield replace(key, name=key.rules["alone"], parent="")
-        yield _json_option(whole, whole.group or group_of(cls), section)
-    yield from options(cls)
+        entries = _walk(section)
+        found += json_option(whole, whole.group or group_of(cls), entries) if whole else entries
+    found += options(cls)
+    for row in _rows(cls):
+        names = ["", *(entry.name for entry in found)]
+        found.insert(len(found) if row.after is None else names.index(row.after), row)
+    return found
 
 
-def _json_option(whole: JsonOption, group: str, cls: type) -> Option:
+def _rows(cls: type) -> list[Option]:
+    """The options of `cls` that have no field, as it states them in ROWS."""
+    return [row for base in reversed(cls.__mro__) for row in vars(base).get("ROWS", ())]
+
+
+def json_option(
+    whole: JsonOption, group: str, keys: Sequence[Option], after: str | None = None
+) -> list[Option]:
+    """A JSON option of `keys`, behind those of them that are options of their own, too."""
+    alone = [replace(k, name=k.rules["alone"], parent="") for k in keys if "alone" in k.rules]
     kind = Kind((dict,), None, True, ())
     rules = Rules(aliases=whole.aliases)
-    return Option(whole.name, group, whole.help, kind, {}, {}, rules, keys=cls)
+    own = Option(whole.name, group, whole.help, kind, {}, {}, rules, keys=tuple(keys), after=after)
+    return [*alone, own]
 
 
-def make_section(cls: type, values: Mapping[str, Any]) -> Any:
-    """The section `cls` from flat values; what is not among them keeps its default.
+def make(cls: type[T], values: Mapping[str, Any], **given: Any) -> T:
+    """A `cls` of flat values and of fields that are `given`; what is in neither is the default.
 
-    A key that is an option of its own wins over the same key of the JSON.
+    A key that is an option of its own wins over the same key of the JSON. Raises UsageError.
     """
+    declared: type = cls
     whole: JsonOption | None = getattr(cls, "JSON_OPTION", None)
-    given = dict(values.get(whole.name) or {}) if whole else {}
-    for entry in options(cls):
+    given |= dict(values.get(whole.name) or {}) if whole else {}
+    rows = _rows(cls)
+    for entry in (*options(declared), *rows):
         name = entry.name if whole is None else entry.rules.get("alone", "")
         if name in values:
             given[entry.name] = values[name]
-    return cls(**given)
+    for row in rows:
+        if row.name in given:
+            row.check(given.pop(row.name))
+    parts: dict[str, Any] = {name: make(part, values) for name, part in sections(declared).items()}
+    return cls(**parts, **given)
 
 
 def _make_option(group: str, entry: Field[Any], hint: Any, parent: str) -> Option:

@@ -18,7 +18,7 @@ from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFac
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
-from vllm_lite.config.option import make_section, option_table, options, sections
+from vllm_lite.config.option import make, option_table
 from vllm_lite.config.size_check import check_sizes
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
@@ -64,7 +64,7 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
     _derive_scheduler(values, facts, device, usage)
     values.setdefault("disable_log_stats", usage == "llm")
     values["device"] = device
-    return _build(values, facts)
+    return make(VllmConfig, values, facts=facts)
 
 
 def _check_environment(*, is_strict: bool) -> None:
@@ -81,12 +81,6 @@ def _checkable(name: str, value: Any) -> Any:
     if name == "max_model_len" and value in (-1, "auto"):
         return 1
     return str(value).removeprefix("torch.") if name == "dtype" else value
-
-
-def _build(values: Mapping[str, Any], facts: ModelFacts) -> VllmConfig:
-    parts = {name: make_section(cls, values) for name, cls in sections(VllmConfig).items()}
-    own = {o.name: values[o.name] for o in options(VllmConfig) if o.name in values}
-    return VllmConfig(facts=facts, **parts, **own)
 
 
 def _find_model(values: dict[str, Any]) -> ModelFacts:

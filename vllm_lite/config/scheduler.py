@@ -78,36 +78,10 @@ class SchedulerConfig:
         ge=0,
         le=0.99,
     )
-    prefill_schedule_interval: int = option(
-        1,
-        "Steps between two that begin prompts, alike in all engines.",
-        ge=1,
-        level="absent",
-        remedy="leave it at 1: there is one engine",
-    )
     async_scheduling: bool = option(
         False,
         "Plan a step while the one before runs, counting tokens that are not known yet.",
         auto="on on a GPU, off on a CPU",
-    )
-    disable_hybrid_kv_cache_manager: bool = option(
-        False,
-        "Keep as much of every layer's cache, whatever its window.",
-        level="absent",
-        remedy="leave it out: blocks past a window are given back",
-    )
-    disable_chunked_mm_input: bool = option(
-        False,
-        "Compute a media item in one step.",
-        level="absent",
-        remedy="leave it out: models read text here",
-    )
-    scheduler_cls: str | None = option(
-        None,
-        "Import path of a scheduler class.",
-        works=("vllm.core.scheduler.Scheduler", "vllm.v1.core.sched.scheduler.Scheduler"),
-        level="absent",
-        remedy="leave it out: the scheduler is this package's own",
     )
 
     @property

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.absent import REPLIES, SERVER
+from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.retired import RETIRED_REPLIES, RETIRED_SERVER
 from vllm_lite.errors import UsageError
-
-_NO_COHERE = "there is no /cohere/v2/chat"
-_TOKEN_IDS = "send token ids as prompt to /v1/completions, with return_token_ids"
-_NO_GRPC = "leave it out and use the HTTP API"
-_ONE_ENGINE = "leave it out and run several servers behind a balancer"
 
 
 @config
 class ReplyConfig:
     """How requests are read and answered, over HTTP or from a file."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = (*REPLIES, *RETIRED_REPLIES)
 
     GROUP: ClassVar[str] = "Frontend"
 
@@ -83,54 +82,13 @@ class ReplyConfig:
         "auto",
         "/v1/messages: reasoning_effort of requests that turn thinking off; auto: none.",
     )
-    trust_request_mm_kwargs: bool = option(
-        False,
-        "Let requests say how media are processed.",
-        level="absent",
-        remedy="leave it out: models read text here",
-    )
-    cohere_format: str = option(
-        "cmd4", "Prompt format of --tokenizer-mode cohere.", level="idle", why=_NO_COHERE
-    )
-    cohere_is_reasoning_model: bool = option(
-        True, "Reasoning is a part of its own at /cohere/v2/chat.", level="idle", why=_NO_COHERE
-    )
-    tokens_only: bool = option(
-        False,
-        "Serve the routes that take and give token ids alone.",
-        level="absent",
-        remedy=_TOKEN_IDS,
-    )
-    enable_scale_out: bool = option(
-        False,
-        "Serve routes that render prompts and generate from token ids.",
-        level="absent",
-        remedy=_TOKEN_IDS,
-    )
-    lora_modules: list[str] = option(
-        [],
-        "Adapters to serve, as NAME=PATH.",
-        level="absent",
-        remedy="serve a model that the adapter was merged into",
-    )
-    tool_server: str | None = option(
-        None,
-        "Servers of tools for the Responses API.",
-        level="absent",
-        remedy="leave it out: clients run the tools that are called",
-    )
-    disable_log_requests: bool | None = option(
-        None,
-        "Log no requests.",
-        group="options",
-        deprecated="--enable-log-requests, or nothing: requests are not logged by themselves",
-        becomes=lambda off: {"enable_log_requests": not off},
-    )
 
 
 @config
 class ServerConfig(ReplyConfig):
     """Where the server listens, whom it admits and how it answers."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = (*SERVER, *RETIRED_SERVER)
 
     GROUP: ClassVar[str] = "Frontend"
 
@@ -196,48 +154,6 @@ class ServerConfig(ReplyConfig):
     sse_keep_alive_interval: int = option(
         0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
     )
-    enable_offline_docs: bool = option(
-        False,
-        "Serve docs pages that load nothing from elsewhere.",
-        level="idle",
-        why="/docs and /redoc never load anything from elsewhere",
-    )
-    enable_flash_late_interaction: bool = option(
-        True,
-        "Score late interaction on a GPU.",
-        level="idle",
-        why="no model here scores",
-    )
-    grpc: bool = option(
-        False, "Serve gRPC in place of HTTP.", group="options", level="absent", remedy=_NO_GRPC
-    )
-    grpc_port: int | None = option(
-        None, "Port of gRPC beside HTTP.", ge=0, le=65535, level="absent", remedy=_NO_GRPC
-    )
-    data_parallel_supervisor_port: int = option(
-        9256,
-        "Port that tells of the health of all engines.",
-        ge=0,
-        le=65535,
-        level="absent",
-        remedy=_ONE_ENGINE,
-    )
-    dp_supervisor_probe_interval_s: float = option(
-        5.0, "Seconds between two looks at it.", gt=0, level="absent", remedy=_ONE_ENGINE
-    )
-    dp_supervisor_probe_timeout_s: float = option(
-        5.0, "Seconds before an engine is asked again.", gt=0, level="absent", remedy=_ONE_ENGINE
-    )
-    dp_supervisor_probe_failure_threshold: int = option(
-        3, "Failures after which it counts as ill.", ge=1, level="absent", remedy=_ONE_ENGINE
-    )
-    headless: bool = option(
-        False,
-        "Run engines on a further machine, without HTTP.",
-        group="options",
-        level="absent",
-        remedy="leave it out: an engine runs on one machine",
-    )
     api_server_count: int = option(
         1,
         "Processes that answer HTTP, for one engine; a stored response is known to the one "
@@ -246,12 +162,6 @@ class ServerConfig(ReplyConfig):
         group="options",
         ge=1,
         le=64,
-    )
-    engine_use_ray: bool | None = option(
-        None,
-        "Run the engine under Ray.",
-        group="options",
-        retired="the engine has a process of its own",
     )
     shutdown_timeout: int = option(
         30,

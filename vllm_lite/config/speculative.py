@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vllm_lite.config.option import JsonOption, config, option
+from vllm_lite.config.absent import SPECULATIVE_KEYS
+from vllm_lite.config.option import JsonOption, Option, config, option
 from vllm_lite.errors import UsageError
 
 # vLLM's length of an n-gram where none is given.
@@ -14,6 +15,8 @@ _DEFAULT_LOOKUP = 5
 @config
 class SpeculativeConfig:
     """Drafts, which the model verifies several at a time."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = SPECULATIVE_KEYS
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "speculative_config",
@@ -47,14 +50,6 @@ class SpeculativeConfig:
         None,
         "Fewest last tokens to look for.",
         ge=1,
-    )
-    model: str | None = option(
-        None,
-        "Model that drafts tokens.",
-        level="absent",
-        remedy="leave it out and set method to ngram, which drafts from the text itself",
-        alone="spec_model",
-        group="VllmConfig",
     )
 
     def __post_init__(self) -> None:

@@ -7,42 +7,37 @@ need it (`config.scheduler.max_num_seqs`); nobody writes to it.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vllm_lite import envs
+from vllm_lite.config.absent import ENGINE
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
 from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig
-from vllm_lite.config.expert_parallel import ExpertParallelConfig
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gpu import check_device
 from vllm_lite.config.graphs import capture_sizes
-from vllm_lite.config.kernel import KernelConfig
 from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
-from vllm_lite.config.lora import LoRAConfig
-from vllm_lite.config.mamba import MambaConfig
 from vllm_lite.config.model import ModelConfig
-from vllm_lite.config.multimodal import MultiModalConfig
 from vllm_lite.config.observability import ObservabilityConfig
-from vllm_lite.config.offload import OffloadConfig
-from vllm_lite.config.option import config, option
+from vllm_lite.config.option import Option, config, option
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.quantized_checkpoint import check_quantization
 from vllm_lite.config.reasoning import ReasoningConfig
-from vllm_lite.config.retired import RetiredOptions
+from vllm_lite.config.retired import RETIRED_ENGINE
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import UsageError
 
-_ALONE = "leave it out: engines share no cache here"
-
 
 @config
 class VllmConfig:
     """The engine as a whole: where it runs, its parts and its checkpoint."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = (*ENGINE, *RETIRED_ENGINE)
 
     facts: ModelFacts
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -50,21 +45,13 @@ class VllmConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
-    expert_parallel: ExpertParallelConfig = field(default_factory=ExpertParallelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
-    kernel: KernelConfig = field(default_factory=KernelConfig)
-    mamba: MambaConfig = field(default_factory=MambaConfig)
-    multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
-    offload: OffloadConfig = field(default_factory=OffloadConfig)
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     compilation: CompilationConfig = field(default_factory=CompilationConfig)
-    # Input only: what they became is in the other parts.
-    retired: RetiredOptions = field(default_factory=RetiredOptions)
     device: Literal["cpu", "cuda"] = option(
         "cpu",
         "Where the model runs.",
@@ -89,73 +76,6 @@ class VllmConfig:
         False,
         "Refuse to start with environment variables of vLLM that change nothing here.",
         group="options",
-    )
-    kv_transfer_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how cached blocks travel between engines.",
-        level="absent",
-        remedy=_ALONE,
-    )
-    kv_events_config: dict[str, Any] | None = option(
-        None,
-        "JSON: where changes of the cache are published.",
-        level="absent",
-        remedy=_ALONE,
-    )
-    ec_transfer_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how encoder outputs travel between engines.",
-        level="absent",
-        remedy=_ALONE,
-    )
-    profiler_config: dict[str, Any] = option(
-        {},
-        "JSON: what profiles steps and where it writes.",
-        level="absent",
-        remedy="leave it out and use a profiler from outside, such as py-spy or perf",
-    )
-    additional_config: dict[str, Any] | str = option(
-        {},
-        "JSON for a platform of its own.",
-        level="absent",
-        remedy="leave it out: no platform here has further settings",
-    )
-    diffusion_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how a model that denoises text generates.",
-        aliases=("-dc",),
-        level="absent",
-        remedy="leave it out: models here generate one token after another",
-    )
-    watermark_config: dict[str, Any] | None = option(
-        None,
-        "JSON: a mark in the choice of tokens that tells generated text.",
-        level="absent",
-        remedy="leave it out: text carries no mark here",
-    )
-    ec_manager_config: dict[str, Any] = option(
-        {},
-        "JSON: what keeps the outputs of media encoders.",
-        level="absent",
-        remedy="leave it out: models read text here",
-    )
-    engram_config: dict[str, Any] | None = option(
-        None,
-        "JSON: where a model's table of phrases is kept.",
-        level="absent",
-        remedy="leave it out: no model here has such a table",
-    )
-    aux_output_config: dict[str, Any] = option(
-        {"enable_return_routed_experts": False},
-        "JSON: what else of a step is told.",
-        level="absent",
-        remedy="leave it out: a step tells tokens and their log-probabilities",
-    )
-    weight_transfer_config: dict[str, Any] | None = option(
-        None,
-        "JSON: how new weights come while the engine runs.",
-        level="absent",
-        remedy="start a server with the new weights",
     )
 
     def __post_init__(self) -> None:

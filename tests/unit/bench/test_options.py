@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from vllm_lite.bench.options import ServeOptions, ThroughputOptions, build
+from vllm_lite.bench.options import ServeOptions, ThroughputOptions
 from vllm_lite.cli.bench import parse_engine, parse_serve, run
+from vllm_lite.config.option import make
 from vllm_lite.errors import UsageError
 
 
@@ -109,8 +110,8 @@ def test_range_ratio_is_one_number_or_two() -> None:
 
 
 def test_throughput_without_a_file_is_random() -> None:
-    assert build(ThroughputOptions, {}).dataset_kind == "random"
-    assert build(ThroughputOptions, {"dataset_path": "talks.json"}).dataset_kind == "sharegpt"
+    assert make(ThroughputOptions, {}).dataset_kind == "random"
+    assert make(ThroughputOptions, {"dataset_path": "talks.json"}).dataset_kind == "sharegpt"
 
 
 def test_engine_flags_stand_beside_the_benchmark_s_own() -> None:

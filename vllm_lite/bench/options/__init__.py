@@ -7,20 +7,17 @@ Names and defaults are vLLM's. An instance has been checked as a whole, texts of
 from vllm_lite.bench.options.datasets import (
     DATASETS,
     TEMPLATED,
-    AbsentDatasetOptions,
     DatasetOptions,
     check_dataset,
 )
 from vllm_lite.bench.options.load import ServeOptions, new_request_id_prefix
 from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
-from vllm_lite.bench.options.parts import build
 from vllm_lite.bench.options.target import BACKENDS, Backend, SamplingOptions, TargetOptions
 
 __all__ = [
     "BACKENDS",
     "DATASETS",
     "TEMPLATED",
-    "AbsentDatasetOptions",
     "Backend",
     "DatasetOptions",
     "LatencyOptions",
@@ -29,7 +26,6 @@ __all__ = [
     "StartupOptions",
     "TargetOptions",
     "ThroughputOptions",
-    "build",
     "check_dataset",
     "new_request_id_prefix",
 ]

@@ -1,9 +1,9 @@
-"""Where a benchmark's prompts come from: the datasets that are here, and those that are not."""
+"""Where a benchmark's prompts come from: the datasets, and what each is told."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vllm_lite.config.option import config, option
 from vllm_lite.errors import UsageError
@@ -28,8 +28,6 @@ ALL_DATASETS = (
 TEMPLATED = ("custom", "spec_bench", "sonnet")
 DATASET_REMEDY = "use one of " + ", ".join(DATASETS) + " with a local file"
 _WITH_INPUT_LEN = ("random", "sonnet")
-_NO_HUB = "save the dataset to a local file and use --dataset-name custom with --dataset-path"
-_NO_MEDIA = "only text is sent; use --dataset-name random or custom"
 
 
 @config
@@ -119,79 +117,6 @@ class DatasetOptions:
                 f"--random-range-ratio {self.random_range_ratio!r} is neither a number nor JSON "
                 'such as {"input": 0.1, "output": 0.5}'
             ) from None
-
-
-@config
-class AbsentDatasetOptions:
-    """What vLLM's datasets of the hub, of images and of sound are told."""
-
-    GROUP: ClassVar[str] = "absent datasets"
-
-    hf_subset: str | None = option(None, "Subset of a hub dataset.", level="absent", remedy=_NO_HUB)
-    hf_split: str | None = option(None, "Split of a hub dataset.", level="absent", remedy=_NO_HUB)
-    hf_name: str | None = option(None, "Name of a hub dataset.", level="absent", remedy=_NO_HUB)
-    hf_output_len: int | None = option(
-        None, "Output tokens for a hub dataset.", level="absent", remedy=_NO_HUB
-    )
-    stream: bool = option(True, "Load a hub dataset as a stream.", works=(True,), remedy=_NO_HUB)
-    blazedit_min_distance: float = option(
-        0.0, "blazedit: least edit distance.", level="absent", remedy=_NO_HUB
-    )
-    blazedit_max_distance: float = option(
-        1.0, "blazedit: most edit distance.", level="absent", remedy=_NO_HUB
-    )
-    bfcl_categories: str | None = option(
-        None, "Categories of function calls.", level="absent", remedy=_NO_HUB
-    )
-    speed_bench_dataset_subset: str = option(
-        "qualitative",
-        "Subset of speed_bench.",
-        choices=(
-            *("qualitative", "throughput_1k", "throughput_2k", "throughput_8k"),
-            *("throughput_16k", "throughput_32k"),
-        ),
-        level="absent",
-        remedy=_NO_HUB,
-    )
-    speed_bench_output_len: int = option(
-        4096, "Output tokens for speed_bench.", level="absent", remedy=_NO_HUB
-    )
-    speed_bench_category: str | None = option(
-        None, "Category of speed_bench.", level="absent", remedy=_NO_HUB
-    )
-    enable_multimodal_chat: bool = option(
-        False, "Send media as a chat's content.", level="absent", remedy=_NO_MEDIA
-    )
-    custom_ensure_client_side_data: bool = option(
-        False, "Fetch media before sending.", level="absent", remedy=_NO_MEDIA
-    )
-    reranker: bool = option(
-        True,
-        "random-rerank: the model ranks by itself.",
-        works=(True,),
-        remedy="there is no dataset for ranking; use --dataset-name random",
-    )
-    random_mm_base_items_per_request: int = option(
-        1, "random-mm: media in a request.", level="absent", remedy=_NO_MEDIA
-    )
-    random_mm_num_mm_items_range_ratio: float = option(
-        0.0, "random-mm: how far their number strays.", level="absent", remedy=_NO_MEDIA
-    )
-    random_mm_limit_mm_per_prompt: dict[str, Any] = option(
-        {"image": 255, "video": 1}, "random-mm: most media.", level="absent", remedy=_NO_MEDIA
-    )
-    random_mm_bucket_config: str = option(
-        "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0}",
-        "random-mm: share of each size.",
-        level="absent",
-        remedy=_NO_MEDIA,
-    )
-    asr_min_audio_len_sec: float = option(
-        0.0, "Shortest sound taken.", level="absent", remedy=_NO_MEDIA
-    )
-    asr_max_audio_len_sec: float | None = option(
-        None, "Longest sound taken.", level="absent", remedy=_NO_MEDIA, auto="no limit"
-    )
 
 
 def check_dataset(dataset: DatasetOptions, name: str) -> None:

@@ -7,12 +7,12 @@ import secrets
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
+from vllm_lite.bench.options.absent import AbsentDatasetOptions
 from vllm_lite.bench.options.datasets import (
     ALL_DATASETS,
     DATASET_REMEDY,
     DATASETS,
     TEMPLATED,
-    AbsentDatasetOptions,
     DatasetOptions,
     check_dataset,
 )

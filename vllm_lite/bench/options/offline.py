@@ -5,42 +5,31 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
+from vllm_lite.bench.options.absent import (
+    INTERRUPTED,
+    LATENCY,
+    THROUGHPUT,
+    AbsentDatasetOptions,
+)
 from vllm_lite.bench.options.datasets import (
     ALL_DATASETS,
     DATASET_REMEDY,
     DATASETS,
-    AbsentDatasetOptions,
     DatasetOptions,
     check_dataset,
 )
-from vllm_lite.config.option import config, option
+from vllm_lite.config.option import Option, config, option
 from vllm_lite.errors import UsageError
-
-_NO_PROFILER = "run the benchmark under a profiler such as py-spy or perf"
-
-
-@config
-class ServerOptions:
-    """What only a server would heed."""
-
-    GROUP: ClassVar[str] = "options"
-
-    shutdown_timeout: int = option(
-        0,
-        "Seconds that running requests may take to finish after SIGTERM.",
-        ge=0,
-        level="idle",
-        why="a benchmark that is interrupted ends at once",
-    )
 
 
 @config
 class LatencyOptions:
     """What one batch is, and how often it is timed."""
 
+    ROWS: ClassVar[tuple[Option, ...]] = (*INTERRUPTED, *LATENCY)
+
     GROUP: ClassVar[str] = "options"
 
-    server: ServerOptions = field(default_factory=ServerOptions)
     input_len: int = option(32, "Prompt tokens of a request.", ge=1)
     output_len: int = option(128, "Output tokens of a request.", ge=1)
     batch_size: int = option(8, "Prompts generated together.", ge=1)
@@ -48,7 +37,6 @@ class LatencyOptions:
     use_beam_search: bool = option(False, "Search with n beams instead of sampling.")
     num_iters_warmup: int = option(10, "Batches to run first that do not count.", ge=0)
     num_iters: int = option(30, "Batches to time.", ge=1)
-    profile: bool = option(False, "Profile one batch.", level="absent", remedy=_NO_PROFILER)
     output_json: str | None = option(None, "File to write the results to.")
     disable_detokenize: bool = option(False, "Leave token ids as they are: no text is made.")
     plot: str | None = option(None, "PNG file to draw the distribution of the times to.")
@@ -58,11 +46,12 @@ class LatencyOptions:
 class ThroughputOptions:
     """What is generated, and by which engine."""
 
+    ROWS: ClassVar[tuple[Option, ...]] = (*INTERRUPTED, *THROUGHPUT)
+
     GROUP: ClassVar[str] = "options"
 
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     absent: AbsentDatasetOptions = field(default_factory=AbsentDatasetOptions)
-    server: ServerOptions = field(default_factory=ServerOptions)
     backend: str = option(
         "vllm",
         "What generates: this engine (vllm), with prompts as chats (vllm-chat), or transformers "
@@ -92,26 +81,6 @@ class ThroughputOptions:
     prequeue_requests: bool = option(
         False, "With --async-engine: let the engine begin once it has all requests."
     )
-    enable_log_requests: bool = option(
-        False,
-        "Log each request's parameters.",
-        level="absent",
-        remedy="leave it out: all requests of a benchmark are alike",
-    )
-    lora_path: str | None = option(
-        None,
-        "Adapter to apply.",
-        level="absent",
-        remedy="measure the model without it, or with it merged into the weights",
-    )
-    lora_assignment: str = option(
-        "random",
-        "How adapters are dealt to requests.",
-        choices=("random", "round-robin"),
-        level="idle",
-        why="there is no --lora-path to deal",
-    )
-    profile: bool = option(False, "Profile the run.", level="absent", remedy=_NO_PROFILER)
     output_json: str | None = option(None, "File to write the results to.")
     disable_detokenize: bool = option(False, "Leave token ids as they are: no text is made.")
 
@@ -144,9 +113,10 @@ class ThroughputOptions:
 class StartupOptions:
     """How often the engine is started."""
 
+    ROWS: ClassVar[tuple[Option, ...]] = INTERRUPTED
+
     GROUP: ClassVar[str] = "options"
 
-    server: ServerOptions = field(default_factory=ServerOptions)
     num_iters_cold: int = option(3, "Cold starts to time.", ge=1)
     num_iters_warmup: int = option(1, "Starts before the warm ones that do not count.", ge=0)
     num_iters_warm: int = option(3, "Warm starts to time.", ge=1)

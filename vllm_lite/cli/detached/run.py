@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vllm_lite.cli import chat
 from vllm_lite.cli.detached import servers
 from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.option import make
 
 
 def parser() -> OptionParser:
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = words[end + 1 :]
     found, (given,) = parser().parse_words(words[:end], 1, 2)
     server = _server_of(found[0], arguments)
-    options = chat.ChatOptions(**given, url=server.url, quick="".join(found[1:]))
+    options = make(chat.ChatOptions, given, url=server.url, quick="".join(found[1:]))
     return chat.talk(options)
 
 
