@@ -28,6 +28,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -41,6 +43,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
 }
 
 TINY: dict[str, Any] = {

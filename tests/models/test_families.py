@@ -73,6 +73,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-odd": (
+        "starcoder2",
+        {"use_bias": False, "sliding_window": 7, "num_key_value_heads": 1},
+    ),
     "gpt2": ("gpt2", {}),
     "gpt2-odd": (
         "gpt2",

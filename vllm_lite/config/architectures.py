@@ -133,6 +133,21 @@ _GPT_NEOX = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_STARCODER2 = {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
 _GEMMA3 = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -235,6 +250,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
             defaults=_GPT_NEOX,
             reads="layer_norm_eps use_parallel_residual",
+        ),
+        _row(
+            *("Starcoder2ForCausalLM", "starcoder2"),
+            defaults=_STARCODER2,
+            reads="norm_epsilon use_bias",
+            windows="every",
         ),
         _row(
             *("Gemma3ForCausalLM", "gemma3"),

@@ -1,0 +1,35 @@
+"""StarCoder2: layer norms and biases around Llama's attention, an MLP without a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.spec import DecoderSpec, MLPSpec, decoder_spec, positive, size
+
+
+class Starcoder2ForCausalLM(DecoderForCausalLM):
+    """Lozhkov et al., 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config["use_bias"])
+        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        ffn = MLPSpec(
+            intermediate_size=size(facts, "intermediate_size"),
+            act=facts.hf_config["hidden_act"],
+            is_gated=False,
+            bias=bias,
+        )
+        norm = NormSpec(kind="layer", eps=positive(facts, "norm_epsilon", 1e-5), bias=True)
+        layers = tuple(replace(layer, ffn=ffn) for layer in plain.layers)
+        return replace(plain, norm=norm, layers=layers)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        mlp = "model.layers.*.mlp"
+        return renamed({f"{mlp}.c_fc": f"{mlp}.up_proj", f"{mlp}.c_proj": f"{mlp}.down_proj"})
