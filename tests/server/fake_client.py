@@ -135,6 +135,7 @@ class FakeEngineClient:
         self.dead_error: BaseException = EngineDeadError("engine core died: killed by signal 9")
         self.errored = False
         self.is_running = True
+        self.num_unfinished_elsewhere = 0
         self.pause: tuple[PauseMode, bool] | None = None
         # Whose requests a snapshot shows, and how many were taken.
         self.snapshot_tenants = [""]

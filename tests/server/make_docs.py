@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from typing import Any
 
 Properties = dict[str, dict[str, Any]]
@@ -94,6 +95,8 @@ nothing: then there is neither `background` nor `previous_response_id`.
 `/v1/chat/completions/batch` takes a list of conversations as its `messages` and gives a choice for
 each, whole. `/invocations` takes the body of chat or of completions.
 
+With `--batch-storage-dir`, `/v1/files` and `/v1/batches` are OpenAI's: [batches.md](batches.md).
+
 ## Dev mode
 
 With `VLLM_SERVER_DEV_MODE=1` there are routes that stop and describe the engine. `/pause` holds
@@ -114,7 +117,9 @@ def document() -> dict[str, Any]:
     """The OpenAPI document with every route there is."""
     from tests.server.harness import app_of
 
-    document: dict[str, Any] = app_of(enable_tokenizer_info_endpoint=True).openapi()
+    with tempfile.TemporaryDirectory() as storage:
+        options = {"enable_tokenizer_info_endpoint": True, "batch_storage_dir": storage}
+        document: dict[str, Any] = app_of(**options).openapi()
     return document
 
 
@@ -128,7 +133,7 @@ def render(document: dict[str, Any]) -> str:
             summary = operation.get("summary", "").splitlines()[0].rstrip(".")
             lines.append(f"| {method.upper()} | `{path}` | {summary} |")
             content = operation.get("requestBody", {}).get("content", {})
-            schema = content.get("application/json", {}).get("schema")
+            schema = next(iter(content.values()), {}).get("schema")
             if schema is not None:
                 model = resolved(schema, document)
                 if model.get("properties") in bodies.values():

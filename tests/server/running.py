@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.server.fake_client import FakeEngineClient
+from vllm_lite.batch.stored import StoredBatches
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.app import build_app
 from vllm_lite.server.http_server import http_server
@@ -27,7 +28,12 @@ class Running:
         self.listener = Listener(config)
         self.server = http_server(app, config, self.listener.tls, client.config.logging)
         generations = app.state.context.generations
-        lifecycle = Lifecycle(self.server, self.listener, client, generations, timeout)
+        beside = StoredBatches(config) if config.batch_storage_dir else None
+        lifecycle = Lifecycle(
+            self.server, self.listener, client, generations, timeout, beside=beside
+        )
+        if beside is not None:
+            beside.start(app.state.context)
         self.task = asyncio.create_task(lifecycle.run())
         transport = httpx.AsyncHTTPTransport(uds=options.get("uds"))
         base_url = "http://server" if options.get("uds") else self.listener.url

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +36,11 @@ CONFIG = {
 
 load_all_checks()
 EVERY_CHECK = [CHECKS.get_one(name) for name in CHECKS.get_all_names()]
+_storage = tempfile.TemporaryDirectory()
 schema = schemathesis.openapi.from_asgi(
-    "/openapi.json", app_of(FakeEngineClient()), config=SchemathesisConfig.from_dict(CONFIG)
+    "/openapi.json",
+    app_of(FakeEngineClient(), batch_storage_dir=_storage.name),
+    config=SchemathesisConfig.from_dict(CONFIG),
 )
 OPERATIONS = [result.ok() for result in schema.get_all_operations()]
 WITH_BODY = [one for one in OPERATIONS if one.body]

@@ -20,10 +20,13 @@ from vllm_lite.batch.lines import BatchLine
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import failure_of
+from vllm_lite.server.openai.batches_service import BATCH_ENDPOINTS
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_service import CompletionService
 
-_HEADERS = [(b"content-type", b"application/json")]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_HEADERS = ((b"content-type", b"application/json"),)
 # What a batch may ask of a model of another kind.
 _OF_OTHER_MODELS = ("/v1/embeddings", "/v1/audio/transcriptions", "/v1/audio/translations")
 _OF_OTHER_MODELS_ENDINGS = ("/score", "/rerank")
@@ -69,11 +72,13 @@ class Answer:
 class Endpoints:
     """The urls that a line may name, over one engine."""
 
-    def __init__(self, context: ServingContext) -> None:
-        self._services: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/v1/chat/completions": ChatService(context).create,
-            "/v1/completions": CompletionService(context).create,
-        }
+    def __init__(self, context: ServingContext, headers: Headers = ()) -> None:
+        """Every line's request comes with `headers`."""
+        found = (ChatService(context).create, CompletionService(context).create)
+        self._services: dict[str, Callable[[Request], Awaitable[Response]]] = dict(
+            zip(BATCH_ENDPOINTS, found, strict=True)
+        )
+        self._headers = _HEADERS + headers
 
     async def answer(self, line: BatchLine) -> Answer:
         """Run the line's request to its end; raises EngineDeadError and nothing else."""
@@ -85,7 +90,7 @@ class Endpoints:
         if _streams(line.body):
             return Answer(400, error="Request must not be sent in stream mode")
         try:
-            response = await service(_request(line))
+            response = await service(_request(line, self._headers))
         except EngineDeadError:
             raise
         except Exception as error:
@@ -118,13 +123,13 @@ def _streams(body: bytes) -> bool:
         return False  # the service says what is wrong with it
 
 
-def _request(line: BatchLine) -> Request:
+def _request(line: BatchLine, headers: Headers) -> Request:
     scope = {
         "type": "http",
         "method": "POST",
         "path": line.url,
         "query_string": b"",
-        "headers": _HEADERS,
+        "headers": headers,
     }
     messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
 

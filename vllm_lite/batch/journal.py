@@ -95,13 +95,15 @@ class Journal:
         self.num_done += 1
         self.num_failed += failed
 
-    def records(self) -> Iterator[bytes]:
-        """Every record, in the order of the input's lines."""
+    def records(self, failed: bool | None = None) -> Iterator[bytes]:
+        """Every record, or those that `failed` or did not, in the order of the input's lines."""
         with self.path.open("rb") as file:
             for offset in self._offsets:
                 if offset != _NOT_DONE:
                     file.seek(offset)
-                    yield bytes(msgspec.json.decode(file.readline(), type=_Entry).record)
+                    entry = msgspec.json.decode(file.readline(), type=_Entry)
+                    if failed in (None, entry.failed):
+                        yield bytes(entry.record)
 
     def remove(self) -> None:
         """Delete the file; its records are elsewhere now, or there are none."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -99,3 +100,32 @@ def _readable_id(raw: bytes) -> str | None:
         return msgspec.json.decode(match[1], type=str) if match else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def faults_of(path: Path, endpoint: str, most_rows: int, most_faults: int) -> list[dict[str, Any]]:
+    """What keeps a whole file from being run as OpenAI's batch of `endpoint`, in OpenAI's words."""
+    found: list[dict[str, Any]] = []
+    seen: set[str | None] = set()
+    for number, raw in read_lines(path):
+        line = parse_line(number, raw)
+        param: str | None = None
+        if line.fault is not None:
+            code, message = "invalid_json_line", line.fault
+        elif line.custom_id in seen:
+            code, param = "duplicate_custom_id", "custom_id"
+            message = f"{line.custom_id!r:.200} is there twice"
+        elif line.url != endpoint:
+            code, param = "invalid_url", "url"
+            message = f"the batch is for {endpoint}, not {line.url!r:.200}"
+        else:
+            seen.add(line.custom_id)
+            if len(seen) <= most_rows:
+                continue
+            code, message = "too_many_rows", f"a batch has at most {most_rows} rows"
+        found.append({"code": code, "line": number, "message": message, "param": param})
+        if len(found) == most_faults or code == "too_many_rows":
+            break
+    if not (found or seen):
+        message = "the file has no rows"
+        found.append({"code": "empty_file", "line": None, "message": message, "param": None})
+    return found

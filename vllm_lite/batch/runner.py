@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from vllm_lite.batch.endpoints import Answer, Endpoints
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import BatchLine, parse_line
+from vllm_lite.batch.turns import NoTurns, Turns
 
 # Seconds until a line that found the engine's queue full comes back.
 RETRY_INTERVAL = 0.1
@@ -29,12 +30,14 @@ class BatchRunner:
         journal: Journal,
         num_in_flight: int,
         on_done: Callable[[], object],
+        turns: Turns | NoTurns | None = None,
     ) -> None:
-        """`on_done` is called after each line."""
+        """`on_done` is called after each line; `turns` say when one may run."""
         self._endpoints = endpoints
         self._journal = journal
         self._num_in_flight = num_in_flight
         self._on_done = on_done
+        self._turns = turns or NoTurns()
         # Lines that the engine has, not counting those that wait to be let in.
         self._num_running = 0
         self._num_bytes = 0
@@ -62,7 +65,8 @@ class BatchRunner:
             if not number:
                 return
             if not self._journal.has(number):
-                await self._finish(parse_line(number, raw))
+                async with self._turns:
+                    await self._finish(parse_line(number, raw))
             async with self._has_room:
                 self._num_bytes -= len(raw)
                 self._has_room.notify()
@@ -83,6 +87,7 @@ class BatchRunner:
             finally:
                 self._num_running -= 1
             # Refused while nothing else runs, it would be refused for ever.
-            if answer.status != _TOO_MANY_REQUESTS or not self._num_running:
+            is_alone = not self._num_running and self._turns.is_alone
+            if answer.status != _TOO_MANY_REQUESTS or is_alone:
                 return answer
             await asyncio.sleep(RETRY_INTERVAL)

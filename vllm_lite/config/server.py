@@ -151,6 +151,17 @@ class ServerConfig(ReplyConfig):
         False,
         "Describe the tokenizer and its chat template at /tokenizer_info.",
     )
+    batch_storage_dir: str | None = option(
+        None,
+        "Directory that /v1/files and /v1/batches keep things in; without it there are neither. "
+        "With it --scheduling-policy is priority unless given, and rows of batches come last.",
+    )
+    batch_storage_limit: int = option(
+        10 << 30,
+        "Bytes in that directory past which nothing more can be uploaded.",
+        ge=1,
+        human=True,
+    )
     sse_keep_alive_interval: int = option(
         0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
     )

@@ -48,6 +48,11 @@ class Admission:
         self._num_sequences = 0
         self._num_tokens = 0
 
+    @property
+    def num_unfinished_elsewhere(self) -> int:
+        """Sequences that other front ends have let in."""
+        return self._board.others(Column.NUM_UNFINISHED)
+
     def change(self, num_sequences: int, num_tokens: int) -> None:
         """Count so many more as promised."""
         self._num_sequences += num_sequences
@@ -69,7 +74,7 @@ class Admission:
         `num_waiting` counts the prompt tokens of those that have not been computed.
         """
         self.tell(num_unfinished, num_waiting)
-        num_unfinished += self._board.others(Column.NUM_UNFINISHED)
+        num_unfinished += self.num_unfinished_elsewhere
         num_waiting += self._board.others(Column.NUM_WAITING_TOKENS)
         limits, num_choices = self._limits, processed.params.n
         waiting = num_unfinished + self._num_sequences - limits.max_num_seqs

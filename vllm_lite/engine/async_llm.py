@@ -141,6 +141,11 @@ class AsyncLLM:
         return not self.errored and not self._is_draining
 
     @property
+    def num_unfinished_elsewhere(self) -> int:
+        """See EngineClient.num_unfinished_elsewhere."""
+        return self._admission.num_unfinished_elsewhere
+
+    @property
     def is_stopped(self) -> bool:
         """Whether the engine takes no more requests."""
         return not self.is_running

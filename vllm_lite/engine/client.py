@@ -79,6 +79,11 @@ class EngineClient(Protocol):
         """Whether the engine takes requests."""
         ...
 
+    @property
+    def num_unfinished_elsewhere(self) -> int:
+        """Sequences that other front ends of the same engine have in it."""
+        ...
+
     def validate(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise RequestError where generate() would."""
         ...

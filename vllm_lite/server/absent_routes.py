@@ -1,4 +1,4 @@
-"""Routes of vLLM and OpenAI that this build lacks, and what each would need.
+"""Routes of vLLM and OpenAI that are not there, and what each would need.
 
 A request to one is answered with 501 and the reason, so that it is not taken for a mistyped path.
 Knows no route that is there.
@@ -24,10 +24,7 @@ _ABSENT = {
     """,
     "moderation": "/v1/moderations",
     "fine-tuning": "/v1/fine_tuning/jobs",
-    "files and batches: `vllm-lite run-batch` answers a file of requests": """
-        /v1/files /v1/files/{id} /v1/files/{id}/content /v1/uploads
-        /v1/batches /v1/batches/{id} /v1/batches/{id}/cancel
-    """,
+    "uploads in parts: send a file at once to /v1/files": "/v1/uploads",
     "adapters (--enable-lora)": """
         /v1/load_lora_adapter /v1/unload_lora_adapter /adapters /adapters/{name}
     """,
@@ -47,6 +44,12 @@ _ABSENT = {
     """,
     "events of the KV cache (--kv-events-config)": "/kv_event_sources",
 }
+_ABSENT_WITHOUT_STORAGE = {
+    "a place for files and batches: start it with --batch-storage-dir DIR": """
+        /v1/files /v1/files/{id} /v1/files/{id}/content
+        /v1/batches /v1/batches/{id} /v1/batches/{id}/cancel
+    """,
+}
 # The same for the routes of VLLM_SERVER_DEV_MODE=1.
 _ABSENT_IN_DEV_MODE = {
     "a sleep mode (--enable-sleep-mode)": "/sleep /wake_up /is_sleeping",
@@ -60,9 +63,10 @@ _ABSENT_IN_DEV_MODE = {
 }
 
 
-def missing_for(path: str, *, is_dev_mode: bool) -> str | None:
-    """What this build lacks for `path`; None where there is no such route anywhere."""
+def missing_for(path: str, *, has_storage: bool, is_dev_mode: bool) -> str | None:
+    """What is lacking for `path`; None where there is no such route anywhere."""
     known = _ABSENT | (_ABSENT_IN_DEV_MODE if is_dev_mode else {})
+    known |= {} if has_storage else _ABSENT_WITHOUT_STORAGE
     for need, paths in known.items():
         if any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", one), path) for one in paths.split()):
             return need

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -38,11 +39,14 @@ from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.live import LiveService
 from vllm_lite.server.load_report import add_load_report
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
+from vllm_lite.server.openai.batch_store import BatchStore
+from vllm_lite.server.openai.batches_service import BatchesService, BatchRequest
 from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_service import CompletionService
+from vllm_lite.server.openai.files_service import FilesService, FileUpload
 from vllm_lite.server.openai.invocations_service import InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.responses_protocol import ResponsesRequest
@@ -84,11 +88,12 @@ class Route:
     tells_load: bool = False
     # How the route tells of a failure.
     refuse: Callable[[Failure], Response] = Failure.response
+    body_media: str = "application/json"
 
     def described(self) -> Described:
         """The route as the OpenAPI document tells of it."""
         bodies = self.body if isinstance(self.body, tuple) else (self.body,)
-        return Described(self.method, self.path, bodies, self.media)
+        return Described(self.method, self.path, bodies, self.media, self.body_media)
 
 
 def build_app(
@@ -109,6 +114,8 @@ def build_app(
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _watching_routes(context) + _routes(context)
+    if server_config.batch_storage_dir:
+        table += _storage_routes(context, server_config.batch_storage_dir)
     if envs.VLLM_SERVER_DEV_MODE:
         table += _dev_routes(context)
     if not server_config.disable_fastapi_docs:
@@ -205,6 +212,22 @@ def _routes(context: ServingContext) -> list[Route]:
     return table
 
 
+def _storage_routes(context: ServingContext, folder: str) -> list[Route]:
+    store = BatchStore(Path(folder), context.server_config.batch_storage_limit)
+    files, batches = FilesService(store), BatchesService(context, store)
+    return [
+        Route("POST", "/v1/files", files.create, FileUpload, body_media="multipart/form-data"),
+        Route("GET", "/v1/files", files.list),
+        Route("GET", "/v1/files/{file_id}", files.retrieve),
+        Route("DELETE", "/v1/files/{file_id}", files.delete),
+        Route("GET", "/v1/files/{file_id}/content", files.content, media=("*/*",)),
+        Route("POST", "/v1/batches", batches.create, BatchRequest),
+        Route("GET", "/v1/batches", batches.list),
+        Route("GET", "/v1/batches/{batch_id}", batches.retrieve),
+        Route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel),
+    ]
+
+
 def _dev_routes(context: ServingContext) -> list[Route]:
     dev = DevService(context)
     return [
@@ -262,6 +285,7 @@ def _on_router_error(
     for route in table:
         methods.setdefault(route.path, []).append(route.method)
     takes = [(compile_path(path)[0], sorted(found)) for path, found in methods.items()]
+    has_storage = "/v1/batches" in methods
 
     async def answer(request: Request, error: HTTPException) -> Response:
         try:
@@ -269,7 +293,7 @@ def _on_router_error(
         except RequestError as refusal:
             return failure_of(refusal, "").response()
         path = request.scope["path"].removeprefix(request.scope["root_path"])
-        need = missing_for(path, is_dev_mode=envs.VLLM_SERVER_DEV_MODE)
+        need = missing_for(path, has_storage=has_storage, is_dev_mode=envs.VLLM_SERVER_DEV_MODE)
         if need is not None:
             error = HTTPException(501, need)
         elif error.status_code == 405:

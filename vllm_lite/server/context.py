@@ -6,6 +6,7 @@ Owns request ids and the check of a request's model. Knows no route.
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import time
 import uuid
@@ -84,6 +85,12 @@ class ServingContext:
             is_auto = self.peers.index == 0 and self.server_config.enable_auto_tool_choice
             if is_auto and not self.shows_tools():
                 logger.warning("--enable-auto-tool-choice has no effect: %s", SHOWS_NO_TOOLS)
+
+    def apart(self) -> ServingContext:
+        """The same for work that no client waits for: what it generates is counted by itself."""
+        other = copy.copy(self)
+        other.generations = Generations(self.client)
+        return other
 
     def snapshot(self) -> Snapshot:
         """What this process tells of itself."""

@@ -31,7 +31,7 @@ _stacks = init_logger(f"{__name__}.stacks")
 _ROUTER_ERRORS = {
     404: ("NotFoundError", "There is no route {method} {path}"),
     405: ("MethodNotAllowedError", "The route {path} does not take {method}"),
-    501: ("NotImplementedError", "This build has no route {path}, as it lacks {detail}"),
+    501: ("NotImplementedError", "This server has no route {path}, as it lacks {detail}"),
 }
 
 

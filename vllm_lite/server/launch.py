@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.server.lifecycle import Beside
 
 logger = init_logger(__name__)
 
@@ -39,8 +40,10 @@ logger = init_logger(__name__)
 BANNER_DELAY = 10.0
 
 
-def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
-    """Serve until a signal ends it; returns the exit code 0.
+def run_server(
+    engine_args: EngineArgs, server_config: ServerConfig, beside: Beside | None = None
+) -> int:
+    """Serve until a signal ends it, doing `beside` too; returns the exit code 0.
 
     Raises UsageError or CheckpointError for what a user can mend, EngineDeadError where the
     engine failed; then nothing of the server is left either.
@@ -57,7 +60,7 @@ def run_server(engine_args: EngineArgs, server_config: ServerConfig) -> int:
         listener = Listener(server_config)
         banner = _Banner(engine_args.model)
         try:
-            _start_and_serve(config, server_config, listener, banner)
+            _start_and_serve(config, server_config, listener, banner, beside)
         finally:
             banner.cancel()
             listener.close()
@@ -106,7 +109,11 @@ def _terminable() -> Iterator[None]:
 
 
 def _start_and_serve(
-    config: VllmConfig, server_config: ServerConfig, listener: Listener, banner: _Banner
+    config: VllmConfig,
+    server_config: ServerConfig,
+    listener: Listener,
+    banner: _Banner,
+    beside: Beside | None,
 ) -> None:
     core = launch_core(
         config,
@@ -130,7 +137,7 @@ def _start_and_serve(
     log_ready(config, client.ready)
     _log_listening(app, listener)
     settle()
-    uvloop.run(serve(client, app, server_config, listener, replicas))
+    uvloop.run(serve(client, app, server_config, listener, replicas, beside))
 
 
 def _start_replicas(
@@ -151,6 +158,7 @@ async def serve(
     server_config: ServerConfig,
     listener: Listener,
     replicas: Replicas | NoReplicas | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Serve until a signal, or a death in the engine or among the replicas; raises the latter."""
     from vllm_lite.server.http_server import http_server
@@ -164,8 +172,11 @@ async def serve(
         app.state.context.generations,
         server_config.shutdown_timeout,
         replicas or NoReplicas(),
+        beside,
     )
     app.state.context.start()
+    if beside is not None:
+        beside.start(app.state.context)
     watch = None
     if server_config.enable_ssl_refresh and listener.tls is not None:
         watch = asyncio.create_task(CertificateWatch(listener.tls, server_config).run())

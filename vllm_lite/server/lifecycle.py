@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 import signal
+from typing import Protocol
 
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
+from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.http_server import FLUSH_TIMEOUT, HttpServer
 from vllm_lite.server.listen import Listener
@@ -28,6 +30,16 @@ WATCH_INTERVAL = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Beside(Protocol):
+    """Work that a server does beside answering requests."""
+
+    def start(self, context: ServingContext) -> None:
+        """Begin; the event loop runs."""
+
+    async def stop(self) -> None:
+        """Leave off, so that it can go on another time; calling it again does nothing."""
+
+
 class Lifecycle:
     """Runs one HTTP server until a signal or the engine's death ends it."""
 
@@ -39,6 +51,7 @@ class Lifecycle:
         generations: Generations,
         shutdown_timeout: float,
         replicas: Replicas | NoReplicas | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._server = server
         self._listener = listener
@@ -46,6 +59,7 @@ class Lifecycle:
         self._generations = generations
         self._shutdown_timeout = shutdown_timeout
         self._replicas = replicas or NoReplicas()
+        self._beside = beside
         self._signal: asyncio.Event = asyncio.Event()
 
     async def run(self) -> None:
@@ -75,6 +89,7 @@ class Lifecycle:
                 task.cancel()
             await asyncio.gather(*tasks, starting, return_exceptions=True)
             await self._replicas.wait_ended(0)
+            await self._stop_beside()
             await self._client.shutdown(0)
 
     def _raise_cause(self, bereaved: asyncio.Task[str]) -> None:
@@ -93,8 +108,13 @@ class Lifecycle:
             num_running,
             self._shutdown_timeout if num_running else 0,
         )
+        await self._stop_beside()
         await self._generations.drain(self._shutdown_timeout)
         await self._generations.wait_idle(FLUSH_TIMEOUT)
+
+    async def _stop_beside(self) -> None:
+        if self._beside is not None:
+            await self._beside.stop()
 
     async def _wait_engine_dead(self) -> None:
         with contextlib.suppress(EngineDeadError):

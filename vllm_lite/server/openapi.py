@@ -48,6 +48,7 @@ class Described(NamedTuple):
     bodies: Sequence[type[BaseModel]]
     # Types of what a successful reply holds; empty where that is nothing.
     media: Sequence[str]
+    body_media: str = "application/json"
 
 
 def openapi_document(app: FastAPI, operations: Sequence[Described]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def openapi_document(app: FastAPI, operations: Sequence[Described]) -> dict[str,
         path = _plain(one.path)
         operation = document["paths"][path][one.method.lower()]
         known = [references[model, "validation"] for model in one.bodies]
-        _complete(operation, path, known, one.media)
+        _complete(operation, path, known, one)
     return document
 
 
@@ -72,19 +73,20 @@ def _complete(
     operation: dict[str, Any],
     path: str,
     bodies: Sequence[dict[str, Any]],
-    media: Sequence[str],
+    described: Described,
 ) -> None:
     """Add a path's parameters, the body, the reply and how every route tells of a failure."""
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
         operation["requestBody"] = {
-            "content": {"application/json": {"schema": schema}},
+            "content": {described.body_media: {"schema": schema}},
             "required": True,
         }
     reply = operation["responses"]["200"]
     reply.pop("content", None)
-    if media:
-        reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in media}
+    if described.media:
+        kinds = described.media
+        reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in kinds}
     names = _PARAMETER.findall(path)
     if names:
         operation["parameters"] = [

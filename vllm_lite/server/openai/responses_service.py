@@ -24,6 +24,7 @@ from vllm_lite.server.generation import Generation
 from vllm_lite.server.openai.chat_request import chat_request, renamed
 from vllm_lite.server.openai.logprobs import token_view
 from vllm_lite.server.openai.message_reader import ChoiceReaders
+from vllm_lite.server.openai.pages import page_of
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.responses_events import EventLog
 from vllm_lite.server.openai.responses_input import (
@@ -32,7 +33,7 @@ from vllm_lite.server.openai.responses_input import (
     continues_last,
     input_items,
 )
-from vllm_lite.server.openai.responses_items import page_of
+from vllm_lite.server.openai.responses_items import shown
 from vllm_lite.server.openai.responses_output import Payload
 from vllm_lite.server.openai.responses_protocol import (
     CHAT_NAMES,
@@ -107,7 +108,7 @@ class ResponsesService:
 
     async def input_items(self, request: Request) -> Response:
         """List what a stored response answers, with the conversation before it."""
-        return self._json(page_of(self._find(request).input_items, request.query_params))
+        return self._json(page_of(self._find(request).input_items, request.query_params, shown))
 
     async def cancel(self, request: Request) -> Response:
         """End a background response that still runs."""
