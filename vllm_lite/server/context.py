@@ -26,6 +26,7 @@ from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.large_replies import LargeReplies
+from vllm_lite.server.origin import note_request_id
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
 from vllm_lite.server.template_pool import TemplatePool
@@ -133,6 +134,7 @@ class ServingContext:
             raise RequestError(
                 f"request_id must be at most {MAX_REQUEST_ID} printable characters", "request_id"
             )
+        note_request_id(prefix + given)
         return prefix + given
 
     def priority(self, request: Request, own: int) -> int:

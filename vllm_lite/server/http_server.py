@@ -13,7 +13,7 @@ from uvicorn.config import LOGGING_CONFIG
 from vllm_lite import envs
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.server.access_log import silence_paths, silence_start
+from vllm_lite.server.access_log import add_request_ids, silence_paths, silence_start
 from vllm_lite.server.http_protocol import limited_protocol
 
 # Seconds that replies may take to reach their clients once nothing is generated any more.
@@ -50,6 +50,7 @@ def http_server(
     # Only now uvicorn's logger is what it will be.
     silence_paths(server_config.disable_access_log_for_endpoints)
     silence_start()
+    add_request_ids()
     return HttpServer(config)
 
 

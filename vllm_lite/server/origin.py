@@ -1,4 +1,4 @@
-"""Who asks: the tenant and the trace of the HTTP request that is being served.
+"""Who asks: the tenant, the trace and the id of the HTTP request that is being served.
 
 Belongs to the task that serves it, so that whatever reaches the engine from there, by whichever
 route, says the same. Invariant: a tenant is a hash; neither key nor user can be read from it.
@@ -19,6 +19,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_TRACE_HEADER = 512
 
 _origin: ContextVar[Origin] = ContextVar("origin", default=NOBODY)
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def tenant_of(name: str | bytes) -> str:
@@ -38,6 +39,16 @@ def note_user(user: object) -> None:
     origin = _origin.get()
     if isinstance(user, str) and user and not origin.tenant:
         _origin.set(replace(origin, tenant=tenant_of(user)))
+
+
+def note_request_id(request_id: str) -> None:
+    """The engine and the log know the request by this id."""
+    _request_id.set(request_id)
+
+
+def current_request_id() -> str:
+    """The id of the request that this task serves; "" where it has none."""
+    return _request_id.get()
 
 
 def current_origin() -> Origin:
