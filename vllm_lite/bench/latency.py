@@ -11,7 +11,7 @@ import numpy as np
 from vllm_lite.beam_search_params import BeamSearchParams
 from vllm_lite.bench.options import LatencyOptions
 from vllm_lite.bench.plots import Plotter
-from vllm_lite.bench.report import percentiles_json, write_json
+from vllm_lite.bench.report import percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.errors import UsageError
@@ -44,7 +44,7 @@ def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
     average = float(np.mean(latencies))
     lines = [f"Avg latency: {average} seconds"]
     lines += [f"{p}% percentile latency: {value} seconds" for p, value in figures.items()]
-    sys.stdout.write("\n".join(lines) + "\n")
+    show("\n".join(lines))
     if options.output_json is not None:
         content = {
             "model_id": model,

@@ -92,7 +92,7 @@ def table(
 
 
 def show(text: str) -> None:
-    """Print a table of this form; with lines and colours where standard output is a terminal."""
+    """Print lines of `name: value` and titles; as a table where standard output is a terminal."""
     if not sys.stdout.isatty():
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -105,11 +105,12 @@ def show(text: str) -> None:
     shown.add_column()
     shown.add_column(justify="right", style="bold")
     for line in text.splitlines():
-        if title := line.strip("=-").strip() if line[0] in "=-" else "":
+        label, _, value = line.strip("=- ").partition(": ")
+        if value:
+            shown.add_row(label, value.strip())
+        elif label:
             shown.add_section()
-            shown.add_row(f"[bold cyan]{title}", "")
-        elif line[0] not in "=-":
-            shown.add_row(line[:_LABEL].strip(), line[_LABEL:].strip())
+            shown.add_row(f"[bold cyan]{label.rstrip(':')}", "")
     Console(file=sys.stdout, highlight=False).print(shown)
 
 

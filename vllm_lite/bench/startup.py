@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from vllm_lite.bench.options import StartupOptions
-from vllm_lite.bench.report import percentiles_json, write_json
+from vllm_lite.bench.report import percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import UsageError
@@ -46,7 +46,7 @@ def run_startup(options: StartupOptions, engine_args: EngineArgs) -> int:
     lines = [_RULE, "STARTUP TIME BENCHMARK RESULTS", _RULE]
     for name, seconds in phases.items():
         lines += _section(f"{name.upper()} STARTUP", seconds)
-    sys.stdout.write("\n".join([*lines, _RULE]) + "\n")
+    show("\n".join([*lines, _RULE]))
     if options.output_json is not None:
         content: dict[str, object] = {}
         for name, seconds in phases.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,13 @@ def test_a_terminal_is_shown_lines_and_colours_and_a_pipe_the_text(
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     title, row = " A Title ", f"{'Requests:':<40} {7:<10}"
-    show(text := f"{title:=^50}\n{row}\n{'=' * 50}")
+    show(text := f"{title:=^50}\n{row}\n\nCOLD:\nAvg time: 1.5 seconds\n{'=' * 50}")
     out = capsys.readouterr().out
     if not is_terminal:
         assert out == text + "\n"
         return
-    assert "A Title" in out and "===" not in out and "Requests:" in out and "7" in out
+    assert "==" not in out and all(word in out for word in ("A Title", "COLD"))
+    assert re.search("│ Requests +│.*7", out) and re.search("│ Avg time +│.*1.5 seconds", out)
 
 
 def test_lines_that_were_not_asked_for_are_absent() -> None:

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from vllm_lite.bench.options.sweep import SweepPlotOptions
+from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.sweep.commands import SweptServer
-from vllm_lite.bench.sweep.figures import Point, frontier, points_of
+from vllm_lite.bench.sweep.figures import Point, _draw_figure, frontier, points_of
 from vllm_lite.bench.sweep.overrides import Overrides, read_overrides
 from vllm_lite.bench.sweep.table import SOURCE, Bins, Filters
 from vllm_lite.cli.bench import run
@@ -302,3 +304,24 @@ def test_a_wrong_word_is_exit_code_2(words: list[str]) -> None:
 def test_a_sweep_without_commands_is_one_line() -> None:
     with pytest.raises(UsageError, match="needs --serve-cmd and --bench-cmd"):
         run(["sweep", "serve"])
+
+
+def test_no_point_of_any_panel_is_cut_and_counts_have_whole_ticks(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    class Kept(Plotter):
+        def save(self, figure: Any, path: Path, dpi: int = 100) -> Path:
+            found[:] = figure.axes
+            return super().save(figure, path, dpi)
+
+    rows = [
+        {"kind": kind, "max_concurrency": users, "completed": most * users / 3, SOURCE: str(users)}
+        for kind, most in (("a", 1), ("b", 30), ("c", 3))
+        for users in (1, 2, 3)
+    ]
+    options = SweepPlotOptions(var_x="max_concurrency", var_y="completed", col_by="kind")
+    _draw_figure(Kept(), rows, [], ["kind"], options, tmp_path / "x.png")
+    assert len(found) == 3
+    for axes in found:
+        assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3.18), (0, pytest.approx(31.8)))
+        assert all(tick == int(tick) for tick in (*axes.get_xticks(), *axes.get_yticks()))

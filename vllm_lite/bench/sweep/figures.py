@@ -118,6 +118,7 @@ def _draw_figure(
                 axes.set_xlabel(_axis(options.var_x))
             if j == 0:
                 axes.set_ylabel(_axis(options.var_y))
+    _fit(list(grid.flat), options)
     if curves != [()]:
         grid[0][0].legend(frameon=False, fontsize=9)
     plotter.save(figure, path, options.fig_dpi)
@@ -149,13 +150,21 @@ def _draw_panel(
             capsize=2.5,
             label=_title(curve),
         )
-    if options.scale_x in (None, "linear"):
-        from_zero(axes.xaxis, axes.dataLim.xmax)
-        if options.var_x in _COUNTS:
-            whole_numbers(axes.xaxis)
-    if options.scale_y in (None, "linear"):
-        from_zero(axes.yaxis, axes.dataLim.ymax)
     tidy(axes)
+
+
+def _fit(panels: Sequence[Axes], options: SweepPlotOptions) -> None:
+    """Show every point of every panel, whose axes are shared."""
+    drawn = [axes.dataLim for axes in panels if axes.has_data()]
+    first = panels[0]
+    if drawn and options.scale_x in (None, "linear"):
+        from_zero(first.set_xlim, max(limits.xmax for limits in drawn))
+        if options.var_x in _COUNTS:
+            whole_numbers(first.xaxis)
+    if drawn and options.scale_y in (None, "linear"):
+        from_zero(first.set_ylim, max(limits.ymax for limits in drawn))
+        if options.var_y in _COUNTS:
+            whole_numbers(first.yaxis)
 
 
 def points_of(rows: Sequence[Row], x: str, y: str, together: str) -> list[Point]:
