@@ -1,54 +1,99 @@
-"""The documents hold what they promise: links lead somewhere, and commands are ones there are."""
+"""The documents name what there is: options, commands, variables, files and links.
+
+That their blocks run is tests/e2e/test_guides.py's.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from vllm_lite import envs
+from vllm_lite.cli.bench import BENCHMARKS, SWEEPS, benchmark_parser, sweep_parser
 from vllm_lite.cli.main import COMMANDS
+from vllm_lite.config.argv import spellings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / f"{n}.md" for n in ("index", "migrating", "monitoring")),
-]
-_BLOCK = re.compile(r"^```(?:sh|bash)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# Each has parsers of its own for its parts, which its tests read.
-_OTHERS = ("bench",)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Of docker, pip, mypy, llama.cpp and the scripts of benchmarks and tests.
+OF_OTHERS = """
+    --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
+    --engines --entrypoint --examples --folder --from --gpus --grammar --index-url --memory
+    --no-build-isolation --only --output --requests --rm --rounds --sections --soak-minutes
+    --strict --target --write
+"""
+NAMES = [page.name for page in PAGES]
+# Made of the options themselves, with made-up ones to explain them.
+WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 
 
-def commands() -> list[str]:
-    """What stands behind `vllm-lite` on a line of a block, as its user types it."""
-    lines = [
-        line
-        for page in PAGES
-        for block in _BLOCK.findall(page.read_text())
-        for line in block.splitlines()
-    ]
-    found = [
-        line.removeprefix("$ ").removeprefix("vllm-lite ")
-        for line in lines
-        if re.match(r"(\$ )?vllm-lite ", line)
-    ]
-    return [one for one in dict.fromkeys(found) if one.split()[0] not in _OTHERS]
+@cache
+def options() -> set[str]:
+    """Each spelling of each option, whatever this build does with it."""
+    found = {"--help", "--version", "--config", "--print-completion"}
+    modules = (importlib.import_module(module) for module, _ in COMMANDS.values())
+    parsers = [module.parser() for module in modules if hasattr(module, "parser")]
+    parsers += [benchmark_parser(name) for name in BENCHMARKS if name != "sweep"]
+    parsers += [sweep_parser(name) for name in SWEEPS]
+    for parser in parsers:
+        for spelling in spellings_of(parser.entries):
+            found |= {spelling, f"--no-{spelling.removeprefix('--')}"}
+    return found
 
 
-@pytest.mark.parametrize("command", commands())
-def test_every_command_of_the_guides_is_one_that_there_is(command: str) -> None:
-    name, *words = shlex.split(command)
-    words = words[: words.index("--")] if "--" in words else words
-    module = importlib.import_module(COMMANDS[name][0])
-    if hasattr(module, "parser"):
-        module.parser().parse(words)
-    else:
-        assert words == []
+def codes(page: Path) -> Iterator[str]:
+    """What is set as code: blocks, and words between backquotes."""
+    text = page.read_text(encoding="utf-8")
+    yield from (found[1] for found in re.finditer(r"^```\w*\n(.*?)^```$", text, re.M | re.S))
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    yield from (found[2] for found in re.finditer(r"(`+)(.+?)\1", text, re.S))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=[page.name for page in WRITTEN])
+def test_options_commands_and_variables_that_are_named_exist(page: Path) -> None:
+    known = {*envs.VARIABLES, *envs.IDLE, *envs.GRANTED}
+    for code in codes(page):
+        for option, star in re.findall(r"(?<![\w-])(--[a-z0-9][\w-]*)(\*?)", code):
+            alike = [one for one in options() if one.startswith(option)] if star else []
+            assert alike or option in options() or option in OF_OTHERS.split(), (
+                f"{option} in {code!r}"
+            )
+        for command in re.findall(r"(?:^|\$ |`)vllm-lite ([a-z][\w-]*)", code, re.M):
+            assert command in COMMANDS, code
+        for variable in re.findall(r"\bVLLM_[A-Z_]+[A-Z]\b(?!\.|=\w*\*)", code):
+            assert variable in known or "cmake.define" in code, f"{variable} in {code!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_that_are_named_exist(page: Path) -> None:
+    folders = "benchmarks|csrc|docs|examples|tests|vllm_lite"
+    for code in codes(page):
+        for name in re.findall(rf"(?<![\w/.:-])(?:{folders})/[\w/.-]+", code):
+            path = ROOT / name.rstrip(".")
+            is_there = path.exists() or any(path.parent.glob(f"{path.name}.*"))
+            assert is_there or "<" in code or "*" in code, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.M)
+            slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+            assert anchor in slugs, target
 
 
 def test_the_site_is_built_and_no_link_of_it_is_broken(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ REPO, COMMIT, OTHER_COMMIT = "org/tiny", "a" * 40, "b" * 40
 
 
 class FakeHub:
-    """Files of `REPO` by branch; what is served is counted in `sent`, by file."""
+    """Files of a repository by branch; what is served is counted in `sent`, by file."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], repo: str = REPO) -> None:
+        self.repo = repo
         self.revisions = {"main": (COMMIT, files), "old": (OTHER_COMMIT, files)}
         # Bytes of a file after which its next download is cut off.
         self.cuts: dict[str, int] = {}
@@ -66,9 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path).path.strip("/").split("/")
-        if parts[:4] == ["api", "models", *REPO.split("/")]:
+        if parts[:4] == ["api", "models", *self.hub.repo.split("/")]:
             self._answer_api(parts[4:])
-        elif parts[:3] == [*REPO.split("/"), "resolve"]:
+        elif parts[:3] == [*self.hub.repo.split("/"), "resolve"]:
             self._send_file(parts[3], "/".join(parts[4:]))
         else:
             self._refuse("RepoNotFound")
@@ -89,7 +90,12 @@ class _Handler(BaseHTTPRequestHandler):
             body: Any = [_entry(name, data) for name, data in files.items()]
         else:
             siblings = [{"rfilename": name} for name in files]
-            body = {"id": REPO, "modelId": REPO, "sha": commit, "siblings": siblings}
+            body = {
+                "id": self.hub.repo,
+                "modelId": self.hub.repo,
+                "sha": commit,
+                "siblings": siblings,
+            }
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
