@@ -54,6 +54,8 @@ async def read_json(request: Request) -> dict[str, Any]:
             await asyncio.sleep(0)
     raw = b"".join(parts)
     parts.clear()
+    if len(raw) > _LONG_PART:
+        await asyncio.sleep(0)
     value = decode_json(raw)
     if len(raw) > _LONG_PART:
         # What is made of a large body takes a turn of its own.

@@ -40,6 +40,7 @@ logger = init_logger(__name__)
 MAX_REQUEST_ID = 256
 # Shorter texts are tokenised faster than a thread is woken.
 _THREADED_ENCODE = 8192
+_FREED_A_TURN = 1 << 18
 # No vocabulary in use has longer tokens, so a longer text cannot fit.
 _MAX_CHARACTERS_PER_TOKEN = 256
 SHOWS_NO_TOOLS = (
@@ -164,9 +165,12 @@ class ServingContext:
         }
         return await self._templates.render({"model": model, **job})
 
-    async def encode(self, text: str, param: str, *, special: bool, cut: bool) -> list[int]:
+    async def encode(
+        self, text: str, param: str, *, special: bool, cut: bool, whole: bool = False
+    ) -> list[int]:
         """Token ids of `text`; `cut` tells that the prompt is to be truncated afterwards.
 
+        Of what is to be truncated no more comes than both its ends, unless the `whole` is wanted.
         Raises RequestError, naming `param`, for a text that cannot fit into the context.
         """
         longest = self.max_model_len * _MAX_CHARACTERS_PER_TOKEN
@@ -184,7 +188,14 @@ class ServingContext:
             )
         if len(text) < _THREADED_ENCODE:
             return self.tokenizer.encode(text, add_special_tokens=special)
-        return await asyncio.to_thread(self.tokenizer.encode, text, special)
+        ids = await asyncio.to_thread(self.tokenizer.encode, text, special)
+        if cut and not whole and len(ids) > 2 * self.max_model_len:
+            tail = ids[-self.max_model_len :]
+            while len(ids) > self.max_model_len:  # to free millions takes its time
+                del ids[max(self.max_model_len, len(ids) - _FREED_A_TURN) :]
+                await asyncio.sleep(0)
+            ids += tail
+        return ids
 
     async def count_tokens(self, text: str) -> int:
         """How many tokens a generated text has."""

@@ -63,10 +63,10 @@ class LargeReplies:
                 "ask again later"
             )
 
-    def response(self, body: bytes) -> Response:
+    def response(self, body: bytes | bytearray) -> Response:
         """A JSON answer; a large one counts until it was sent."""
         if len(body) < LARGE:
-            return Response(body, media_type="application/json")
+            return Response(bytes(body), media_type="application/json")
         return _LargeResponse(body, self)
 
     def begin(self, size: int) -> None:
@@ -84,8 +84,8 @@ class _LargeResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: bytes, replies: LargeReplies) -> None:
-        super().__init__(body)
+    def __init__(self, body: bytes | bytearray, replies: LargeReplies) -> None:
+        super().__init__(memoryview(body))
         self._replies = replies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +96,7 @@ class _LargeResponse(Response):
             head = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **head})
             for start in range(0, size, _PIECE):
-                piece = body[start : start + _PIECE]
+                piece = bytes(body[start : start + _PIECE])
                 is_last = start + _PIECE >= size
                 await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
         finally:

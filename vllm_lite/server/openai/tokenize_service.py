@@ -22,6 +22,7 @@ from vllm_lite.server.openai.tokenize_protocol import (
 
 # Characters below which a text makes no large answer.
 _LONG_TEXT = 1 << 14
+_VALUES_A_TURN = 1 << 16
 
 
 class TokenizeService:
@@ -54,29 +55,28 @@ class TokenizeService:
             text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
             return self._context.large_replies.response(msgspec.json.encode({"prompt": text}))
 
-    async def _tokenized(self, raw: dict[str, Any]) -> bytes:
+    async def _tokenized(self, raw: dict[str, Any]) -> bytearray:
         if "messages" in raw:
             token_ids, with_strings = await self._tokenize_chat(raw)
         else:
             token_ids, with_strings = await self._tokenize_text(raw)
-        strings = None
+        strings: list[str] | None = None
         if with_strings:
             spell = self._context.tokenizer.convert_ids_to_tokens
             strings = await asyncio.to_thread(spell, token_ids)
-        return msgspec.json.encode(
-            {
-                "count": len(token_ids),
-                "max_model_len": self._context.max_model_len,
-                "tokens": token_ids,
-                "token_strs": strings,
-            }
-        )
+        head = {"count": len(token_ids), "max_model_len": self._context.max_model_len}
+        body = bytearray(msgspec.json.encode(head)[:-1])
+        for name, values in (("tokens", token_ids), ("token_strs", strings)):
+            body += b',"%b":' % name.encode()
+            await _append(body, values)
+        body += b"}"
+        return body
 
     async def _tokenize_text(self, raw: dict[str, Any]) -> tuple[list[int], bool]:
         body = parse(TokenizeRequest, raw, CHAT_HARMLESS)
         self._context.check_model(body.model)
         token_ids = await self._context.encode(
-            body.prompt, "prompt", special=body.add_special_tokens, cut=True
+            body.prompt, "prompt", special=body.add_special_tokens, cut=True, whole=True
         )
         return token_ids, body.return_token_strs
 
@@ -88,3 +88,18 @@ class TokenizeService:
         )
         prompt = await render_prompt(self._context, body, body.chat_template_kwargs)
         return prompt["prompt_token_ids"], body.return_token_strs
+
+
+async def _append(body: bytearray, values: list[Any] | None) -> None:
+    """Write a list, which is empty then: of millions, some are written and freed a turn."""
+    if values is None:
+        body += b"null"
+        return
+    values.reverse()
+    body += b"["
+    while values:
+        piece = values[: -_VALUES_A_TURN - 1 : -1]
+        del values[-_VALUES_A_TURN:]
+        body += msgspec.json.encode(piece)[1:-1] + (b"," if values else b"")
+        await asyncio.sleep(0)
+    body += b"]"
