@@ -12,7 +12,7 @@ from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
 from vllm_lite.core.request import Request
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.sampling_params import SamplingParams
 
 _ids = count()
@@ -61,6 +61,7 @@ def message(
     cache_salt: str | None = None,
     tenant: str = "",
     arrival_time: float | None = None,
+    task: Task | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request as it enters the engine core; an int `prompt` is its length."""
@@ -68,7 +69,7 @@ def message(
     return EngineCoreRequest(
         request_id=request_id if request_id is not None else f"r{number}",
         prompt_token_ids=list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt,
-        sampling_params=SamplingParams(**params),
+        task=SamplingParams(**params) if task is None else task,
         eos_token_ids=list(eos),
         arrival_time=float(number) if arrival_time is None else arrival_time,
         priority=priority,

@@ -7,8 +7,10 @@ wrong table or slot shows as a wrong token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -25,6 +27,7 @@ from vllm_lite.core.step import (
 )
 from vllm_lite.executor.commands import Command
 from vllm_lite.executor.executor import Executor
+from vllm_lite.pooling_params import PoolingParams
 
 _MASK = (1 << 64) - 1
 _LOGPROB = -0.5
@@ -51,15 +54,30 @@ def scripted_tokens(
 
     `windows`: of its groups of layers.
     """
+    script = _script(prompt, vocab_size, windows, has_state)
+    return [_mix(seen) % vocab_size for seen in islice(script, count)]
+
+
+def scripted_vector(
+    prompt: list[int], *, windows: Sequence[int | None] = (None,), has_state: bool = False
+) -> bytes:
+    """The vector that a ScriptedExecutor gives for `prompt`."""
+    return next(_script(prompt, 1, windows, has_state)).to_bytes(8, "little")
+
+
+def _script(
+    prompt: list[int], vocab_size: int, windows: Sequence[int | None], has_state: bool
+) -> Iterator[int]:
+    """The sum of what is seen at the prompt's last token, and at each that is sampled."""
     tokens, cache, state = list(prompt), list[int](), 0
-    for position in range(len(prompt) + count - 1):
+    for position in count_from(0):
         seen = _sum(cache, windows, position, position) + state
         cache.append(_mix(tokens[position], position, seen & _MASK))
         state = _mix(state, tokens[position]) if has_state else 0
         if position >= len(prompt) - 1:
-            seen = _sum(cache, windows, position, position + 1) + state
-            tokens.append(_mix(seen & _MASK) % vocab_size)
-    return tokens[len(prompt) :]
+            seen = (_sum(cache, windows, position, position + 1) + state) & _MASK
+            yield seen
+            tokens.append(_mix(seen) % vocab_size)
 
 
 def _sum(cache: list[int], windows: Sequence[int | None], position: int, end: int) -> int:
@@ -83,7 +101,8 @@ class ScriptedExecutor(Executor):
     """An Executor without tensors.
 
     The default "model" caches mix(token, position, sum of what it sees) and samples from the
-    sum of what the last position sees; a state, mix(state, token), is added to such sums.
+    sum of what the last position sees, which is the vector where it pools; a state,
+    mix(state, token), is added to such sums.
     `next_token(request_id, token_ids)` replaces the sampling alone. Where a step allows drafts,
     some are made up, right or wrong. `raise_next` is raised by the next step, `lose_next` by the
     next that ran to its end; `fail_next` makes single requests fail.
@@ -146,6 +165,7 @@ class ScriptedExecutor(Executor):
             if request_id in self.fail_next:
                 output.errors[request_id] = self.fail_next.pop(request_id)
                 output.sampled_token_ids.pop(request_id, None)
+                output.pooled.pop(request_id, None)
         if self.lose_next is not None:
             error, self.lose_next = self.lose_next, None
             raise error
@@ -200,7 +220,9 @@ class ScriptedExecutor(Executor):
         most_drafts = max(num_verified - 1, 0)
         end = start + num_scheduled - most_drafts
         assert start < end <= len(tokens), "tokens that nobody knows"
-        assert bool(num_verified) == (end == len(tokens))
+        params = sequence.data.task
+        pools = isinstance(params, PoolingParams)
+        assert bool(num_verified) == (end == len(tokens) and not pools)
         windows = [group.sliding_window or 1 << 30 for group in cache_groups(self._spec)]
         seen = [
             [self._read(sequence, group, p) for p in range(max(0, start - window + 1), start)]
@@ -216,8 +238,13 @@ class ScriptedExecutor(Executor):
             for offset, slot in () if slots is None else slots.writes:
                 if start + offset == position:
                     self._states[slot] = sequence.state
-        params = sequence.data.sampling_params
         prompt = sequence.data.prompt_token_ids
+        if isinstance(params, PoolingParams):
+            if end == len(tokens):
+                vector = self._visible(sequence, seen, windows)
+                output.pooled[request_id] = vector.to_bytes(8, "little")
+            sequence.num_computed = end
+            return
         if params.prompt_logprobs is not None and start < len(prompt) - 1:
             output.prompt_logprobs[request_id] = [
                 self._logprobs(tokens[p + 1], params.prompt_logprobs)
@@ -268,9 +295,12 @@ class ScriptedExecutor(Executor):
     ) -> int:
         if self.next_token is not None:
             return self.next_token(sequence.data.request_id, list(tokens))
+        return _mix(self._visible(sequence, seen, windows)) % self.vocab_size
+
+    def _visible(self, sequence: _Sequence, seen: list[list[int]], windows: list[int]) -> int:
+        """The sum of what the last position sees."""
         visible = sum(sum(v[-window:]) for v, window in zip(seen, windows, strict=True))
-        visible += sequence.state
-        return _mix(visible & _MASK) % self.vocab_size
+        return (visible + sequence.state) & _MASK
 
     def _logprobs(self, token_id: int, num_candidates: int) -> TokenLogprobs:
         others = [(token_id + i) % self.vocab_size for i in range(num_candidates)]

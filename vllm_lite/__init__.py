@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.llm import LLM
     from vllm_lite.outputs import CompletionOutput, RequestOutput
+    from vllm_lite.pooling_params import PoolingParams
     from vllm_lite.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -37,6 +39,7 @@ _MODULES = {
     "AsyncEngineArgs": "vllm_lite.config.engine_args",
     "EngineArgs": "vllm_lite.config.engine_args",
     "CompletionOutput": "vllm_lite.outputs",
+    "PoolingParams": "vllm_lite.pooling_params",
     "RequestOutput": "vllm_lite.outputs",
     "SamplingParams": "vllm_lite.sampling_params",
 }

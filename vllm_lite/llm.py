@@ -24,7 +24,14 @@ from vllm_lite.engine.sync_llm import LLMEngine
 from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.metrics.reader import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import (
+    AnyOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import load_chat_template, render_chat
@@ -79,7 +86,50 @@ class LLM:
             self.llm_engine.process(prompt, own) for prompt, own in zip(listed, params, strict=True)
         ]
         self.llm_engine.prepare(inputs)
-        return self._run(inputs, priorities, use_tqdm)
+        return cast("list[RequestOutput]", self._run(inputs, priorities, use_tqdm))
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        pooling_task: str = "embed",
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """A vector for each prompt, in their order; needs runner="pooling".
+
+        It is the last token's hidden state behind the final norm, divided by its length unless the
+        parameters or the checkpoint say otherwise. Raises RequestError before anything runs, and
+        EngineGenerateError where a request fails in the engine.
+        """
+        listed = _as_prompts(prompts)
+        params = pooling_params or PoolingParams()
+        if isinstance(params, PoolingParams):
+            params = [params] * len(listed)
+        PoolingParams(task=pooling_task)  # refuses other tasks
+        inputs = [
+            self.llm_engine.process(prompt, own)
+            for prompt, own in zip(
+                listed, _one_each("pooling_params", params, len(listed)), strict=True
+            )
+        ]
+        found = self._run(inputs, [0] * len(inputs), use_tqdm)
+        outputs = cast("list[PoolingRequestOutput[PoolingOutput]]", found)
+        for output in outputs:
+            if output.error is not None:
+                raise EngineGenerateError(f"Request {output.request_id} failed: {output.error}")
+        return outputs
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """What encode() gives, as lists of numbers."""
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def chat(
         self,
@@ -132,7 +182,8 @@ class LLM:
                 for search, continued in pending
                 for ids in continued
             ]
-            found = iter(self._run(inputs, [0] * len(inputs), use_tqdm=False))
+            run = self._run(inputs, [0] * len(inputs), use_tqdm=False)
+            found = iter(cast("list[RequestOutput]", run))
             for search, continued in pending:
                 choices = [next(found).outputs[0] for _ in continued]
                 if any(choice.finish_reason == "error" for choice in choices):
@@ -198,13 +249,13 @@ class LLM:
 
     def _run(
         self, inputs: list[ProcessedInput], priorities: list[int], use_tqdm: bool
-    ) -> list[RequestOutput]:
+    ) -> list[AnyOutput]:
         engine, first = self.llm_engine, self._num_requests
         self._num_requests += len(inputs)
         ids = [str(first + index) for index in range(len(inputs))]
         for request_id, processed, priority in zip(ids, inputs, priorities, strict=True):
             engine.add_request(request_id, processed, priority=priority)
-        done: dict[str, RequestOutput] = {}
+        done: dict[str, AnyOutput] = {}
         progress = _Progress(len(inputs), is_shown=use_tqdm)
         try:
             while len(done) < len(inputs):
@@ -231,9 +282,10 @@ class _Progress:
         )
         self._num_prompt_tokens = self._num_output_tokens = 0
 
-    def add(self, output: RequestOutput) -> None:
-        self._num_prompt_tokens += len(output.prompt_token_ids) * len(output.outputs)
-        self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+    def add(self, output: AnyOutput) -> None:
+        choices = output.outputs if isinstance(output, RequestOutput) else []
+        self._num_prompt_tokens += len(output.prompt_token_ids) * max(1, len(choices))
+        self._num_output_tokens += sum(len(choice.token_ids) for choice in choices)
         if not self._bar.disable:
             seconds = max(self._bar.format_dict["elapsed"], 1e-9)
             self._bar.set_postfix_str(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 
 @dataclass(slots=True)
@@ -58,3 +59,54 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
     lora_request: None = field(default=None)
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What a model made of a prompt."""
+
+    data: Any  # a torch tensor, [N] float32
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+Pooled = TypeVar("Pooled")
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Pooled]):
+    """The result of one pooling request."""
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int | None
+    finished: bool
+    # Why there is no vector.
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The same, with a list of numbers."""
+
+    @staticmethod
+    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+        """What `base` says, its tensor as a list."""
+        embedding = EmbeddingOutput(base.outputs.data.tolist())
+        ids, num_cached = base.prompt_token_ids, base.num_cached_tokens
+        return EmbeddingRequestOutput(base.request_id, embedding, ids, num_cached, base.finished)
+
+
+# What a caller of the engine reads.
+AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]

@@ -52,7 +52,7 @@ class SamplingType(IntEnum):
     RANDOM_SEED = 2
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="sample"):
     """See vLLM's SamplingParams; field names, defaults and ranges are the same.
 
     Raises RequestError, with the field's name in `param`, for a value outside its range.

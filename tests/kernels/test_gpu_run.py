@@ -185,7 +185,7 @@ class Parrot:
 
         request = self.waiting.pop()
         first = request.prompt_token_ids[-1] + 1
-        ids = range(first, first + request.sampling_params.max_tokens)
+        ids = range(first, first + request.task.max_tokens)
         given = [-1 if token in self.mistakes else token for token in ids]
         output = SimpleNamespace(
             request_id=request.request_id, new_token_ids=given, finish_reason="length"

@@ -11,7 +11,8 @@ from vllm_lite.config.rows import rows
 _ENGINE = """
 [ModelConfig, after revision] leave it out: no model code of a repository runs here
 code_revision str? | Branch, tag or commit of the model code in a hub repository.
-[ModelConfig, after override_generation_config] leave it out: models generate text here
+[ModelConfig, after override_generation_config] leave it out: with --runner pooling a vector is
+  the last token's hidden state
 pooler_config json? | JSON: how hidden states become an embedding or a class.
 io_processor_plugin str? | Plugin that converts inputs and outputs of pooling models.
 [ModelConfig] leave it out: models read text here

@@ -38,6 +38,8 @@ class ModelFacts:
     bos_token_id: int | None = None
     # Sampling defaults that --generation-config chose; {} where there are none.
     generation_config: dict[str, Any] = field(default_factory=dict)
+    # Whether a vector of a prompt is divided by its length, unless a request says otherwise.
+    normalizes_vectors: bool = True
     # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.
     has_rope_freqs: bool = False
 

@@ -30,15 +30,17 @@ class ModelConfig:
     )
     runner: Literal["auto", "generate", "pooling", "draft"] = option(
         "auto",
-        "What the model is run for.",
-        works=("auto", "generate"),
-        remedy="leave it at auto: models generate text here",
+        "What the model is run for; pooling: vectors of prompts, by LLM.embed() and LLM.encode(). "
+        "No HTTP route gives them.",
+        works=("auto", "generate", "pooling"),
+        remedy="use generate for text, or pooling for vectors of prompts",
     )
     convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
         "auto",
-        "What a generating model is made into.",
-        works=("auto", "none"),
-        remedy="leave it at auto: models generate text here",
+        "What a generating model is made into; embed: with --runner pooling, its last token's "
+        "hidden state is the vector.",
+        works=("auto", "none", "embed"),
+        remedy="leave it at auto: models generate text, or with --runner pooling embed it, here",
     )
     model_impl: Literal["auto", "vllm", "transformers", "terratorch"] = option(
         "auto",

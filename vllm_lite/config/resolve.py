@@ -19,6 +19,7 @@ from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make, option_table
+from vllm_lite.config.pooling import with_pooling
 from vllm_lite.config.size_check import check_sizes
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.vllm import VllmConfig
@@ -111,6 +112,7 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
     if not all(values.setdefault("served_model_name", [name])):
         raise UsageError("--served-model-name must not be empty")
     values["tokenizer"] = _find_tokenizer(values, facts, source)
+    facts = with_pooling(facts, values.get("runner", "auto"), values.get("convert", "auto"))
     return _with_generation_config(facts, values.get("generation_config", "auto"))
 
 

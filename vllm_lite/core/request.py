@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.repetition import RepetitionDetector
 from vllm_lite.sampling_params import SamplingParams
 
@@ -49,11 +49,11 @@ _FINISH_REASONS = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence that is to be continued, with what the scheduler keeps about it."""
+    """A sequence that is to be continued or pooled, with what the scheduler keeps about it."""
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    task: Task
     eos_token_ids: frozenset[int] = frozenset()
     arrival_time: float = 0.0
     # Smaller runs earlier, under the priority policy.
@@ -72,6 +72,11 @@ class Request:
     # What the steps not yet answered compute beyond that, and how many tokens they sample, at most.
     num_ahead_tokens: int = 0
     num_expected_tokens: int = 0
+    # Whether tokens follow it, and how they are chosen: without, it ends with its prompt.
+    is_sampling: bool = field(init=False)
+    sampling_params: SamplingParams = field(init=False)
+    # One that wants its prompt's logprobs has to compute the whole prompt.
+    can_read_prefix_cache: bool = field(init=False)
     # Whether a step may be planned on tokens that are only expected.
     can_run_ahead: bool = True
     # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
@@ -91,9 +96,16 @@ class Request:
     stop_reason: int | str | None = None
 
     def __post_init__(self) -> None:
-        params = self.sampling_params
+        params = self.task
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        self.is_sampling = isinstance(params, SamplingParams)
+        if not isinstance(params, SamplingParams):
+            self.max_total_tokens = self.num_tokens
+            self.can_read_prefix_cache = not params.skip_reading_prefix_cache
+            return
+        self.sampling_params = params
+        self.can_read_prefix_cache = params.prompt_logprobs is None
         limit = params.max_tokens
         self.max_total_tokens = self.num_tokens + limit if limit is not None else 1 << 62
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
@@ -107,7 +119,7 @@ class Request:
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
-            sampling_params=message.sampling_params,
+            task=message.task,
             eos_token_ids=frozenset(message.eos_token_ids),
             arrival_time=message.arrival_time,
             priority=message.priority,
@@ -139,7 +151,7 @@ class Request:
     def must_wait(self) -> bool:
         """Whether nothing can be planned before what the steps not yet answered sample is known."""
         if not self.num_expected_tokens:
-            return False
+            return not (self.is_sampling or self.num_missing_tokens)
         return (
             not self.can_run_ahead
             # They bring it to its greatest length.
@@ -148,7 +160,7 @@ class Request:
 
     def num_drafts(self, most: int) -> int:
         """How many drafts, up to `most`, the last known or expected token may be computed with."""
-        if not self.can_run_ahead:
+        if not (self.can_run_ahead and self.is_sampling):
             return 0
         return min(most, self.max_total_tokens - self.num_tokens - self.num_expected_tokens - 1)
 
@@ -169,11 +181,6 @@ class Request:
     def start_over(self) -> None:
         """Forget what was computed; no step may be unanswered."""
         self.num_computed_tokens = self.num_ahead_tokens = self.num_expected_tokens = 0
-
-    @property
-    def can_read_prefix_cache(self) -> bool:
-        """A request that wants its prompt's logprobs has to compute the whole prompt."""
-        return self.sampling_params.prompt_logprobs is None
 
     def append_token(self, token_id: int) -> None:
         """Make a sampled token known."""

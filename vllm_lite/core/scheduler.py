@@ -70,10 +70,10 @@ class Scheduler:
         limit = self.config.model.max_model_len
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if not 0 < request.num_prompt_tokens < limit:
+        if not 0 < request.num_prompt_tokens <= limit - request.is_sampling:
             raise RequestError(
-                f"the prompt has {request.num_prompt_tokens} tokens; it must have at least 1 "
-                f"and fewer than the context length of {limit}",
+                f"the prompt has {request.num_prompt_tokens} tokens; it must have at least 1, and "
+                f"with what is sampled no more than the context length of {limit}",
                 "prompt",
             )
         request.max_total_tokens = min(request.max_total_tokens, limit)
@@ -295,11 +295,11 @@ class Scheduler:
         block_size = self.kv_manager.block_size
         if request.num_computed_tokens // block_size != before // block_size:
             self.kv_manager.publish_computed(request)
-        if not (num_verified or prompt_logprobs):
+        if output.pooled:
+            result.pooled = output.pooled.get(request_id)
+        if not (num_verified or prompt_logprobs or status):
             return None
-        result.num_preemptions = request.num_preemptions
-        if not request.has_first_output:
-            _describe_start(request, result)
+        _describe(request, result)
         if status is not None:
             result.finish_reason = status.finish_reason
             result.stop_reason = request.stop_reason
@@ -319,9 +319,7 @@ class Scheduler:
     def _fail(self, request: Request, cause: str) -> EngineCoreOutput:
         request.stop_reason = cause
         result = EngineCoreOutput(request.request_id, [], finish_reason="error", stop_reason=cause)
-        result.num_preemptions = request.num_preemptions
-        if not request.has_first_output:
-            _describe_start(request, result)
+        _describe(request, result)
         self._finish(request, RequestStatus.FINISHED_ERROR)
         return result
 
@@ -352,8 +350,11 @@ def _counts(step: SchedulerOutput) -> tuple[Iterable[int], Iterable[int]]:
     return step.num_scheduled_tokens.values(), step.num_verified.values()
 
 
-def _describe_start(request: Request, result: EngineCoreOutput) -> None:
-    """What only a request's first output tells."""
+def _describe(request: Request, result: EngineCoreOutput) -> None:
+    """What each output tells, and what only a request's first one does."""
+    result.num_preemptions = request.num_preemptions
+    if request.has_first_output:
+        return
     request.has_first_output = True
     result.num_cached_tokens = request.num_cached_tokens
     result.scheduled_time = request.scheduled_time

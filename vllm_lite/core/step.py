@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     MaskBits = npt.NDArray[np.int32]
 else:
     MaskBits = Any  # fields are read by type where a step travels: without numpy
+
+
+# What is wanted of a request: tokens after its prompt, or a vector for it.
+Task = SamplingParams | PoolingParams
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -38,11 +43,11 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
-    """One sequence to generate, as it enters the engine core (n > 1 is fanned out before)."""
+    """One sequence, as it enters the engine core (n > 1 is fanned out before)."""
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    task: Task
     # Generation stops at any of these unless ignore_eos.
     eos_token_ids: list[int]
     arrival_time: float
@@ -72,6 +77,8 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     # Monotonic seconds of the request's first schedule, set in its first output.
     scheduled_time: float | None = None
     num_preemptions: int = 0
+    # A pooling request's vector, float32 numbers.
+    pooled: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +87,7 @@ class NewRequestData:
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    task: Task
     # A block table for each group of layers.
     block_ids: list[list[int]]
     num_computed_tokens: int
@@ -126,8 +133,8 @@ class SchedulerOutput:
     new_block_ids: dict[str, list[list[int]]]
     num_scheduled_tokens: dict[str, int]
     # After how many of the last of these tokens one is sampled, for the same requests: 0 where
-    # more of the prompt is to come, 1, or 1 + d where d of them are drafts. Workers may draft
-    # fewer, and then compute as many fewer.
+    # more of the prompt is to come or nothing is sampled, 1, or 1 + d where d of them are drafts.
+    # Workers may draft fewer, and then compute as many fewer.
     num_verified: dict[str, int]
     total_num_scheduled_tokens: int
     # Requests that left since the last step: workers drop their state.
@@ -166,6 +173,8 @@ class ModelRunnerOutput:
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    # request id -> the vector of a pooling request whose prompt is computed, float32 numbers.
+    pooled: dict[str, bytes] = field(default_factory=dict)
     # request id -> cause, for requests that alone failed in this step.
     errors: dict[str, str] = field(default_factory=dict)
     # Those of `errors` whose logits are sound, if they have bans, but leave no token to sample.

@@ -34,7 +34,10 @@ class StepBuilder:
     def continue_request(
         self, request: Request, num_tokens: int, num_verified: int, new_blocks: list[list[int]]
     ) -> None:
-        """Compute `num_tokens` more of a request that the workers know."""
+        """Compute `num_tokens` more of a request that the workers know.
+
+        After so many of the last one is sampled, if the request samples.
+        """
         if new_blocks:
             self._new_block_ids[request.request_id] = new_blocks
         self._schedule(request, num_tokens, num_verified)
@@ -47,7 +50,7 @@ class StepBuilder:
             NewRequestData(
                 request_id=request.request_id,
                 prompt_token_ids=request.prompt_token_ids,
-                sampling_params=request.sampling_params,
+                task=request.task,
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
                 output_token_ids=request.output_token_ids,
@@ -80,5 +83,5 @@ class StepBuilder:
 
     def _schedule(self, request: Request, num_tokens: int, num_verified: int) -> None:
         self.num_scheduled_tokens[request.request_id] = num_tokens
-        self.num_verified[request.request_id] = num_verified
+        self.num_verified[request.request_id] = num_verified if request.is_sampling else 0
         self.budget -= num_tokens

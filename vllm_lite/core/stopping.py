@@ -34,7 +34,10 @@ def check_stop(request: Request) -> RequestStatus | None:
 
 
 def append_tokens(request: Request, token_ids: list[int]) -> RequestStatus | None:
-    """Make sampled tokens known, up to one that ends the request; how it ends, or None."""
+    """Make sampled tokens known, up to one that ends the request; how it ends, or None.
+
+    One that samples none ends once all of its tokens are computed.
+    """
     for token_id in token_ids:
         request.append_token(token_id)
         status = check_stop(request)
@@ -43,4 +46,5 @@ def append_tokens(request: Request, token_ids: list[int]) -> RequestStatus | Non
             computed = min(request.num_computed_tokens, request.num_tokens)
             request.num_computed_tokens = computed
             return status
-    return None
+    is_open = token_ids or request.num_computed_tokens < request.num_tokens
+    return None if is_open else RequestStatus.FINISHED_STOPPED

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import Task
 from vllm_lite.engine.admission import Admission, Place
 from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
 from vllm_lite.engine.collector import OutputCollector
@@ -37,7 +38,8 @@ from vllm_lite.log import init_logger
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -170,7 +172,7 @@ class AsyncLLM:
     def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: Task,
         request_id: str,
         *,
         priority: int = 0,
@@ -190,7 +192,20 @@ class AsyncLLM:
             place = admission.place(processed)
         else:
             place = admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
-        return self._stream(processed, request_id, priority, time.monotonic(), place)
+        stream = self._stream(processed, request_id, priority, time.monotonic(), place)
+        return cast("AsyncIterator[RequestOutput]", stream)
+
+    def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """The vector of a prompt, as LLM.encode() gives it; needs --runner pooling."""
+        stream = self.generate(prompt, pooling_params, request_id, priority=priority)
+        return cast("AsyncIterator[Any]", stream)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their iterators give a last output with finish_reason "abort"."""
@@ -261,7 +276,7 @@ class AsyncLLM:
         priority: int,
         arrival_time: float,
         place: Place,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncIterator[AnyOutput]:
         self._start_tasks()
         await self._prepare(processed.params)
         place.leave()
@@ -286,7 +301,7 @@ class AsyncLLM:
             # Nothing is left to abort where the request ended by itself.
             self._finish(self._outputs.abort_states([state], show=False))
 
-    async def _prepare(self, params: SamplingParams) -> None:
+    async def _prepare(self, params: Task) -> None:
         """prepare() for parameters that were processed."""
         for name, asked in self._prepared.unknown([params]).items():
             self._start_tasks()

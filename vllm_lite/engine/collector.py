@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from vllm_lite.outputs import CompletionOutput, RequestOutput
+from vllm_lite.outputs import AnyOutput, CompletionOutput, RequestOutput
 
 
 class OutputCollector:
@@ -16,16 +16,17 @@ class OutputCollector:
 
     def __init__(self, *, is_delta: bool) -> None:
         self._is_delta = is_delta
-        self._output: RequestOutput | None = None
+        self._output: AnyOutput | None = None
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: AnyOutput) -> None:
         """Take an output; never waits."""
-        if self._output is None or not self._is_delta:
-            self._output = output
+        earlier = self._output if self._is_delta else None
+        if isinstance(earlier, RequestOutput) and isinstance(output, RequestOutput):
+            merge_delta(earlier, output)
         else:
-            merge_delta(self._output, output)
+            self._output = output
         self._wake()
 
     def fail(self, error: BaseException) -> None:
@@ -33,7 +34,7 @@ class OutputCollector:
         self._error = error
         self._wake()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> AnyOutput:
         """The next output; waits for it."""
         while self._output is None:
             if self._error is not None:

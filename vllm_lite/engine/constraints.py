@@ -99,6 +99,8 @@ class Constraints:
 
     def hold(self, request: Request) -> bool:
         """Take a new sequence that is constrained, until take_ready(); False for any other."""
+        if not request.is_sampling:
+            return False
         params = request.sampling_params
         if params.structured_outputs is None and params.thinking_token_budget is None:
             return False

@@ -19,12 +19,14 @@ def fan_out(
     With n > 1 their ids are `0_ID`, `1_ID`, ... and choice i draws from seed + i, so that
     seeded choices differ from each other and repeat as a whole.
     """
-    n = request.params.n
+    n, params = request.params.n, request.params
     return [
         EngineCoreRequest(
             request_id=request_id if n == 1 else f"{index}_{request_id}",
             prompt_token_ids=request.prompt_token_ids,
-            sampling_params=request.params if n == 1 else _choice_params(request.params, index),
+            task=_choice_params(params, index)
+            if n > 1 and isinstance(params, SamplingParams)
+            else params,
             eos_token_ids=request.eos_token_ids,
             arrival_time=arrival_time,
             priority=priority,

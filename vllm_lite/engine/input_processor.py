@@ -2,7 +2,7 @@
 
 Everything that needs the model's vocabulary or context length is refused here, before a
 request costs anything. Knows no queue and no process. Invariant: what it returns is safe to
-index an embedding with and leaves room for at least one token.
+index an embedding with and leaves room for a token where one is to be sampled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.engine.codec import message_encoder
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.parsers.registry import reasoning_markers
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
 
@@ -32,7 +34,7 @@ MAX_CHARACTERS_PER_TOKEN = 256
 MAX_CACHE_SALT = 128
 MAX_PRIORITY = 2**31
 _encoder = message_encoder()
-_decoder = msgspec.msgpack.Decoder(SamplingParams)
+_decoder: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class ProcessedInput:
     prompt: str | None
     prompt_token_ids: list[int]
     # The caller's own are never changed: these are a copy where they differ.
-    params: SamplingParams
+    params: Task
     eos_token_ids: list[int]
     cache_salt: str | None
     origin: Origin = NOBODY
@@ -55,7 +57,7 @@ def check_priority(priority: object) -> None:
         raise RequestError(f"priority must be a whole number within +-{MAX_PRIORITY}", "priority")
 
 
-def _check_sendable(params: SamplingParams) -> None:
+def _check_sendable(params: Task) -> None:
     """Raise RequestError for what the engine core could not read, or would read as another thing.
 
     A caller in Python can bring any type, and any text.
@@ -98,6 +100,8 @@ class InputProcessor:
         self.config = config
         self._tokenizer = tokenizer
         self._vocab_size = config.facts.vocab_size
+        is_sampling = config.model.runner != "pooling"
+        self._longest_prompt = config.model.max_model_len - is_sampling
         self._ids_type = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         eos = set(config.facts.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -107,12 +111,12 @@ class InputProcessor:
             _check_defaults(config)
 
     def process(
-        self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+        self, prompt: Prompt, params: Task, cache_salt: str | None = None
     ) -> ProcessedInput:
         """Tokenise and check one request; raises RequestError that names the field."""
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling parameters cannot be {type(params).__name__}")
-        self._check_vocabulary(params)
+        self._check_task(params)
+        if isinstance(params, SamplingParams):
+            self._check_vocabulary(params)
         text, token_ids, own_salt = self._read_prompt(prompt, params)
         salt = own_salt if cache_salt is None else cache_salt
         _check_salt(salt)
@@ -125,10 +129,32 @@ class InputProcessor:
                 f"its vocabulary has ids 0 to {self._vocab_size - 1}",
                 "prompt",
             )
+        if isinstance(params, PoolingParams):
+            pooling = copy.copy(params)
+            if pooling.use_activation is None:
+                pooling.use_activation = self.config.facts.normalizes_vectors
+            _check_sendable(pooling)
+            return ProcessedInput(text, token_ids, pooling, [], salt)
         fitted = self._fit(params, len(token_ids))
         self._check_bans(fitted)
         changed = self.process_constraint(fitted)
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
+
+    def _check_task(self, params: object) -> None:
+        """Raise RequestError for parameters that the engine, as it was started, has no use for."""
+        wanted = PoolingParams if self.config.model.runner == "pooling" else SamplingParams
+        if isinstance(params, wanted):
+            return
+        if isinstance(params, PoolingParams):
+            raise RequestError(
+                "this engine generates text; start it with --runner pooling for vectors"
+            )
+        if isinstance(params, SamplingParams):
+            raise RequestError(
+                "this engine was started with --runner pooling and generates no text; ask it for "
+                "vectors, with encode() or embed(), or leave the option out"
+            )
+        raise RequestError(f"parameters of a request cannot be {type(params).__name__}")
 
     def process_constraint(self, params: SamplingParams) -> SamplingParams:
         """`params` with their constraint in canonical form and bad words as ids; a copy if changed.
@@ -169,7 +195,7 @@ class InputProcessor:
             )
 
     def _read_prompt(
-        self, prompt: Prompt, params: SamplingParams
+        self, prompt: Prompt, params: Task
     ) -> tuple[str | None, list[int], str | None]:
         """(text, token ids, cache salt) of any of the forms a prompt may have."""
         if isinstance(prompt, str):
@@ -192,7 +218,7 @@ class InputProcessor:
             raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
         return text, self._tokenize(text, params), salt
 
-    def _tokenize(self, text: str, params: SamplingParams) -> list[int]:
+    def _tokenize(self, text: str, params: Task) -> list[int]:
         if self._tokenizer is None:
             raise RequestError(
                 "this engine has no tokenizer (--skip-tokenizer-init): send token ids", "prompt"
@@ -208,7 +234,7 @@ class InputProcessor:
             )
         return self._tokenizer.encode(text)
 
-    def _checked_ids(self, token_ids: Sequence[object], params: SamplingParams) -> list[int]:
+    def _checked_ids(self, token_ids: Sequence[object], params: Task) -> list[int]:
         if not isinstance(token_ids, list):
             raise RequestError("prompt token ids must be a list of integers", "prompt")
         if params.truncate_prompt_tokens is None:
@@ -227,7 +253,7 @@ class InputProcessor:
             "prompt",
         )
 
-    def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+    def _truncate(self, token_ids: list[int], params: Task) -> list[int]:
         """Keep the part of the prompt that truncate_prompt_tokens and truncation_side ask for."""
         keep, longest = params.truncate_prompt_tokens, self.config.model.max_model_len
         if keep is None:
@@ -238,18 +264,18 @@ class InputProcessor:
                 f"{longest} tokens",
                 "truncate_prompt_tokens",
             )
-        count = longest - 1 if keep == -1 else keep
+        count = self._longest_prompt if keep == -1 else keep
         return token_ids[:count] if params.truncation_side == "right" else token_ids[-count:]
 
     def _check_length(self, token_ids: Sequence[object]) -> None:
         longest = self.config.model.max_model_len
         if not token_ids:
             raise RequestError("the prompt is empty", "prompt")
-        if len(token_ids) >= longest:
+        if len(token_ids) > self._longest_prompt:
+            more = " and at least 1 is to be generated" if self._longest_prompt < longest else ""
             raise RequestError(
                 f"This model's maximum context length is {longest} tokens, but the prompt has "
-                f"{len(token_ids)} and at least 1 is to be generated; shorten the prompt or set "
-                "truncate_prompt_tokens",
+                f"{len(token_ids)}{more}; shorten the prompt or set truncate_prompt_tokens",
                 "input_tokens",
             )
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.input_processor import ProcessedInput
+from vllm_lite.engine.pooling_state import PooledChoice, PoolingState
 from vllm_lite.engine.request_state import ChoiceState, RequestState, Sink
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.request_stats import StepStats
 from vllm_lite.metrics.tracing import make_tracer
 from vllm_lite.outputs import RequestMetrics
+from vllm_lite.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -87,19 +89,24 @@ class OutputProcessor:
     ) -> RequestState:
         """Expect outputs for the sequences `core_ids`, one for each choice."""
         params, tokenizer = processed.params, self._tokenizer
-        request = RequestState(
-            request_id=request_id,
-            input=processed,
-            arrival_time=arrival_time,
-            sink=sink,
-            stream_interval=max(self._stream_interval, params.stream_interval or 1),
-            metrics=RequestMetrics(arrival_time) if self._with_metrics else None,
-            decode_token=tokenizer.decode_token if tokenizer and params.detokenize else None,
-        )
-        request.choices = [
-            ChoiceState(request, core_id, index, tokenizer)
-            for index, core_id in enumerate(core_ids)
-        ]
+        if isinstance(params, PoolingParams):
+            request: RequestState = PoolingState(request_id, processed, arrival_time, sink)
+            request.choices = [PooledChoice(request, core_ids[0])]
+        else:
+            request = RequestState(
+                request_id=request_id,
+                input=processed,
+                arrival_time=arrival_time,
+                sink=sink,
+                stream_interval=max(self._stream_interval, params.stream_interval or 1),
+                metrics=RequestMetrics(arrival_time) if self._with_metrics else None,
+                decode_token=tokenizer.decode_token if tokenizer and params.detokenize else None,
+                prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            )
+            request.choices = [
+                ChoiceState(request, core_id, index, tokenizer, params)
+                for index, core_id in enumerate(core_ids)
+            ]
         request.num_open = len(core_ids)
         for choice in request.choices:
             self._choices[choice.core_id] = choice

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from vllm_lite.core.step import Task
 from vllm_lite.errors import QueueFullError, RequestError, UnavailableError
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.canonical import name_of
 from vllm_lite.structured_output.grammar import Refusal
@@ -23,14 +25,14 @@ class PreparedConstraints:
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Refusal | None] = OrderedDict()
 
-    def unknown(self, processed: Iterable[SamplingParams]) -> dict[bytes, SamplingParams]:
+    def unknown(self, processed: Iterable[Task]) -> dict[bytes, SamplingParams]:
         """What to ask the core about those of `processed` parameters that constrain, by name.
 
         Raises RequestError for what is known to be refused.
         """
         found: dict[bytes, SamplingParams] = {}
         for params in processed:
-            if params.structured_outputs is None:
+            if isinstance(params, PoolingParams) or params.structured_outputs is None:
                 continue
             asked = _asked(params)
             name = name_of(asked)

@@ -17,12 +17,13 @@ from vllm_lite.engine.logprobs import ChoiceLogprobs, position_logprobs
 from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
 from vllm_lite.metrics.tracing import TracedRequest
 from vllm_lite.outputs import (
+    AnyOutput,
     CompletionOutput,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
 )
-from vllm_lite.sampling_params import RequestOutputKind
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ NOTHING, LATER, NOW = range(3)
 class Sink(Protocol):
     """Where a request's outputs go; neither method may wait."""
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: AnyOutput) -> None:
         """Take the next output."""
 
     def fail(self, error: BaseException) -> None:
@@ -46,9 +47,13 @@ class ChoiceState:
     """One sequence of a request."""
 
     def __init__(
-        self, request: RequestState, core_id: str, index: int, tokenizer: Tokenizer | None
+        self,
+        request: RequestState,
+        core_id: str,
+        index: int,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
     ) -> None:
-        params = request.input.params
         self.request = request
         self.core_id = core_id
         self.index = index
@@ -118,9 +123,7 @@ class ChoiceState:
             return
         stats.num_generation_tokens += num_tokens
         if self.last_token_time is None:
-            self.first_token_time = now
-            stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
-            stats.num_cached_tokens += self.num_cached_tokens or 0
+            self.count_prompt(now, stats)
             stats.first_token_latencies.append(now - self.request.arrival_time)
         else:
             stats.inter_token_latencies.append(now - self.last_token_time)
@@ -130,6 +133,12 @@ class ChoiceState:
             metrics.first_scheduled_time = self.scheduled_time
             metrics.first_token_time = self.first_token_time
             metrics.last_token_time = now
+
+    def count_prompt(self, now: float, stats: StepStats) -> None:
+        """Count the prompt, which is computed now."""
+        self.first_token_time = now
+        stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
+        stats.num_cached_tokens += self.num_cached_tokens or 0
 
     def show(self, is_delta: bool) -> CompletionOutput:
         """What a caller is to see now: all of it, or what is new."""
@@ -156,7 +165,7 @@ class ChoiceState:
             num_prompt_tokens=len(self.request.input.prompt_token_ids),
             num_cached_tokens=self.num_cached_tokens or 0,
             num_generation_tokens=len(self.token_ids),
-            max_tokens=self.request.input.params.max_tokens,
+            max_tokens=getattr(self.request.input.params, "max_tokens", None),
             num_preemptions=self.num_preemptions,
             e2e_latency=now - arrival,
             queue_time=None if scheduled is None else max(scheduled - arrival, 0.0),
@@ -188,10 +197,6 @@ class RequestState:
     # A choice ended with an error, and the others are to end with it.
     has_failed: bool = False
 
-    def __post_init__(self) -> None:
-        if self.input.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]
-
     @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
@@ -204,7 +209,7 @@ class RequestState:
                 position_logprobs(entry, self.decode_token) for entry in entries
             ]
 
-    def take_output(self) -> RequestOutput | None:
+    def take_output(self) -> AnyOutput | None:
         """What the caller is to see after a step; None where nothing is due yet."""
         kind, finished = self.input.params.output_kind, self.num_open == 0
         if not finished and kind is RequestOutputKind.FINAL_ONLY:

@@ -5,6 +5,7 @@ Owns nothing but the wiring; `LLM` is the friendlier face.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import time
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm_lite import envs
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.core_client import CoreClient, SyncMPClient, log_ready
 from vllm_lite.engine.core_launch import launch_core
@@ -24,7 +25,7 @@ from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import AnyOutput
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -39,15 +40,15 @@ class _Outputs:
     """A Sink for requests that all belong to one reader."""
 
     def __init__(self) -> None:
-        self.waiting: list[RequestOutput] = []
+        self.waiting: list[AnyOutput] = []
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: AnyOutput) -> None:
         self.waiting.append(output)
 
     def fail(self, error: BaseException) -> None:
         """The reader gets the error from the core client itself."""
 
-    def take(self) -> list[RequestOutput]:
+    def take(self) -> list[AnyOutput]:
         taken, self.waiting = self.waiting, []
         return taken
 
@@ -84,6 +85,8 @@ class LLMEngine:
             try:
                 # While the child imports and loads.
                 tokenizer = _tokenizer_of(config)
+                if config.model.runner == "pooling":
+                    importlib.import_module("torch")  # vectors are tensors
             except BaseException:
                 handle.kill()
                 handle.close()
@@ -110,7 +113,7 @@ class LLMEngine:
         return self._metrics.registry
 
     def process(
-        self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+        self, prompt: Prompt, params: Task, cache_salt: str | None = None
     ) -> ProcessedInput:
         """Tokenise and check a request without adding it; raises RequestError."""
         return self._inputs.process(prompt, params, cache_salt)
@@ -127,7 +130,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Prompt | ProcessedInput,
-        params: SamplingParams | None = None,
+        params: Task | None = None,
         *,
         priority: int = 0,
     ) -> None:
@@ -146,7 +149,7 @@ class LLMEngine:
         if len(self._unsent) >= BATCH_SIZE:
             self._send()
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[AnyOutput]:
         """Wait for the next step; what it gave that callers asked to see."""
         if not self._processor.has_unfinished_requests():
             return self._outputs.take()

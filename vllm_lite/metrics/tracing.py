@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import Task
 from vllm_lite.errors import UsageError
 from vllm_lite.metrics.request_stats import FinishedRequest
 from vllm_lite.sampling_params import SamplingParams
@@ -30,7 +31,7 @@ class TracedRequest:
     """What a span tells of a request that has ended; times are monotonic seconds."""
 
     request_id: str
-    params: SamplingParams
+    params: Task
     arrival_time: float
     first_token_time: float | None
     # One for each of its choices.
@@ -96,9 +97,6 @@ class RequestTracer:
             "gen_ai.response.model": self._model_name,
             "gen_ai.request.id": request.request_id,
             "gen_ai.request.n": params.n,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.usage.num_sequences": len(request.choices),
             "gen_ai.usage.prompt_tokens": first.num_prompt_tokens,
             "gen_ai.usage.completion_tokens": sum(c.num_generation_tokens for c in request.choices),
@@ -107,6 +105,10 @@ class RequestTracer:
             "gen_ai.latency.time_in_model_prefill": prefill,
             "gen_ai.latency.time_in_model_decode": decode,
         }
+        if isinstance(params, SamplingParams):
+            found["gen_ai.request.temperature"] = params.temperature
+            found["gen_ai.request.top_p"] = params.top_p
+            found["gen_ai.request.max_tokens"] = params.max_tokens
         if prefill is not None and decode is not None:
             found["gen_ai.latency.time_in_model_inference"] = prefill + decode
         if request.first_token_time is not None:

@@ -10,8 +10,8 @@ import re
 
 # What is missing -> the paths that need it.
 _ABSENT = {
-    "embeddings, scores and classes: its models generate text, and --runner pooling and --convert "
-    "are not available": """
+    "embeddings, scores and classes: models that embed (--runner pooling) do so for Python alone, "
+    "by LLM.embed(), and scores and classes need a --convert that is not available": """
         /v1/embeddings /v2/embed /pooling /classify /score /v1/score
         /rerank /v1/rerank /v2/rerank
     """,

@@ -19,6 +19,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core_handle import StartedCore
 from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
@@ -56,6 +57,11 @@ def run_server(
     # What a user has got wrong shows now: before anything is logged or loaded.
     load_middleware(server_config.middleware)
     check_reply_options(config, server_config)
+    if config.model.runner == "pooling":
+        raise UsageError(
+            "--runner pooling: no HTTP route gives vectors yet; call "
+            "LLM(model, runner='pooling').embed(prompts) from Python, or leave it out"
+        )
     with _terminable():
         listener = Listener(server_config)
         banner = _Banner(engine_args.model)

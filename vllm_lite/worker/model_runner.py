@@ -21,11 +21,13 @@ from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Forward, StepInputs
 from vllm_lite.worker.drafter import make_drafter
+from vllm_lite.worker.pooling import pool_last
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
 
@@ -71,6 +73,8 @@ class ModelRunner:
         hidden = self._forward(batch)
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
+        if self._requests.pooling:
+            pool_last(hidden, self._requests, plan, output)
         if not len(plan.sampling):
             return DoneOutput(output)
         if batch.last_tokens is not None:
@@ -91,7 +95,8 @@ class ModelRunner:
             slot = self._requests.add(request)
             num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
             self._inputs.set_tokens(slot, 0, self._requests.tokens.token_ids[slot, :num_tokens])
-            self._sampling.add(slot, request.sampling_params, request.eos_token_ids)
+            if not isinstance(request.task, PoolingParams):
+                self._sampling.add(slot, request.task, request.eos_token_ids)
         self._requests.append_blocks(step.new_block_ids)
 
     def _plan(self, step: SchedulerOutput) -> StepPlan:

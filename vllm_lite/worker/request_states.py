@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.states import TokenTable
 from vllm_lite.worker.block_table import BlockTable
 from vllm_lite.worker.drafter import Drafter
@@ -90,6 +91,8 @@ class RequestStates:
         self.has_states = has_states
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
+        # slot -> what is wanted, for the requests that pool.
+        self.pooling: dict[int, PoolingParams] = {}
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -150,11 +153,12 @@ class RequestStates:
         self.num_computed_tokens[slot] = request.num_computed_tokens
         for table, block_ids in zip(self.tables, request.block_ids, strict=True):
             table.set_row(slot, block_ids)
-        self.prompt_logprobs.pop(slot, None)
-        wanted = request.sampling_params.prompt_logprobs
+        task = request.task
+        if isinstance(task, PoolingParams):
+            self.pooling[slot] = task
         # One that has outputs had its whole prompt reported before it was preempted.
-        if wanted is not None and not output:
-            self.prompt_logprobs[slot] = wanted
+        elif task.prompt_logprobs is not None and not output:
+            self.prompt_logprobs[slot] = task.prompt_logprobs
         return slot
 
     def append_blocks(self, new_block_ids: dict[str, list[list[int]]]) -> None:
@@ -169,6 +173,7 @@ class RequestStates:
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self.prompt_logprobs.pop(slot, None)
+            self.pooling.pop(slot, None)
             self._free.append(slot)
         return slot
 

@@ -112,7 +112,7 @@ def _step(
         NewRequestData(
             request_id=f"trial-{i}",
             prompt_token_ids=[0] * length,
-            sampling_params=sampling,
+            task=sampling,
             block_ids=[[0] * -(-length // config.cache.block_size)],
             num_computed_tokens=length - count,
         )

@@ -1,7 +1,8 @@
 """Whatever comes, goes, fails or runs short: tokens stay right and no block is lost.
 
 Requests arrive, leave and fail at random moments under tiny caches, steps are planned before or
-after the one before is answered, and drafts come true or do not. The model is scripted:
+after the one before is answered, drafts come true or do not, and some requests want a vector. The
+model is scripted:
 it reads its past through the block tables, so any wrong block shows as a wrong token.
 """
 
@@ -17,13 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.builders import core_config, request
-from tests.fakes import ScriptedExecutor, scripted_tokens
+from tests.fakes import ScriptedExecutor, scripted_tokens, scripted_vector
 from vllm_lite.core.kv_plan import min_states, plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, StateCacheSpec
 from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.state_pool import StatePool
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenLogprobs
+from vllm_lite.pooling_params import PoolingParams
 
 SIZE, CONTEXT = 8, 72
 EOS, STOP, VOCAB = 3, 5, 150
@@ -44,7 +46,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_num_seqs": st.sampled_from([1, 3, 4, 6, 8]),
         "max_num_batched_tokens": st.sampled_from([8, 9, 16, 21, 40, 80]),
         "enable_prefix_caching": st.sampled_from([True, True, False]),
-        "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+        "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 0, 1, 8, 20]),
         "max_num_partial_prefills": st.sampled_from([1, 1, 2, 3]),
         "num_speculative_tokens": st.sampled_from([None, None, 1, 3, 12]),
@@ -65,6 +67,9 @@ ARRIVALS = st.fixed_dictionaries(
         "cache_salt": st.sampled_from([None, None, "salt"]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
         "runs_ahead": st.sampled_from([True, True, False]),
+        "tenant": st.sampled_from(["", "a", "b"]),
+        # Nothing, or whether what is cached may be used for its vector.
+        "pools": st.sampled_from([None, None, True, False]),
     }
 )
 
@@ -117,6 +122,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.executor = ScriptedExecutor(spec=spec, vocab_size=VOCAB)
         self.executor.initialize_cache(plan)
         self.withdrawn: set[int] = set()
+        # What was computed, by the names of its blocks.
+        self.computed: set[bytes] = set()
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
 
@@ -124,7 +131,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add_and_run(self, arrivals: list[dict[str, Any]], count: int) -> None:
         for options in arrivals:
             options["min_tokens"] = min(options["min_tokens"], options["max_tokens"])
-            runs_ahead = options.pop("runs_ahead")
+            runs_ahead, pools = options.pop("runs_ahead"), options.pop("pools")
+            if pools is not None:
+                options["task"] = PoolingParams(skip_reading_prefix_cache=not pools)
+                # Nothing is to follow: it may fill the context.
+                if len(options["prompt"]) == CONTEXT - 1:
+                    options["prompt"] = [*options["prompt"], 9]
             r = request(stop_token_ids=[STOP], eos=(EOS,), **options)
             r.can_run_ahead = runs_ahead
             self.requests[r.request_id] = r
@@ -193,6 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_used_blocks == len(owners)
         assert stats.num_running == len(running) <= self.scheduler.config.scheduler.max_num_seqs
         assert stats.num_running + stats.num_waiting == len(self.scheduler.requests)
+        assert {name[:32] for name in manager.pool._by_hash} <= self.computed
         for block_id, count in owners.items():
             assert manager.pool.blocks[block_id].ref_count == count
         for r in running:
@@ -220,6 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         most = 3 * len(self.scheduler.running) + sum(len(state.writes) for state in in_flight)
         assert len(self.scheduler.running) <= pool.num_used <= most
         assert all(block.content_hash is None or block.block_id for block in pool.blocks)
+        assert pool._by_hash.keys() <= self.computed
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -266,7 +280,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             outputs = self.scheduler.fail_step(step, str(error))
         else:
             self.finish(leave)
+            planned = [self.scheduler.requests.get(i) for i in step.num_scheduled_tokens]
             outputs = self.scheduler.update_from_output(step, result)
+            for r in planned:
+                if r is not None:
+                    self.computed.update(r.block_hashes[: r.num_computed_tokens // SIZE])
         for output in outputs:
             self.outputs[output.request_id].append(output)
 
@@ -277,6 +295,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_outcome(self, r: Request, outputs: list[EngineCoreOutput]) -> None:
         """The tokens are those of an unhurried model, and each was told once, in order."""
         tokens = [token for output in outputs for token in output.new_token_ids]
+        if not r.is_sampling:
+            self.check_vector(r, outputs)
+            return
         wanted = r.sampling_params.max_tokens or 0
         ideal = scripted_tokens(
             r.prompt_token_ids,
@@ -306,6 +327,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert r.status.is_finished
             assert bool(reasons and reasons[-1]) == (r.status is RequestStatus.FINISHED_ERROR)
+
+    def check_vector(self, r: Request, outputs: list[EngineCoreOutput]) -> None:
+        """It is told once, with the end, of a request that was not aborted and did not fail."""
+        windows = [group.sliding_window for group in self.groups]
+        ideal = scripted_vector(r.prompt_token_ids, windows=windows, has_state=self.has_state)
+        assert r.token_ids == r.prompt_token_ids and r.status.is_finished
+        told = [(output.finish_reason, output.pooled) for output in outputs]
+        if r.status is RequestStatus.FINISHED_STOPPED:
+            assert told == [("stop", ideal)]
+            assert r.can_read_prefix_cache or not outputs[0].num_cached_tokens
+        else:
+            failed = r.status is RequestStatus.FINISHED_ERROR
+            assert told == [("error", None)] * failed
 
     def check_prompt_logprobs(self, r: Request, outputs: list[EngineCoreOutput]) -> None:
         told: list[TokenLogprobs] = []

@@ -104,7 +104,7 @@ def _damaged(message: ToCore) -> bytes:
     plain = msgspec.msgpack.decode(front_end_codec().encode(message))
     if isinstance(message, AddRequests):
         for request in plain["requests"]:
-            request["sampling_params"]["top_k"] = "many"
+            request["task"]["top_k"] = "many"
     else:
         plain["params"]["structured_outputs"] = {"regex": {"type": "object"}}
     return msgspec.msgpack.encode(plain)

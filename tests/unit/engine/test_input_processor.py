@@ -115,20 +115,20 @@ def test_choices_draw_from_seeds_of_their_own() -> None:
     processed = process("ab", n=3, seed=7, prompt_logprobs=1)
     requests = fan_out("id", processed, 0.0)
     assert [r.request_id for r in requests] == ["0_id", "1_id", "2_id"]
-    assert [r.sampling_params.seed for r in requests] == [7, 8, 9]
-    assert [r.sampling_params.n for r in requests] == [1, 1, 1]
-    assert [r.sampling_params.prompt_logprobs for r in requests] == [1, None, None]
+    assert [r.task.seed for r in requests] == [7, 8, 9]
+    assert [r.task.n for r in requests] == [1, 1, 1]
+    assert [r.task.prompt_logprobs for r in requests] == [1, None, None]
     assert fan_out("id", process("ab"), 0.0)[0].request_id == "id"
 
 
 def test_seeds_of_choices_stay_64_bit() -> None:
     requests = fan_out("id", process("ab", n=2, seed=2**63 - 1), 0.0)
-    assert requests[1].sampling_params.seed == -(2**63)
+    assert requests[1].task.seed == -(2**63)
 
 
 def test_no_choice_draws_from_the_seed_that_means_none() -> None:
     requests = fan_out("id", process("ab", n=3, seed=-2), 0.0)
-    assert [r.sampling_params.seed for r in requests] == [-2, 0, 1]
+    assert [r.task.seed for r in requests] == [-2, 0, 1]
 
 
 def test_a_token_of_the_tokenizer_that_the_model_lacks_is_refused() -> None:

@@ -1,0 +1,280 @@
+"""The vector of a prompt is transformers' last hidden state, bit for bit in any schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.checkpoints import write_hf
+from tests.models.checkpoints import FAMILIES, make_model, save
+from tests.models.test_async_scheduling import EAGER, GRAPHS, on_stand_in
+from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.engine.inproc_client import InprocClient
+from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.errors import EngineGenerateError, NotInBuildError, RequestError, UsageError
+from vllm_lite.executor.uniproc import UniprocExecutor
+from vllm_lite.outputs import PoolingRequestOutput
+from vllm_lite.sampling_params import RequestOutputKind
+from vllm_lite.worker.worker import Worker
+
+PROMPTS = [
+    [(7 * i * i + 3 * start) % 97 for i in range(length)]
+    for start, length in [(0, 40), (1, 5), (2, 1), (3, 17), (0, 44), (4, 64)]
+]
+RAW = PoolingParams(use_activation=False)
+COMMON: dict[str, Any] = {
+    "runner": "pooling",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_model_len": 64,
+}
+IN_PROCESS = {"disable_frontend_multiprocessing": True}
+# Chunks of few tokens and blocks for few requests, some of which are preempted; a batch of all.
+TIGHT: dict[str, Any] = {"block_size": 8, "num_gpu_blocks_override": 12, "async_scheduling": True}
+TIGHT |= {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 5}
+TIGHT |= {"scheduler_reserve_full_isl": False}
+ROOMY: dict[str, Any] = {"block_size": 32, "num_gpu_blocks_override": 80, "max_num_seqs": 36}
+
+
+@torch.inference_mode()
+def last_hidden(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    return model.base_model(torch.tensor([ids])).last_hidden_state[0, -1].float()
+
+
+def vectors(llm: LLM, params: PoolingParams, repeats: int) -> tuple[list[bytes], int]:
+    """Those of PROMPTS, each the same in all repeats, and the tokens that were cached."""
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS * repeats]
+    outputs = llm.encode(prompts, params, use_tqdm=False)
+    assert [o.prompt_token_ids for o in outputs] == PROMPTS * repeats
+    assert all(o.finished and o.outputs.data.dtype == torch.float32 for o in outputs)
+    found = [o.outputs.data.numpy().tobytes() for o in outputs]
+    assert found == found[: len(PROMPTS)] * repeats
+    return found[: len(PROMPTS)], sum(o.num_cached_tokens or 0 for o in outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_schedule_changes_a_bit_of_transformers_vectors(family: str, tmp_path: Path) -> None:
+    reference = make_model(family)
+    want = [last_hidden(reference, prompt) for prompt in PROMPTS]
+    is_full = family not in ("gemma3", "mamba2")
+    path, seen = str(save(reference, tmp_path)), set[tuple[bytes, ...]]()
+    for options in (TIGHT, ROOMY):
+        with LLM(path, **COMMON, **IN_PROCESS, **options) as llm:
+            for repeats in (1, 6, 1):
+                got, num_cached = vectors(llm, RAW, repeats)
+                seen.add(tuple(got))
+            assert num_cached
+            units, _ = vectors(llm, PoolingParams(), 1)
+            stats = llm.get_stats()
+            assert stats.num_used_blocks == 0
+            # Windows and states leave room for all.
+            assert bool(stats.num_preemptions) == (options is TIGHT and is_full)
+    assert len(seen) == 1
+    for vector, unit, expected in zip(got, units, want, strict=True):
+        numbers = torch.frombuffer(bytearray(vector), dtype=torch.float32)
+        torch.testing.assert_close(numbers, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            torch.frombuffer(bytearray(unit), dtype=torch.float32),
+            torch.nn.functional.normalize(numbers, dim=0),
+        )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_hf(tmp_path_factory.mktemp("tiny")))
+
+
+TINY = COMMON | {"load_format": "dummy", "seed": 1}
+
+
+def by_engine(model: str, worker: Any, **options: Any) -> list[bytes]:
+    """The vectors of PROMPTS from an engine with such a worker."""
+    config = EngineArgs(model=model, **TINY | options).create_engine_config("llm")
+    core = InprocClient(config, lambda config: UniprocExecutor(config, worker))
+    engine = LLMEngine(config, core, None)
+    for number, ids in enumerate(PROMPTS):
+        engine.add_request(str(number), [*ids], RAW)
+    found: dict[str, bytes] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert isinstance(output, PoolingRequestOutput)
+            found[output.request_id] = output.outputs.data.numpy().tobytes()
+    engine.shutdown()
+    return [found[str(number)] for number in range(len(PROMPTS))]
+
+
+def test_a_core_in_a_process_of_its_own_gives_vectors(model: str) -> None:
+    with LLM(model, **TINY, **IN_PROCESS) as here, LLM(model, **TINY) as there:
+        assert vectors(here, RAW, 1) == vectors(there, RAW, 1)
+        embedding = there.embed({"prompt_token_ids": PROMPTS[0]}, use_tqdm=False)[0].outputs
+    assert embedding.hidden_size == len(embedding.embedding) > 1
+    assert sum(x * x for x in embedding.embedding) == pytest.approx(1)
+
+
+def test_tasks_can_be_mixed_in_a_step_of_the_core(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No engine does so yet; the core and its workers could."""
+    monkeypatch.setattr("vllm_lite.engine.input_processor.InputProcessor._check_task", lambda *_: 0)
+    text = SamplingParams(temperature=0, max_tokens=5, output_kind=RequestOutputKind.FINAL_ONLY)
+    params = [RAW, text]
+
+    def run(llm: LLM, chosen: Sequence[Any]) -> list[Any]:
+        engine = llm.llm_engine
+        inputs = [engine.process(ids, own) for ids, own in zip(PROMPTS[:4], chosen, strict=True)]
+        outputs: Any = llm._run(inputs, [0] * 4, use_tqdm=False)
+        return [
+            o.outputs.data.tolist()
+            if isinstance(o, PoolingRequestOutput)
+            else o.outputs[0].token_ids
+            for o in outputs
+        ]
+
+    with LLM(model, **TINY, **IN_PROCESS, **TIGHT) as llm:
+        mixed = run(llm, params * 2)
+        pooled, sampled = run(llm, [RAW] * 4), run(llm, params[1:] * 4)
+    assert mixed == [pooled[0], sampled[1], pooled[2], sampled[3]]
+
+
+def test_an_asynchronous_caller_gets_vectors(model: str) -> None:
+    async def encode() -> list[Any]:
+        config = AsyncEngineArgs(model=model, **TINY).create_engine_config("llm")
+        engine = AsyncLLM.from_vllm_config(config, **IN_PROCESS)
+        try:
+            with pytest.raises(RequestError, match="generates no text"):
+                engine.generate(PROMPTS[0], SamplingParams(), "text")
+            return [output async for output in engine.encode(PROMPTS[0], RAW, "one")]
+        finally:
+            await engine.shutdown()
+
+    (output,) = asyncio.run(encode())
+    with LLM(model, **TINY, **IN_PROCESS) as llm:
+        assert output.outputs.data.tolist() == llm.encode(PROMPTS[0], RAW)[0].outputs.data.tolist()
+
+
+@pytest.mark.parametrize("graphs", [EAGER, GRAPHS], ids=["eager", "graphs"])
+def test_a_device_gives_the_same_vectors(model: str, graphs: dict[str, Any]) -> None:
+    assert by_engine(model, on_stand_in, **graphs) == by_engine(model, Worker)
+
+
+def test_a_vector_that_is_not_finite_fails_alone(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = Scheduler.update_from_output, []
+
+    def update(self: Scheduler, step: Any, output: Any) -> Any:
+        broken.append(dict(output.errors))
+        return real(self, step, output)
+
+    monkeypatch.setattr(Scheduler, "update_from_output", update)
+    with LLM(model, **TINY, **IN_PROCESS) as llm:
+        runner = llm.llm_engine._core.core._executor._worker._runner  # type: ignore[attr-defined]
+        forward = runner._forward
+
+        def poisoned(batch: Any) -> torch.Tensor:
+            hidden = forward(batch)
+            hidden[0] = float("nan")
+            return hidden
+
+        runner._forward = poisoned
+        with pytest.raises(EngineGenerateError, match="no usable vector"):
+            llm.encode([[5], [6, 7]], use_tqdm=False)
+        runner._forward = forward
+        assert sum(map(len, broken)) == 1
+        assert len(llm.encode([[5], [6, 7]], use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"dimensions": 8}, "dimensions is not available"),
+        ({"step_tag_id": 0}, "step_tag_id is not available"),
+        ({"returned_token_ids": [1]}, "returned_token_ids is not available"),
+        ({"use_activation": 3}, "use_activation must be true or false"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be"),
+        ({"task": "classify"}, "task 'classify' is not available"),
+        ({"task": "clasify"}, "task 'clasify' is unknown"),
+        ({"use_activation": True, "normalize": False}, "differ"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        PoolingParams(**params)
+    assert caught.value.param in params
+
+
+def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
+    with LLM(model, **TINY, **IN_PROCESS) as llm:
+        with pytest.raises(RequestError, match=r"context length is 64 .* prompt has 65; shorten"):
+            llm.encode([1] * 65)
+        with pytest.raises(RequestError, match="token_embed"):
+            llm.encode([1], pooling_task="token_embed")
+        with pytest.raises(RequestError, match="--runner pooling and generates no text"):
+            llm.generate([1])
+        with pytest.raises(RequestError, match="2 entries for 1 prompts"):
+            llm.encode([[1]], [RAW, RAW])
+        kept = PoolingParams(truncate_prompt_tokens=-1)
+        cut = llm.encode([7] * 70, kept, use_tqdm=False)[0]
+        assert cut.prompt_token_ids == [7] * 64 and kept.use_activation is None
+        skips = PoolingParams(skip_reading_prefix_cache=True)
+        assert not llm.encode([7] * 64, skips, use_tqdm=False)[0].num_cached_tokens
+    with (
+        LLM(model, **TINY | IN_PROCESS | {"runner": "generate"}) as llm,
+        pytest.raises(RequestError, match="start it with --runner pooling"),
+    ):
+        llm.encode([1])
+
+
+MODULES = "sentence_transformers.models."
+
+
+@pytest.mark.parametrize(
+    ("modules", "mode", "words"),
+    [
+        (["Transformer", "Pooling", "Normalize"], "lasttoken", True),
+        (["Transformer", "Pooling"], "lasttoken", False),
+        (["Transformer", "Pooling", "Normalize"], "mean_tokens", "pooling_mode_mean_tokens"),
+        (["Transformer", "Pooling", "Dense"], "lasttoken", "with Dense; --runner pooling"),
+    ],
+)
+def test_a_checkpoint_says_how_its_vectors_are_made(
+    modules: list[str], mode: str, words: str | bool, tmp_path: Path
+) -> None:
+    path = write_hf(tmp_path)
+    listed = [{"type": MODULES + kind, "path": f"1_{kind}"} for kind in modules]
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 8, f"pooling_mode_{mode}": True}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    args = EngineArgs(model=str(path), **TINY)
+    if isinstance(words, str):
+        with pytest.raises(UsageError, match=words):
+            args.create_engine_config()
+    else:
+        assert args.create_engine_config().facts.normalizes_vectors is words
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"runner": "generate", "convert": "embed"}, UsageError, "needs --runner pooling"),
+        ({"convert": "none"}, UsageError, "--convert none"),
+        ({"convert": "classify"}, NotInBuildError, "--convert classify is not available"),
+        ({"runner": "draft"}, NotInBuildError, "--runner draft is not available"),
+    ],
+)
+def test_runners_and_conversions_that_do_not_fit_are_refused(
+    model: str, options: dict[str, Any], kind: type[UsageError], words: str
+) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        EngineArgs(model=model, **TINY | options).create_engine_config()
+    assert "\n" not in str(caught.value)
