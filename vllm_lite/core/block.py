@@ -1,7 +1,7 @@
 """A block of KV cache and the hash chain that names its content.
 
-Knows no pool and no request. Invariant: two full blocks have one hash iff their tokens, all
-tokens before them and the salt are equal (SHA-256; the chain starts from a secret that is
+Knows no pool. Invariant: two full blocks have one hash iff their tokens, all tokens before them and
+the extra keys of both are equal (SHA-256; the chain starts from a secret that is
 drawn for each process, so that nobody outside can aim at a collision or guess a key).
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import secrets
 from array import array
 from hashlib import sha256
+
+from vllm_lite.core.request import Request
 
 # The block that nobody owns: padding and out-of-window table entries point to it.
 NULL_BLOCK_ID = 0
@@ -41,21 +43,29 @@ class BlockHasher:
         self._block_size = block_size
         self._seed = seed if seed is not None else secrets.token_bytes(32)
 
-    def root(self, cache_salt: str | None) -> bytes:
-        """What the first block's hash is chained to; differs for each salt."""
-        if cache_salt is None:
-            return self._seed
-        return sha256(self._seed + b"salt" + cache_salt.encode()).digest()
-
-    def extend(self, chain: list[bytes], token_ids: list[int], cache_salt: str | None) -> None:
-        """Append the hashes of those full blocks of `token_ids` that `chain` lacks."""
-        size = self._block_size
+    def extend(self, request: Request) -> None:
+        """Append the hashes of those full blocks of its known tokens that its chain lacks."""
+        size, chain, token_ids = self._block_size, request.block_hashes, request.token_ids
         start, stop = len(chain), len(token_ids) // size
         if start >= stop:
             return
-        parent = chain[-1] if chain else self.root(cache_salt)
+        parent = chain[-1] if chain else self._seed
+        extra = extra_keys(request, start, stop)
         content = array("I", token_ids[start * size : stop * size]).tobytes()
         width = len(content) // (stop - start)
-        for offset in range(0, len(content), width):
+        for index, offset in enumerate(range(0, len(content), width), start):
+            if index in extra:
+                parent += extra[index]
             parent = sha256(parent + content[offset : offset + width]).digest()
             chain.append(parent)
+
+
+def extra_keys(request: Request, start: int, stop: int) -> dict[int, bytes]:
+    """What the blocks `start` to `stop` - 1 of a request hold of beside tokens, by their indices.
+
+    Whatever changes the keys and values of a token belongs here: blocks that follow depend on it
+    through the chain.
+    """
+    if start == 0 and request.cache_salt is not None:
+        return {0: b"salt" + request.cache_salt.encode()}
+    return {}

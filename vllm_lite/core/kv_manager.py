@@ -107,7 +107,7 @@ class KVCacheManager:
         if not (self.enable_caching and request.can_read_prefix_cache):
             return Hits(0, [[] for _ in self._groups])
         hashes = request.block_hashes
-        self._hasher.extend(hashes, request.token_ids, request.cache_salt)
+        self._hasher.extend(request)
         # The last token's logits are wanted, so that it is computed in any case.
         length = (request.num_tokens - 1) // self.block_size
         while True:
@@ -182,7 +182,7 @@ class KVCacheManager:
         if num_full <= tables.num_published or not self.enable_caching:
             return
         hashes = request.block_hashes
-        self._hasher.extend(hashes, request.token_ids, request.cache_salt)
+        self._hasher.extend(request)
         for group, table in zip(self._groups, tables.of_group, strict=True):
             for index in range(tables.num_published, num_full):
                 self.pool.publish(table.blocks[index], group.key(hashes[index]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.builders import request
 from vllm_lite.core.block import BlockHasher
 
 TOKENS = st.lists(st.integers(0, 3), max_size=24)
@@ -12,9 +13,9 @@ SALT = st.sampled_from([None, "", "a", "b"])
 
 
 def hashes(hasher: BlockHasher, tokens: list[int], salt: str | None) -> list[bytes]:
-    chain: list[bytes] = []
-    hasher.extend(chain, tokens, salt)
-    return chain
+    salted = request(tokens, cache_salt=salt)
+    hasher.extend(salted)
+    return salted.block_hashes
 
 
 @given(TOKENS, TOKENS, SALT, SALT)
@@ -35,9 +36,12 @@ def test_a_chain_may_be_extended_piece_by_piece(
     tokens: list[int], cut: int, salt: str | None
 ) -> None:
     hasher = BlockHasher(4)
-    chain = hashes(hasher, tokens[:cut], salt)
-    hasher.extend(chain, tokens, salt)
-    assert chain == hashes(hasher, tokens, salt)
+    grown = request(tokens[:cut], cache_salt=salt)
+    hasher.extend(grown)
+    for token_id in tokens[cut:]:
+        grown.append_token(token_id)
+    hasher.extend(grown)
+    assert grown.block_hashes == hashes(hasher, tokens, salt)
 
 
 def test_two_processes_do_not_share_hashes() -> None:
