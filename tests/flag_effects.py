@@ -118,6 +118,7 @@ EFFECTS = {
     "test_processed_modes_report_what_the_draw_saw",
     "--disable-sliding-window": "tests/models/test_families.py::"
     "test_a_sliding_window_can_be_switched_off",
+    "--enable-sleep-mode": "tests/models/test_sleep.py::test_an_engine_wakes_to_the_same_tokens",
     "--skip-tokenizer-init": _HERE + "test_without_a_tokenizer_ids_are_all_there_is",
     "--served-model-name": _HERE + "test_names_of_the_model_are_those_that_are_served",
     "--hf-token": _FETCHED,

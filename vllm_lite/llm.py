@@ -215,6 +215,17 @@ class LLM:
         """Forget cached prefixes; False where blocks are in use."""
         return self.llm_engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Forget the KV cache and give its memory back until wake_up(); level 0 keeps the memory.
+
+        Needs enable_sleep_mode=True. Raises RequestError for another level.
+        """
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Go on after sleep(); of `tags`, weights and kv_cache, only the cache slept."""
+        self.llm_engine.wake_up(tags)
+
     def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         return self.llm_engine.get_stats()

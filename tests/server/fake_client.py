@@ -23,6 +23,7 @@ from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor
 from vllm_lite.engine.messages import AddRequests, Prepare, ToCore
 from vllm_lite.engine.prepared import PreparedConstraints
+from vllm_lite.engine.sleep import check_sleep, wakes_up
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
@@ -202,6 +203,16 @@ class FakeEngineClient:
         self.pause = None
 
     async def is_paused(self) -> bool:
+        return self.pause is not None
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        check_sleep(self.config, level, mode)
+        await self.pause_generation(mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        self.pause = None if wakes_up(tags) else self.pause
+
+    async def is_sleeping(self) -> bool:
         return self.pause is not None
 
     async def snapshot(self) -> EngineSnapshot:

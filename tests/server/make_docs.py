@@ -102,8 +102,9 @@ With `--batch-storage-dir`, `/v1/files` and `/v1/batches` are OpenAI's: [batches
 With `VLLM_SERVER_DEV_MODE=1` there are routes that stop and describe the engine. `/pause` holds
 new requests, which wait: with `mode=abort` those that run end with `abort`, with `wait` they run
 to their end before the answer comes, with `keep` they stand still; `/resume` lets all go on.
-`clear_cache=false` keeps cached prefixes. `/abort_requests` ends the ids of its `request_ids`, or
-everything that the answering process serves.
+`clear_cache=false` keeps cached prefixes. With `--enable-sleep-mode`, `/sleep` pauses likewise, and
+gives the KV cache's memory back until `/wake_up`; `level=0` keeps it. `/abort_requests` ends the
+ids of its `request_ids`, or everything that the answering process serves.
 """
 
 

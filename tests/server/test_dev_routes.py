@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,9 @@ ROUTES = [
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("GET", "/is_paused"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
     ("POST", "/abort_requests"),
     ("POST", "/reset_prefix_cache"),
     ("GET", "/server_info"),
@@ -50,6 +54,28 @@ async def test_pause_tells_the_engine_how() -> None:
         assert (bad.status_code, error_of(bad)["param"]) == (400, "mode")
         bad = await session.post("/pause?clear_cache=perhaps")
         assert (bad.status_code, error_of(bad)["param"]) == (400, "clear_cache")
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_an_engine_sleeps_where_it_may() -> None:
+    client = FakeEngineClient()
+    async with http(client) as session:
+        bad = await session.post("/sleep")
+        assert bad.status_code == 400 and "--enable-sleep-mode" in error_of(bad)["message"]
+        model = replace(client.config.model, enable_sleep_mode=True)
+        client.config = replace(client.config, model=model)
+        for query in ("level=2", "level=one", "mode=keep", "mode=stop"):
+            bad = await session.post(f"/sleep?{query}")
+            assert (bad.status_code, error_of(bad)["param"]) == (400, query.partition("=")[0])
+        assert (await session.post("/sleep?level=1&mode=wait")).status_code == 200
+        assert client.pause == ("wait", True)
+        assert (await session.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert (await session.post("/wake_up?tags=weights")).status_code == 200
+        assert (await session.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert (await session.post("/wake_up?tags=weights&tags=kv_cache")).status_code == 200
+        assert (await session.get("/is_sleeping")).json() == {"is_sleeping": False}
+        bad = await session.post("/wake_up?tags=all")
+        assert (bad.status_code, error_of(bad)["param"]) == (400, "tags")
 
 
 @pytest.mark.usefixtures("dev_mode")

@@ -48,9 +48,6 @@ ABSENT = {
     "/kv_event_sources": "--kv-events-config",
 }
 ABSENT_IN_DEV_MODE = {
-    "/sleep": "--enable-sleep-mode",
-    "/wake_up": "--enable-sleep-mode",
-    "/is_sleeping": "--enable-sleep-mode",
     "/reset_mm_cache": "media",
     "/reset_encoder_cache": "media",
     "/collective_rpc": "workers",

@@ -25,8 +25,6 @@ logits_processors list? | Import paths of logits processors for every request.
 [ModelConfig] leave it out: requests cannot bring code here
 logits_processor_pattern str? | Expression that import paths of a request's logits processors must
   match.
-[ModelConfig] stop the server and start it again
-enable_sleep_mode bool | Let sleep and wake calls give memory back.
 [ModelConfig] use --dtype: attention computes in its numbers
 override_attention_dtype str? | Numbers that attention is computed in.
 [ModelConfig] use a checkpoint that is quantised as you want it

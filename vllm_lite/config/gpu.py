@@ -38,6 +38,11 @@ def check_device(
         raise UsageError(
             f"--attention-backend {backend} is for GPUs; leave it out, or add --device cuda"
         )
+    if not on_cpu and model.enable_sleep_mode:
+        raise UsageError(
+            "--enable-sleep-mode: a GPU's memory cannot be given back here; leave it out, or use "
+            "--device cpu"
+        )
     if not on_cpu and backend == "CPU_ATTN":
         raise UsageError(
             f"--attention-backend CPU_ATTN is for CPUs; use {', '.join(GPU_BACKENDS)} or leave it "

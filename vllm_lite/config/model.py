@@ -140,3 +140,8 @@ class ModelConfig:
     override_generation_config: dict[str, Any] = option(
         {}, "JSON of sampling defaults, over those of --generation-config."
     )
+    enable_sleep_mode: bool = option(
+        False,
+        "Let LLM.sleep(), or POST /sleep with VLLM_SERVER_DEV_MODE=1, give the KV cache's memory "
+        "back until it is to wake. Weights stay. Not with a GPU.",
+    )

@@ -27,6 +27,7 @@ from vllm_lite.engine.messages import CoreReady
 from vllm_lite.engine.output_processor import OutputProcessor, ProcessedStep, in_turns
 from vllm_lite.engine.prepared import PreparedConstraints
 from vllm_lite.engine.request_state import RequestState
+from vllm_lite.engine.sleep import check_sleep, wakes_up
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
@@ -188,20 +189,13 @@ class AsyncLLM:
         processed = self._inputs.process(prompt, params, cache_salt)
         processed.origin = origin
         outputs, admission = self._outputs, self._admission
-        if is_part:
-            place = admission.place(processed)
-        else:
-            place = admission.admit(processed, outputs.num_unfinished, outputs.num_waiting_tokens)
+        waiting = (outputs.num_unfinished, outputs.num_waiting_tokens)
+        place = admission.place(processed) if is_part else admission.admit(processed, *waiting)
         stream = self._stream(processed, request_id, priority, time.monotonic(), place)
         return cast("AsyncIterator[RequestOutput]", stream)
 
     def encode(
-        self,
-        prompt: Prompt,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
+        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """The vector of a prompt, as LLM.encode() gives it; needs --runner pooling."""
         stream = self.generate(prompt, pooling_params, request_id, priority=priority)
@@ -214,38 +208,45 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raise EngineDeadError where the engine is dead or stuck."""
-        self._core.check_alive()
-        self._start_tasks()
+        self._attached.check_alive()
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
-        self._start_tasks()
-        return await self._core.reset_prefix_cache()
+        return await self._attached.reset_prefix_cache()
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """See EngineClient.pause_generation."""
-        self._start_tasks()
-        await self._core.pause(mode, clear_cache)
+        await self._attached.pause(mode, clear_cache)
 
     async def resume_generation(self) -> None:
         """Let go on what a pause holds back."""
-        self._start_tasks()
-        await self._core.resume()
+        await self._attached.resume()
 
     async def is_paused(self) -> bool:
         """Whether new requests wait for resume_generation()."""
-        self._start_tasks()
-        return await self._core.is_paused()
+        return await self._attached.is_paused()
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """See EngineClient.sleep."""
+        check_sleep(self.config, level, mode)
+        await self._attached.pause(mode, clear_cache=True, sleeps=level > 0)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """See EngineClient.wake_up."""
+        if wakes_up(tags):
+            await self._attached.resume()
+
+    async def is_sleeping(self) -> bool:
+        """Whether the cache's memory is given back."""
+        return (await self._attached.get_stats()).is_asleep
 
     async def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
-        self._start_tasks()
-        return await self._core.get_stats()
+        return await self._attached.get_stats()
 
     async def snapshot(self) -> EngineSnapshot:
         """See EngineClient.snapshot."""
-        self._start_tasks()
-        taken = await self._core.snapshot()
+        taken = await self._attached.snapshot()
         taken.start = self.ready.timeline
         return taken
 
@@ -277,15 +278,15 @@ class AsyncLLM:
         arrival_time: float,
         place: Place,
     ) -> AsyncIterator[AnyOutput]:
-        self._start_tasks()
+        core = self._attached
         await self._prepare(processed.params)
         place.leave()
         # Callers may repeat an id; the core must never see the same twice.
-        core_id = self._core.sequence_id(request_id)
+        core_id = core.sequence_id(request_id)
         sequences = fan_out(core_id, processed, arrival_time, priority)
-        is_delta = processed.params.output_kind is RequestOutputKind.DELTA
-        collector = OutputCollector(is_delta=is_delta)
-        self._core.add_requests(sequences)
+        kind = processed.params.output_kind
+        collector = OutputCollector(is_delta=kind is RequestOutputKind.DELTA)
+        core.add_requests(sequences)
         state = self._outputs.add_request(
             request_id, processed, [s.request_id for s in sequences], arrival_time, collector
         )
@@ -304,16 +305,18 @@ class AsyncLLM:
     async def _prepare(self, params: Task) -> None:
         """prepare() for parameters that were processed."""
         for name, asked in self._prepared.unknown([params]).items():
-            self._start_tasks()
-            self._prepared.learn(name, await self._core.prepare(asked))
+            self._prepared.learn(name, await self._attached.prepare(asked))
 
-    def _start_tasks(self) -> None:
+    @property
+    def _attached(self) -> AsyncMPClient:
+        """The core, which the running event loop listens to from now on."""
         if not self._tasks:
             self._core.attach()
             self._tasks = [
                 asyncio.create_task(self._hand_out(), name="engine-outputs"),
                 asyncio.create_task(self._metrics.log_regularly(), name="engine-stats"),
             ]
+        return self._core
 
     async def _hand_out(self) -> None:
         """Give every step's outputs to their requests until the engine dies."""
@@ -321,9 +324,7 @@ class AsyncLLM:
             while True:
                 for step in await self._core.get_outputs():
                     for outputs in in_turns(step.outputs):
-                        processed = self._outputs.process(outputs)
-                        self._metrics.record(step.stats, processed.stats)
-                        self._finish_in_core(processed)
+                        self._finish(self._outputs.process(outputs), step.stats)
                         if outputs is not step.outputs:
                             await asyncio.sleep(0)
                 # Readers come before the next step's outputs.
@@ -336,15 +337,11 @@ class AsyncLLM:
             self._fail(self.dead_error)
 
     def _fail(self, error: BaseException) -> None:
-        # Every caller gets the cause, and the one at the top says it: once.
         self._outputs.fail_all(error)
         self._wake_drain()
 
-    def _finish(self, processed: ProcessedStep) -> None:
-        self._metrics.record(None, processed.stats)
-        self._finish_in_core(processed)
-
-    def _finish_in_core(self, processed: ProcessedStep) -> None:
+    def _finish(self, processed: ProcessedStep, stats: SchedulerStats | None = None) -> None:
+        self._metrics.record(stats, processed.stats)
         self._admission.tell(self._outputs.num_unfinished, self._outputs.num_waiting_tokens)
         if processed.aborted_ids:
             self._core.abort_requests(processed.aborted_ids)

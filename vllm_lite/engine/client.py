@@ -144,6 +144,21 @@ class EngineClient(Protocol):
         """Whether new requests wait for resume_generation()."""
         ...
 
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause and forget the cache; at level 1 its memory is given back until wake_up().
+
+        Raises RequestError for what the engine was not started for.
+        """
+        ...
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Go on after sleep(), unless `tags` name only weights, which stayed."""
+        ...
+
+    async def is_sleeping(self) -> bool:
+        """Whether the cache's memory is given back."""
+        ...
+
     async def snapshot(self) -> EngineSnapshot:
         """What the engine holds now, or held less than half a second ago."""
         ...

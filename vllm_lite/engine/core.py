@@ -34,6 +34,7 @@ from vllm_lite.engine.pause import PauseGate
 from vllm_lite.engine.snapshot import Snapshots
 from vllm_lite.engine.step_log import StepLog, StepTotals
 from vllm_lite.errors import EngineDeadError
+from vllm_lite.executor.commands import ReleaseCache
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 
@@ -77,6 +78,7 @@ class EngineCore:
         self._step_log = StepLog() if is_told else StepTotals()
         self._snapshots = Snapshots(self._scheduler, self._step_log)
         self._gate = PauseGate()
+        self._is_asleep = False
         self.constraints = Constraints(config)
         # Steps that were submitted and not answered, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
@@ -145,6 +147,7 @@ class EngineCore:
     def make_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         stats = self._scheduler.make_stats()
+        stats.is_asleep = self._is_asleep
         stats.num_waiting += self._gate.num_held + self.constraints.num_waiting
         return stats
 
@@ -178,8 +181,15 @@ class EngineCore:
             self._ended += [EngineCoreOutput(i, [], finish_reason="abort") for i in ended]
             self._stats_due = self._log_stats
 
+    def sleep(self) -> None:
+        """Give the cache's memory back until resume(); nothing may be running."""
+        num_bytes = sum(self._executor.call(ReleaseCache()))
+        self._is_asleep, self._stats_due = True, self._log_stats
+        logger.info("Asleep: the KV cache's %.2f GiB are given back", num_bytes / (1 << 30))
+
     def resume(self) -> None:
-        """Begin what was held and go on with what stood still."""
+        """Begin what was held and go on with what stood still; memory comes back as it is used."""
+        self._is_asleep, self._stats_due = False, self._log_stats
         self.add_requests(self._gate.open())
 
     def reset_prefix_cache(self) -> bool:

@@ -43,7 +43,8 @@ from vllm_lite.structured_output.grammar import Refusal
 
 logger = init_logger(__name__)
 
-# What the core answers to a call.
+# What is asked of the core, and what it answers.
+Call = ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | IsPaused
 Answer = bool | SchedulerStats | EngineSnapshot
 # Seconds a core may take to end after its last step.
 STOP_TIMEOUT = 5.0
@@ -76,6 +77,14 @@ class CoreClient(Protocol):
 
     def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
+        ...
+
+    def sleep(self, releases: bool) -> None:
+        """Begin nothing until wake_up(); with `releases` the cache's memory is given back."""
+        ...
+
+    def wake_up(self) -> None:
+        """Go on after sleep()."""
         ...
 
     def shutdown(self) -> None:
@@ -126,18 +135,18 @@ class SyncMPClient:
                 return message
 
     def reset_prefix_cache(self) -> bool:
-        self._check_alive()
-        call_id = next(self._call_ids)
-        self._handle.send(ResetPrefixCache(call_id))
-        return bool(self._wait_result(call_id))
+        return bool(self._call(ResetPrefixCache(next(self._call_ids))))
 
     def get_stats(self) -> SchedulerStats:
-        self._check_alive()
-        call_id = next(self._call_ids)
-        self._handle.send(GetStats(call_id))
-        stats = self._wait_result(call_id)
+        stats = self._call(GetStats(next(self._call_ids)))
         assert isinstance(stats, SchedulerStats)
         return stats
+
+    def sleep(self, releases: bool) -> None:
+        self._call(Pause(next(self._call_ids), "abort", clear_cache=True, sleeps=releases))
+
+    def wake_up(self) -> None:
+        self._call(Resume(next(self._call_ids)))
 
     def shutdown(self) -> None:
         if self._is_open:
@@ -145,10 +154,12 @@ class SyncMPClient:
             self._handle.stop(STOP_TIMEOUT)
             self._dead = self._dead or EngineDeadError("The engine was shut down")
 
-    def _wait_result(self, call_id: int) -> bool | SchedulerStats:
+    def _call(self, command: Call) -> bool | SchedulerStats:
+        self._check_alive()
+        self._handle.send(command)
         while True:
             message = self._receive()
-            if isinstance(message, CallResult) and message.call_id == call_id:
+            if isinstance(message, CallResult) and message.call_id == command.call_id:
                 return message.value
             if isinstance(message, StepOutputs):
                 self._outputs.append(message)
@@ -260,9 +271,9 @@ class AsyncMPClient:
         assert isinstance(snapshot, EngineSnapshot)
         return snapshot
 
-    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+    async def pause(self, mode: PauseMode, clear_cache: bool, sleeps: bool = False) -> None:
         """Hold new sequences; returns once the others have ended or stand still."""
-        await self._call(Pause(next(self._call_ids), mode, clear_cache))
+        await self._call(Pause(next(self._call_ids), mode, clear_cache, sleeps))
 
     async def resume(self) -> None:
         """Let go on what a pause holds back."""
@@ -299,9 +310,7 @@ class AsyncMPClient:
         self._wake_all()
         await asyncio.to_thread(self._handle.stop, STOP_TIMEOUT)
 
-    async def _call(
-        self, command: ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | IsPaused
-    ) -> Answer:
+    async def _call(self, command: Call) -> Answer:
         self.check_alive()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[command.call_id] = future

@@ -145,8 +145,9 @@ class CoreLoop:
             return
         pauses, self._pauses = self._pauses, []
         for pause in pauses:
-            if core.is_paused and pause.clear_cache and pause.mode != "keep":
-                core.reset_prefix_cache()
+            clears = core.is_paused and pause.clear_cache and pause.mode != "keep"
+            if clears and core.reset_prefix_cache() and pause.sleeps:
+                core.sleep()
             self._channel.send(CallResult(pause.call_id, core.is_paused))
 
     def _answer_prepares(self, core: EngineCore) -> None:

@@ -55,6 +55,16 @@ class InprocClient:
     def get_stats(self) -> SchedulerStats:
         return self.core.make_stats()
 
+    def sleep(self, releases: bool) -> None:
+        self.core.pause("abort")
+        while not self.core.is_quiet:
+            self.core.step()
+        if self.core.reset_prefix_cache() and releases:
+            self.core.sleep()
+
+    def wake_up(self) -> None:
+        self.core.resume()
+
     def shutdown(self) -> None:
         if self._is_open:
             self._is_open = False

@@ -54,6 +54,8 @@ class Pause(msgspec.Struct, tag="pause"):
     call_id: int
     mode: PauseMode
     clear_cache: bool
+    # Give the cache's memory back then, until a resume.
+    sleeps: bool = False
 
 
 class Resume(msgspec.Struct, tag="resume"):

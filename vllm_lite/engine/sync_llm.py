@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from vllm_lite import envs
@@ -22,7 +22,8 @@ from vllm_lite.engine.fan_out import fan_out
 from vllm_lite.engine.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.output_processor import OutputProcessor
 from vllm_lite.engine.prepared import PreparedConstraints
-from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.engine.sleep import check_sleep, wakes_up
+from vllm_lite.errors import EngineDeadError, RequestError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import AnyOutput
@@ -67,6 +68,7 @@ class LLMEngine:
         self._outputs = _Outputs()
         self._unsent: list[EngineCoreRequest] = []
         self._numbers = itertools.count()
+        self._is_asleep = False
 
     @classmethod
     def from_vllm_config(cls, config: VllmConfig, *, multiprocess: bool | None = None) -> LLMEngine:
@@ -136,6 +138,8 @@ class LLMEngine:
     ) -> None:
         """Queue a request; raises RequestError. Callers may repeat an id."""
         check_priority(priority)
+        if self._is_asleep:
+            raise RequestError("the engine sleeps; call wake_up() first")
         if not isinstance(prompt, ProcessedInput):
             prompt = self.process(prompt, params or SamplingParams())
         self.prepare([prompt])
@@ -183,6 +187,23 @@ class LLMEngine:
     def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         return self._core.get_stats()
+
+    def sleep(self, level: int = 1) -> None:
+        """Take no requests until wake_up(); raises RequestError, also while requests run.
+
+        Level 1 forgets the KV cache and gives its memory back to the system.
+        """
+        check_sleep(self.config, level)
+        if self.has_unfinished_requests():
+            raise RequestError("requests are running; sleep once they have ended")
+        self._core.sleep(releases=level > 0)
+        self._is_asleep = True
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Go on after sleep(), unless `tags` name weights alone; raises RequestError."""
+        if wakes_up(tags):
+            self._core.wake_up()
+            self._is_asleep = False
 
     def shutdown(self) -> None:
         """End the engine core; calling it again does nothing."""

@@ -52,4 +52,13 @@ class Describe(msgspec.Struct, tag=True):
         return worker.describe()
 
 
-Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe
+class ReleaseCache(msgspec.Struct, tag=True):
+    """Give the cache's memory back, whose contents are lost; its bytes."""
+
+    answer: ClassVar[Any] = int
+
+    def run(self, worker: StepWorker) -> int:
+        return worker.release_cache()
+
+
+Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe | ReleaseCache

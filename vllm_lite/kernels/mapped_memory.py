@@ -7,7 +7,9 @@ much as reading. Untouched pages take no memory. Knows nothing of what is stored
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
 
 import torch
 from torch import Tensor
@@ -28,6 +30,19 @@ def map_zeros(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE
     return whole[start : start + num_bytes]
+
+
+def release_pages(memory: Tensor) -> int:
+    """Give the whole mapping that `memory` of `map_zeros` lies in back to the system; its bytes.
+
+    The addresses stay: what is read is zero, and what is written takes memory anew.
+    """
+    storage = memory.untyped_storage()
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
+    if madvise(address, size, mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return storage.nbytes()
 
 
 class KeptRows:

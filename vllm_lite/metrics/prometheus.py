@@ -176,7 +176,7 @@ class EngineCollector(Collector):
         yield self._gauge(
             "engine_sleep_state",
             "1 for the state the engine is in.",
-            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            {"awake": 1 - now.is_asleep, "weights_offloaded": +now.is_asleep, "discard_all": 0},
             label="sleep_state",
         )
         labels = {"engine": ENGINE, **self._cache_info}

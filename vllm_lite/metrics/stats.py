@@ -51,6 +51,8 @@ class SchedulerStats(msgspec.Struct, omit_defaults=True):
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_total_blocks: int = 0
+    # Whether the cache's memory is given back.
+    is_asleep: bool = False
     # Absent where nothing is drafted.
     spec_decoding: SpecDecodingStats | None = None
 

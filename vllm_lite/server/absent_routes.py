@@ -52,7 +52,6 @@ _ABSENT_WITHOUT_STORAGE = {
 }
 # The same for the routes of VLLM_SERVER_DEV_MODE=1.
 _ABSENT_IN_DEV_MODE = {
-    "a sleep mode (--enable-sleep-mode)": "/sleep /wake_up /is_sleeping",
     "media input": "/reset_mm_cache /reset_encoder_cache",
     "calls into workers": "/collective_rpc",
     "weights that change while it runs": """

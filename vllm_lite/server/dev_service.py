@@ -49,6 +49,23 @@ class DevService:
         """Report whether new requests wait."""
         return _json({"is_paused": await self._context.client.is_paused()})
 
+    async def sleep(self, request: Request) -> Response:
+        """Pause and forget the cache; ?level=1 gives its memory back, ?mode is that of a pause."""
+        level = request.query_params.get("level", "1")
+        mode = request.query_params.get("mode", "abort")
+        number = int(level) if level in ("0", "1", "2") else -1
+        await self._context.client.sleep(number, mode)  # type: ignore[arg-type]
+        return Response()
+
+    async def wake_up(self, request: Request) -> Response:
+        """Go on after a sleep; ?tags=kv_cache and ?tags=weights say what is to wake."""
+        await self._context.client.wake_up(request.query_params.getlist("tags") or None)
+        return Response()
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """Report whether the cache's memory is given back."""
+        return _json({"is_sleeping": await self._context.client.is_sleeping()})
+
     async def abort_requests(self, request: Request) -> Response:
         """End the requests of "request_ids", or all that this process serves."""
         body = await read_json(request)

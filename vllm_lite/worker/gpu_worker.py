@@ -144,6 +144,10 @@ class GpuWorker(Worker):
         with _noticing(self._device):
             return _Watched(super().submit(step), self._device)
 
+    def release_cache(self) -> int:
+        """Graphs hold the cache's addresses, and the device keeps no addresses without memory."""
+        raise UsageError("the cache of a GPU cannot be given back in this build")
+
     def describe(self) -> str:
         """For the log: device, number type, kernels and weights."""
         chosen = f"{self._device.name}, {self._config.model.dtype}, kernels {dispatch.describe()}"

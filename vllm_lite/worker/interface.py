@@ -32,6 +32,13 @@ class StepWorker(Protocol):
         """Run a step after those submitted before it."""
         ...
 
+    def release_cache(self) -> int:
+        """Give the memory of the cache back, whose contents are lost; its bytes.
+
+        The cache stays where it is: steps may follow, and take memory anew.
+        """
+        ...
+
     def describe(self) -> str:
         """One line for the log."""
         ...

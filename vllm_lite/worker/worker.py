@@ -19,6 +19,7 @@ from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.mapped_memory import release_pages
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights
@@ -53,6 +54,8 @@ class Worker:
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
         self._runner: ModelRunner | None = None
+        # A tensor in each of the cache's mappings: one of the pages, one of the states.
+        self._cache_memory: list[torch.Tensor] = []
         self._start_kernels(config.device, platform.num_compute_threads(tp_size()))
         self._model = load_model(config, config.device)
 
@@ -83,7 +86,9 @@ class Worker:
         Returns the processor seconds that the largest step should take, from a small one's.
         """
         device = torch.device(self._config.device)
-        self._model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
+        caches, states = allocate_kv_cache(plan, device), allocate_states(plan, device)
+        self._model.bind_kv_cache(caches, states)
+        self._cache_memory = [*(cache.key for cache in caches[:1]), *(s.conv for s in states[:1])]
         runner = host_runner(self._config, plan, self._model, device)
         for step in sample_steps(self._config, plan.num_blocks, len(plan.groups)):
             check_answer(self._config, runner.submit(step).get())
@@ -99,6 +104,10 @@ class Worker:
         if self._runner is None:
             raise RuntimeError("initialize_cache comes before submit")
         return self._runner.submit(step)
+
+    def release_cache(self) -> int:
+        """Give the memory of the cache back, whose contents are lost; its bytes."""
+        return sum(map(release_pages, self._cache_memory))
 
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""

@@ -1,0 +1,145 @@
+"""An engine that sleeps gives its cache's memory back, and wakes to the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.checkpoints import make_model, save
+from vllm_lite import LLM, AsyncLLM, SamplingParams
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import RequestError, UsageError
+from vllm_lite.kernels.mapped_memory import map_zeros, release_pages
+from vllm_lite.log import timeline
+from vllm_lite.worker import worker
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [list(range(1, 40)), [5, 6, 7]]
+OPTIONS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
+OPTIONS |= {"block_size": 8, "num_gpu_blocks_override": 40, "enable_sleep_mode": True}
+
+
+def resident(start: int, num_bytes: int) -> int:
+    """Bytes of the mapping at `start` that take memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if "-" in line.split(" ")[0] and ":" not in line.split(" ")[0]:
+            low, high = (int(part, 16) for part in line.split(" ")[0].split("-"))
+            if low <= start < high:
+                found = (next(lines) for _ in range(8))
+                return next(int(one.split()[1]) for one in found if one.startswith("Rss")) << 10
+    raise AssertionError("there is no such mapping")
+
+
+def test_released_pages_take_no_memory_and_read_as_zeros() -> None:
+    size = 12 << 20
+    memory = map_zeros(size)
+    start = memory.data_ptr()
+    memory.fill_(7)
+    assert resident(start, size) >= size
+    assert release_pages(memory[5:]) >= size
+    assert resident(start, size) < 1 << 20
+    assert memory.data_ptr() == start and not memory.any()
+    memory[-1] = 1
+    assert int(memory.sum()) == 1
+
+
+@pytest.fixture(scope="module", params=["gemma3", "mamba2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    layers = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    reference = make_model(request.param, **(layers if request.param == "gemma3" else {}))
+    return str(save(reference, tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_an_engine_wakes_to_the_same_tokens(model: str, in_process: bool) -> None:
+    with LLM(model, **OPTIONS, disable_frontend_multiprocessing=in_process) as llm:
+
+        def tokens() -> list[Any]:
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            return [list(output.outputs[0].token_ids) for output in outputs]
+
+        before = tokens()
+        llm.sleep()
+        assert llm.get_stats().is_asleep and not llm.get_stats().num_cached_blocks
+        llm.wake_up(tags=["weights"])
+        with pytest.raises(RequestError, match=r"sleeps; call wake_up\(\)"):
+            tokens()
+        llm.wake_up()
+        assert not llm.get_stats().is_asleep
+        assert tokens() == before
+        llm.sleep(level=0)
+        assert not llm.get_stats().is_asleep
+        llm.wake_up(tags=["kv_cache"])
+        assert tokens() == before
+        with pytest.raises(RequestError, match="level must be 0 or 1"):
+            llm.sleep(level=2)
+        with pytest.raises(RequestError, match="tags must be among weights, kv_cache, got 'all'"):
+            llm.wake_up(tags=["all"])
+
+
+def test_the_whole_cache_is_given_back(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors: list[torch.Tensor] = []
+
+    def keeping(make: Callable[..., list[tuple[Any, ...]]]) -> Callable[..., list[tuple[Any, ...]]]:
+        def kept(*args: Any) -> list[tuple[Any, ...]]:
+            made = make(*args)
+            tensors.extend(part for one in made for part in one if isinstance(part, torch.Tensor))
+            return made
+
+        return kept
+
+    for name in ("allocate_kv_cache", "allocate_states"):
+        monkeypatch.setattr(worker, name, keeping(getattr(worker, name)))
+    with LLM(model, **OPTIONS, disable_frontend_multiprocessing=True) as llm:
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert tensors and all(part.any() for part in tensors)
+        llm.sleep()
+        assert not any(part.any() for part in tensors)
+
+
+def test_an_asynchronous_engine_sleeps_once_its_requests_have_ended(model: str) -> None:
+    async def run(config: VllmConfig) -> None:
+        engine = AsyncLLM.from_vllm_config(config, disable_frontend_multiprocessing=True)
+
+        async def last(name: str) -> Any:
+            *_, output = [one async for one in engine.generate(PROMPTS[0], GREEDY, name)]
+            return output.outputs[0].token_ids, output.outputs[0].finish_reason
+
+        try:
+            task = asyncio.create_task(last("a"))
+            await asyncio.sleep(0)
+            await engine.sleep(mode="wait")
+            assert await engine.is_sleeping() and await engine.is_paused()
+            held = asyncio.create_task(last("b"))
+            await engine.wake_up()
+            assert not await engine.is_sleeping()
+            assert await task == await held and (await held)[1] == "length"
+            with pytest.raises(RequestError, match="mode must be abort or wait"):
+                await engine.sleep(mode="keep")
+        finally:
+            await engine.shutdown()
+
+    timeline.restart()
+    asyncio.run(run(EngineArgs(model=model, **OPTIONS).create_engine_config("llm")))
+
+
+def test_what_cannot_sleep_says_so(model: str) -> None:
+    plain = OPTIONS | {"enable_sleep_mode": False, "disable_frontend_multiprocessing": True}
+    with LLM(model, **plain) as llm, pytest.raises(RequestError, match="--enable-sleep-mode"):
+        llm.sleep()
+
+
+def test_a_gpu_does_not_sleep() -> None:
+    from tests.builders import core_config
+    from vllm_lite.config.model import ModelConfig
+
+    with pytest.raises(UsageError, match="--enable-sleep-mode: a GPU's memory"):
+        core_config(device="cuda", dtype="bfloat16", enable_sleep_mode=True)
+    assert ModelConfig(enable_sleep_mode=True).enable_sleep_mode
