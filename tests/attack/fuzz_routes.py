@@ -13,7 +13,9 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -42,6 +44,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a b c", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/invocations": {"prompt": "Once", "max_tokens": 3},
+    "/v1/batches": {
+        "input_file_id": "file-x",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
     "/ping": {},
 }
 GETS = (
@@ -139,6 +146,8 @@ class Report:
     """The results of the whole run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
+    # Method and path of all that the server's own document knows.
+    operations: list[tuple[str, str]] = field(default_factory=list)
     # The first server errors, with what caused them.
     faults: list[str] = field(default_factory=list)
     aborts: int = 0
@@ -163,7 +172,7 @@ def body_of(rng: random.Random, path: str) -> bytes:
     """A body for `path`: a good one, one with a few other fields, or no JSON at all."""
     if rng.random() < 0.06:
         return rng.choice(BROKEN)
-    body = dict(GOOD[path])
+    body = dict(GOOD.get(path, {}))
     for name in rng.sample(list(FIELDS), rng.choice((0, 0, 1, 1, 2, 3))):
         body[name] = rng.choice(FIELDS[name])
     if rng.random() < 0.1 and body:
@@ -173,7 +182,11 @@ def body_of(rng: random.Random, path: str) -> bytes:
 
 async def one_request(client: httpx.AsyncClient, rng: random.Random, report: Report) -> None:
     """Whatever `rng` says; the answer is counted."""
-    if rng.random() < 0.12:
+    which = rng.random()
+    if which < 0.05:
+        method, path = rng.choice(report.operations)
+        body = body_of(rng, path) if method == "POST" else b""
+    elif which < 0.16:
         method, path, body = rng.choice(("GET", "GET", "DELETE", "PUT")), rng.choice(GETS), b""
     else:
         path = rng.choice(list(GOOD))
@@ -292,6 +305,12 @@ async def attack(url: str, pid: int, seed: int, counts: tuple[int, int, float]) 
                 pass
             report.memory.append(memory_of(pid))
 
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        report.operations = [
+            (method.upper(), re.sub(r"{\w+}", "x", path))
+            for path, operations in paths.items()
+            for method in operations
+        ]
         if num_requests > WARM_UP:
             await fill_memory(client)
         warm_up = min(WARM_UP, num_requests // 2)
@@ -330,7 +349,10 @@ def main() -> int:
     # So few blocks that the warm-up touches all: their pages count as memory from then on.
     flags = ["--served-model-name", "demo", "--max-model-len", "512", "--max-num-seqs", "16"]
     flags += ["--num-gpu-blocks-override", "160", "--disable-uvicorn-access-log", *others]
-    with ServerProcess(*flags, model=arguments.model) as server:
+    with (
+        tempfile.TemporaryDirectory() as storage,
+        ServerProcess(*flags, "--batch-storage-dir", storage, model=arguments.model) as server,
+    ):
         try:
             report = asyncio.run(attack(server.url, server.process.pid, arguments.seed, counts))
         except (httpx.HTTPError, psutil.Error):
