@@ -290,6 +290,7 @@ async def test_numbers_and_flags_are_read_leniently() -> None:
     [
         ({"top_k": False}, "top_k"),
         ({"min_p": True}, "min_p"),
+        ({"stop_token_ids": [1, True]}, "stop_token_ids"),
         ({"echo": 1}, "echo"),
         ({"ignore_eos": 0.0}, "ignore_eos"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),

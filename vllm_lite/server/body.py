@@ -164,12 +164,18 @@ def _check_flags(checked: BaseModel, body: Mapping[str, Any], path: str) -> None
     """Refuse flags for numbers and numbers for flags, which pydantic takes for each other."""
     for name in checked.model_fields_set & body.keys():
         given, read = body[name], getattr(checked, name)
-        if isinstance(given, bool) and type(read) in (int, float):
+        is_flag = isinstance(given, bool) and type(read) in (int, float)
+        if is_flag or (_has_flag(given) and not _has_flag(read)):
             raise RequestError(f"{path}{name}: Input should be a number, not a flag", path + name)
         if isinstance(read, bool) and type(given) in (int, float):
             raise RequestError(f"{path}{name}: Input should be true or false", path + name)
         if isinstance(read, BaseModel) and isinstance(given, dict):
             _check_flags(read, given, f"{path}{name}.")
+
+
+def _has_flag(values: object) -> bool:
+    """Whether `values` is a list with true or false in it."""
+    return isinstance(values, list) and bool in set(map(type, values))
 
 
 def are_tokens(values: list[Any]) -> bool:
