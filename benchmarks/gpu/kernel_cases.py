@@ -17,12 +17,9 @@ from vllm_lite.kernels import (
     reference_experts,
     reference_fixed,
     reference_grouped,
-    reference_logits,
-    reference_narrow_experts,
     reference_quantized,
     reference_quantized_gated,
     reference_quantized_norms,
-    reference_rotary_cache,
     reference_sampling,
 )
 from vllm_lite.kernels.activations import ACTIVATIONS
@@ -176,20 +173,6 @@ def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
         is_paged=True,
     )
 
-    turned = [torch.randint(500, (40,)), torch.randn(40, 9, 96).to(dtype)]
-
-    def turn(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
-        o.rotary_and_cache(*t)
-        return [t[1].float(), t[5].float(), t[6].float()]
-
-    yield Case(
-        f"rotary_and_cache {dtype} as {cached}",
-        reference_rotary_cache,
-        turn,
-        [*turned, *rows, torch.randn(500, 64), caches[0], caches[1], slots],
-        tolerance=max(ROUNDING[dtype], ROUNDING.get(cached, 0.14)),
-    )
-
 
 def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
     """Attention with slopes and sinks."""
@@ -207,10 +190,8 @@ def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
 def logit_cases(rows: int, size: int) -> Iterator[Case]:
     """What is done to logits, and what is drawn from them."""
     logits = torch.randn(rows, size) * 4
-    slots, tokens = torch.randperm(rows), torch.randint(size, (rows,))
+    slots = torch.randperm(rows)
     bits = torch.randint(-(2**31), 2**31 - 1, (rows, -(-size // 32)), dtype=torch.int32)
-    counts = torch.randint(0, 3, (rows, size), dtype=torch.int16)
-    factors = [torch.rand(rows) + 0.5, torch.rand(rows), torch.rand(rows)]
 
     def changed(name: str) -> Callable[[Any, Sequence[Any], torch.dtype], Any]:
         def call(o: Any, t: Sequence[Any], _: torch.dtype) -> Any:
@@ -219,15 +200,7 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
 
         return call
 
-    logit = reference_logits
     yield Case("apply_token_mask", reference, changed("apply_token_mask"), [logits, slots, bits])
-    pairs = [logits, slots, tokens, torch.randn(rows)]
-    yield Case("add_to_logits", logit, changed("add_to_logits"), pairs, tolerance=1e-6)
-    yield Case("count_tokens", logit, changed("count_tokens"), [counts, slots, tokens])
-    penalties = [logits, slots, bits, counts, *factors]
-    yield Case("penalize_logits", logit, changed("penalize_logits"), penalties, tolerance=1e-5)
-    keys = torch.randint(-(2**62), 2**62, (rows,))
-    yield Case("counter_uniforms", logit, lambda o, t, _: [o.counter_uniforms(*t)], [keys, tokens])
     draws = reference_sampling
     yield Case("greedy_tokens", draws, lambda o, t, _: o.greedy_tokens(t[0]), [logits])
     how = [torch.rand(rows) + 0.5, torch.rand(rows) * 0.1, torch.randint(1, 50, (rows,))]
@@ -243,7 +216,7 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
         "token_logprobs",
         draws,
         lambda o, t, _: o.token_logprobs(t[0], t[1], t[2], min(20, size)),
-        [logits, slots, tokens],
+        [logits, slots, torch.randint(size, (rows,))],
         tolerance=1e-5,
     )
 
@@ -387,33 +360,6 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
         experts,
         lambda o, t, _: [o.experts_mlp(*t)],
         [x, ids, shares, up, down],
-        dtype,
-        ROUNDING[dtype],
-    )
-    narrow = reference_narrow_experts
-    codes = []
-    for weight in (up, down):
-        made = reference_quantized.quantize_rows(weight.flatten(0, 1), torch.int8)
-        codes += [made[0].view(weight.shape), made[1].view(weight.shape[:2])]
-    yield Case(
-        f"scaled_experts_mlp {dtype}",
-        narrow,
-        lambda o, t, _: [o.scaled_experts_mlp(*t)],
-        [x, ids, shares, *codes],
-        dtype,
-        0.05,  # a hidden number near the middle of two codes may become the other one
-    )
-    blocks = torch.randint(0, 256, (12 * 240, 3, 34), dtype=torch.uint8)
-    blocks[..., :2] = (torch.rand(12 * 240, 3, 1).half() / 500).view(torch.uint8)
-    grouped = [
-        from_gguf(blocks[: 12 * 64].flatten(), 8, 12 * 64),
-        from_gguf(blocks[12 * 64 : 12 * 160, :1].flatten(), 8, 12 * 96),
-    ]
-    yield Case(
-        f"grouped_experts_mlp {dtype}",
-        narrow,
-        lambda o, t, _: [o.grouped_experts_mlp(*t)],
-        [x, ids, shares, *grouped],
         dtype,
         ROUNDING[dtype],
     )

@@ -110,7 +110,6 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     caches = [cache, scaled, tensor(*cache.shape, dtype=torch.float8_e4m3fn)]
     for stored in caches:
         ops.reshape_and_cache(key, key, stored, stored, index)
-        ops.rotary_and_cache(index, query, key, key, turns, stored, stored, index)
     for count, num_requests in ((1, rows), (132, rows), (1, 2)):
         table = tensor(num_requests, blocks, dtype=torch.int32)
         starts = tensor(num_requests + 1, dtype=torch.int32)
@@ -133,11 +132,7 @@ def launch_logits() -> None:
     share = tensor(rows, dtype=torch.float32)
     bits = tensor(rows, size // 32, dtype=torch.int32)
     ops.apply_token_mask(logits, index, bits)
-    ops.add_to_logits(logits, index, index, share)
-    counts = tensor(rows, size, dtype=torch.int16)
-    ops.count_tokens(counts, index, index)
-    ops.penalize_logits(logits, index, bits, counts, share, share, share)
-    chances = ops.counter_uniforms(index, index)
+    chances = tensor(rows, dtype=torch.float64)
     ops.greedy_tokens(logits)
     ops.draw_tokens(logits, share, share, index, share, chances)
     for num_top in (0, 20):
@@ -188,28 +183,8 @@ def launch_experts(rows: int) -> None:
     weights, ids = ops.route_topk(tensor(rows, 128), 8)
     gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
     ops.experts_mlp(tensor(16 * rows, 2048), ids.repeat(16, 1), weights, gate_up, down)
-    x, choices = tensor(16 * rows, 2048), (ids.repeat(16, 1), weights)
     for dtype in NARROW:
-        codes = [weight.to(dtype) for weight in (gate_up, down)]
-        scales = [tensor(*weight.shape[:2], dtype=torch.float32) for weight in codes]
-        pairs = [codes[0], scales[0], codes[1], scales[1]]
-        ops.scaled_experts_mlp(x, *choices, *pairs)
         ops.act_and_mul_quantized(tensor(rows, 2048), "gelu", dtype)
-    grouped = [
-        from_gguf(
-            tensor(128 * weight.shape[1] * weight.shape[2] // 32 * 18, dtype=torch.uint8),
-            2,
-            128 * weight.shape[1],
-        )
-        for weight in (gate_up, down)
-    ]
-    ops.grouped_experts_mlp(x, *choices, *grouped)
-    awq = []
-    for outputs, inputs in ((1536, 2048), (2048, 768)):
-        words = tensor(inputs, 128 * outputs // 8, dtype=torch.int32)
-        zeros = tensor(inputs // 128, 128 * outputs // 8, dtype=torch.int32)
-        awq.append(from_awq(words, zeros, tensor(inputs // 128, 128 * outputs, dtype=torch.half)))
-    ops.grouped_experts_mlp(x, *choices, *awq)
 
 
 def launch_states() -> None:

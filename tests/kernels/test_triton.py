@@ -24,10 +24,8 @@ from vllm_lite.kernels import (
     reference,
     reference_experts,
     reference_grouped,
-    reference_logits,
     reference_quantized,
     reference_quantized_norms,
-    reference_rotary_cache,
 )
 from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.dispatch import Ops
@@ -37,10 +35,8 @@ ROOT = Path(__file__).parents[2]
 SPECIFICATIONS = (
     reference_experts,
     reference_grouped,
-    reference_logits,
     reference_quantized,
     reference_quantized_norms,
-    reference_rotary_cache,
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}

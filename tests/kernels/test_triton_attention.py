@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.test_attention import NARROW, Batch, batch
+from tests.kernels.test_attention import Batch, batch
 from tests.kernels.test_attention_forms import in_pages
-from vllm_lite.kernels import cached_rows, reference, reference_rotary_cache
+from vllm_lite.kernels import reference
 from vllm_lite.kernels.triton import device, ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -70,37 +70,6 @@ def test_padding_is_zero_whatever_the_split(monkeypatch: pytest.MonkeyPatch) -> 
     ours, theirs = both(replace(case, query=query))
     assert (ours[2:] == 0).all()
     torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("narrow", [None, *NARROW])
-@pytest.mark.parametrize("is_neox", [True, False])
-@pytest.mark.parametrize(
-    ("size", "rotated", "block_size"), [(64, 64, 16), (80, 32, 8), (24, 8, 128)]
-)
-def test_rotation_on_the_way_into_the_cache(
-    narrow: str | None, is_neox: bool, size: int, rotated: int, block_size: int
-) -> None:
-    kind, scale_bytes = NARROW[narrow] if narrow else (torch.float16, 0)
-    qkv = torch.randn(5, (9 + 3 + 3) * size).half()
-    positions = torch.tensor([3, 0, 49, 7, 7])
-    slots = torch.tensor([block_size + 1, -1, 3, 2 * block_size - 1, 0])
-    table = torch.randn(50, rotated)
-    results = []
-    for implementation in (ops, reference_rotary_cache):
-        heads = qkv.clone().view(5, 15, size)
-        query, key, value = heads[:, :9], heads[:, 9:12], heads[:, 12:]
-        shape = (2, 2, 3, block_size, (size + scale_bytes) * kind.itemsize)
-        caches = torch.zeros(shape, dtype=torch.uint8).view(kind)
-        arguments = (query, key, value, table, caches[0], caches[1], slots, is_neox)
-        implementation.rotary_and_cache(positions, *arguments)
-        assert torch.equal(heads[:, 9:], qkv.view(5, 15, size)[:, 9:])
-        results.append((heads, cached_rows.decode(caches.view(torch.uint8).view(kind), size)))
-    (ours, our_caches), (theirs, their_caches) = results
-    torch.testing.assert_close(ours, theirs, rtol=4e-3, atol=4e-3)
-    # A key's last bit may differ, and then its code by one.
-    step = 0.13 if narrow else 4e-3
-    torch.testing.assert_close(our_caches, their_caches, rtol=step, atol=0.02)
-    assert (our_caches != their_caches).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("narrow", [None, "e4m3", "scaled int8"])

@@ -7,9 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels import reference_experts, reference_narrow_experts
-from vllm_lite.kernels.grouped_weight import from_gptq
-from vllm_lite.kernels.reference_quantized import quantize_rows
+from vllm_lite.kernels import reference_experts
 from vllm_lite.kernels.triton import ops
 
 # tokens, experts, experts of a token: one token, all experts, an odd number, only one choice
@@ -58,38 +56,3 @@ def test_any_choice_fits_the_room_for_tiles() -> None:
         for ids in (torch.zeros(pairs), torch.arange(pairs) % experts, torch.arange(pairs) // 17):
             counts = ids.long().clamp(max=experts - 1).bincount(minlength=experts)
             assert int((-(-counts // tile_size)).sum()) <= room
-
-
-@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
-def test_experts_of_codes(number: torch.dtype, tokens: int, experts: int, choices: int) -> None:
-    x = torch.randn(tokens, 72)
-    weights, ids = reference_experts.route_topk(torch.randn(tokens, experts), choices)
-    codes, scales = [], []
-    for shape in ((experts, 80, 72), (experts, 72, 40)):
-        made = quantize_rows(torch.randn(shape).flatten(0, 1) / 8, number)
-        codes.append(made[0].view(shape))
-        scales.append(made[1].view(shape[:2]))
-    arguments = (x, ids, weights, codes[0], scales[0], codes[1], scales[1])
-    ours = ops.scaled_experts_mlp(*arguments)
-    theirs = reference_narrow_experts.scaled_experts_mlp(*arguments)
-    # A hidden number near the middle of two codes may become the other one.
-    assert (ours - theirs).norm() < 2e-3 * theirs.norm()
-
-
-@pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
-def test_experts_of_grouped_integers(tokens: int, experts: int, choices: int) -> None:
-    x = torch.randn(tokens, 96)
-    weights, ids = reference_experts.route_topk(torch.randn(tokens, experts), choices)
-    made = []
-    for outputs, inputs, bits in ((64, 96, 4), (96, 32, 8)):
-        count = 32 // bits
-        shape = (inputs // count, experts * outputs)
-        words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
-        shape = (inputs // 32, experts * outputs // count)
-        zeros = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
-        scales = torch.rand(inputs // 32, experts * outputs).half() / 2**bits
-        made.append(from_gptq(words, zeros, scales, bits=bits))
-    ours = ops.grouped_experts_mlp(x, ids, weights, *made)
-    theirs = reference_narrow_experts.grouped_experts_mlp(x, ids, weights, *made)
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from tests.kernels.test_sampling import choices, random_choices
-from vllm_lite.kernels import reference_logits, reference_sampling
+from vllm_lite.kernels import reference_sampling
 from vllm_lite.kernels.triton import ops, sampling
-from vllm_lite.sample.counter_rng import stream_key, uniforms
 
 INFINITY = float("inf")
 SIZES = [1, 5, 257, 600]
@@ -73,32 +71,3 @@ def test_many_candidates_are_sorted() -> None:
     arguments = (torch.randn(2, 300), torch.tensor([1]), torch.tensor([7]), 300)
     theirs = reference_sampling.token_logprobs(*arguments)
     torch.testing.assert_close(ops.token_logprobs(*arguments), theirs)
-
-
-def test_random_numbers_are_the_hosts() -> None:
-    keys = np.array([stream_key(seed, 3) for seed in range(-9, 9)], np.uint64)
-    positions = np.arange(18, dtype=np.int64) * 71_993
-    host = torch.from_numpy(uniforms(keys, positions))
-    arguments = torch.from_numpy(keys.view(np.int64)), torch.from_numpy(positions)
-    assert torch.equal(reference_logits.counter_uniforms(*arguments), host)
-    assert torch.equal(ops.counter_uniforms(*arguments), host)
-
-
-@pytest.mark.parametrize("size", [31, 1030])
-def test_penalties_follow_what_a_slot_has_seen(size: int) -> None:
-    slots = torch.tensor([5, 0, 3])
-    prompted = torch.randint(-(2**31), 2**31 - 1, (6, -(-size // 32)), dtype=torch.int32)
-    counts = torch.randint(0, 3, (6, size), dtype=torch.int16)
-    counts[3, 7] = reference_logits.MOST_COUNTED
-    factors = torch.tensor([[1.3, 0.5, -0.2], [1.0, 0.0, 0.0], [1.0, 0.1, 0.0]]).T.contiguous()
-    logits = torch.randn(3, size)
-    results = []
-    for implementation in (ops, reference_logits):
-        ours, seen = logits.clone(), counts.clone()
-        implementation.count_tokens(seen, slots, torch.tensor([size - 1, -1, 7]))
-        implementation.penalize_logits(ours, slots, prompted, seen, *factors)
-        pairs = torch.tensor([2, -1, 0]), torch.tensor([4, 4, 30])
-        implementation.add_to_logits(ours, *pairs, torch.tensor([1.5, 9.0, -INFINITY]))
-        results.append((ours, seen))
-    torch.testing.assert_close(results[0], results[1])
-    assert torch.equal(results[0][0][1], logits[1]) and results[0][0][0, 30] == -INFINITY

@@ -21,14 +21,7 @@ from vllm_lite.kernels.triton.experts import experts_mlp, order_by_expert, route
 from vllm_lite.kernels.triton.fixed_linear import fixed_linear
 from vllm_lite.kernels.triton.grouped_linear import expand_grouped, grouped_linear
 from vllm_lite.kernels.triton.grouped_parts import quantized_linear, quantized_lookup
-from vllm_lite.kernels.triton.logits import (
-    add_to_logits,
-    count_tokens,
-    counter_uniforms,
-    penalize_logits,
-)
 from vllm_lite.kernels.triton.mask import apply_token_mask
-from vllm_lite.kernels.triton.narrow_experts import grouped_experts_mlp, scaled_experts_mlp
 from vllm_lite.kernels.triton.norm import (
     fused_add_layer_norm,
     fused_add_rms_norm,
@@ -43,7 +36,6 @@ from vllm_lite.kernels.triton.quantize import (
 )
 from vllm_lite.kernels.triton.quantized_activation import act_and_mul_quantized
 from vllm_lite.kernels.triton.rotary import rotary_embedding
-from vllm_lite.kernels.triton.rotary_cache import rotary_and_cache
 from vllm_lite.kernels.triton.sampling import draw_tokens, greedy_tokens, token_logprobs
 from vllm_lite.kernels.triton.scaled_linear import scaled_linear
 from vllm_lite.kernels.triton.state import causal_conv1d, gated_rms_norm, selective_scan
@@ -52,11 +44,8 @@ __all__ = [
     "act_and_mul",
     "act_and_mul_quantized",
     "activation",
-    "add_to_logits",
     "apply_token_mask",
     "causal_conv1d",
-    "count_tokens",
-    "counter_uniforms",
     "dequantize_gguf",
     "draw_tokens",
     "embedding",
@@ -69,7 +58,6 @@ __all__ = [
     "gated_linear",
     "gated_rms_norm",
     "greedy_tokens",
-    "grouped_experts_mlp",
     "grouped_linear",
     "layer_norm",
     "linear",
@@ -78,7 +66,6 @@ __all__ = [
     "pack_linear",
     "pack_quantized",
     "paged_attention",
-    "penalize_logits",
     "quantize_by_scale",
     "quantize_rows",
     "quantized_linear",
@@ -86,11 +73,9 @@ __all__ = [
     "reshape_and_cache",
     "rms_norm",
     "rms_norm_quantized",
-    "rotary_and_cache",
     "rotary_embedding",
     "route_topk",
     "scaled_add",
-    "scaled_experts_mlp",
     "scaled_linear",
     "selective_scan",
     "token_logprobs",
