@@ -162,7 +162,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     files["config.json"] = json.dumps(config).encode()
     greedy = ("--override-generation-config", '{"temperature": 0}')
     sizes = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2000")
-    with ServerProcess(*greedy, *sizes) as server, serving(FakeHub(files, MODEL)) as hub:
+    stored = ("--batch-storage-dir", str(tmp_path_factory.mktemp("stored")))
+    with ServerProcess(*greedy, *sizes, *stored) as server, serving(FakeHub(files, MODEL)) as hub:
         yield Place(tmp_path_factory.mktemp("guides"), server, hub, free_port())
 
 

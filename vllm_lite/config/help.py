@@ -33,7 +33,7 @@ _ORDER = (
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
-# Groups that no class stands for, or not alone: those to show first, and those to show last.
+# Groups that no class need stand for: those to show first, and those to show last.
 _FIRST = {
     "options": "Configuration file, processes and logging.",
     "Frontend": "What the server listens to, whom it admits and how it answers.",
@@ -56,8 +56,7 @@ def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, s
     parts = [part for cls in classes for part in (*sections(cls).values(), cls)]
     found = {group_of(part): (part.__doc__ or "").partition("\n")[0] for part in parts}
     used = {entry.group for entry in entries}
-    about = {**_FIRST, **{name: text for name, text in found.items() if name not in _FIRST}}
-    about |= _LAST
+    about = _FIRST | found | _LAST
     own = [name for name in about if name not in _ORDER and not name.endswith("Config")]
     early = [name for name in _ORDER if name in about]
     return {name: about[name] for name in dict.fromkeys([*own, *early, *about]) if name in used}
