@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import error_of, http
 from tests.server.running import Running, running
 from vllm_lite.batch import stored
+from vllm_lite.batch.journal import Journal
 from vllm_lite.errors import QueueFullError, UsageError
 from vllm_lite.server.openai import batch_store
 from vllm_lite.server.openai.batch_store import BatchStore
@@ -303,6 +305,43 @@ async def test_a_restart_runs_no_row_twice(tmp_path: Path) -> None:
     again = {one[0]["prompt"] for one in second.seen}
     assert len(finished) >= 5 and not finished & again
     assert finished | again == {f"p{i}" for i in range(60)}
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A disk with room for so many more results."""
+    append, room = Journal.append, [5]
+
+    def append_some(journal: Journal, number: int, record: bytes, *, failed: bool) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise UsageError("no space left on device")
+        append(journal, number, record, failed=failed)
+
+    monkeypatch.setattr(Journal, "append", append_some)
+    return room
+
+
+@pytest.mark.parametrize("is_same_model", [True, False])
+async def test_a_full_disk_costs_no_results(
+    tmp_path: Path, room: list[int], is_same_model: bool
+) -> None:
+    async with serving(FakeEngineClient("Yes"), tmp_path) as session:
+        batch = await session.begin(lines(row(f"r{i}") for i in range(10)))
+        while room[0] >= 0:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        assert (await session.openai.batches.retrieve(batch.id)).status == "in_progress"
+    room[0] = 5
+    client = FakeEngineClient("Yes")
+    if not is_same_model:
+        client.config = replace(client.config, model=replace(client.config.model, model="other"))
+    async with serving(client, tmp_path) as session:
+        batch = await session.ended(batch)
+    if is_same_model:
+        assert batch.request_counts.completed == 10 and len(client.seen) == 5
+    else:
+        assert [one.code for one in batch.errors.data] == ["model_changed"]
 
 
 async def test_what_is_late_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from vllm_lite.batch.endpoints import Endpoints
 from vllm_lite.batch.stored_run import StoredRun
 from vllm_lite.batch.turns import Turns
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.errors import EngineDeadError
+from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server import origin
 from vllm_lite.server.context import ServingContext
@@ -116,6 +116,9 @@ class StoredBatches:
             await run.run()
         except EngineDeadError:
             self._given_up.add(run.record.id)  # the server ends with it
+        except (UsageError, OSError) as error:
+            self._given_up.add(run.record.id)
+            logger.error("Batch %s stands still until the next start: %s", run.record.id, error)
         except Exception:
             self._given_up.add(run.record.id)
             logger.exception("Batch %s failed unexpectedly", run.record.id)

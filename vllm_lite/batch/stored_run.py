@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from vllm_lite.batch.endpoints import Answer, Endpoints
 from vllm_lite.batch.journal import Journal
@@ -49,18 +50,11 @@ class StoredRun:
         self._is_ended_early.set()
 
     async def run(self) -> None:
-        """Raises EngineDeadError; whatever else goes wrong is the batch's end."""
+        """Raises EngineDeadError, and UsageError or OSError where results cannot be kept."""
         record = self.record
-        try:
-            whole = await asyncio.to_thread(self._check)
-            if whole is not None:
-                await self._answer(whole)
-        except UsageError as error:
-            logger.error("Batch %s failed: %s", record.id, error)
-            self._fail("server_error", "The batch's results could not be kept")
-        except OSError as error:
-            logger.error("Batch %s failed: %s", record.id, error)
-            self._fail("server_error", "The batch's files could not be read or written")
+        whole = await asyncio.to_thread(self._check)
+        if whole is not None:
+            await self._answer(whole)
         await asyncio.to_thread(self._store.settle, record)
         logger.info(
             "Batch %s is %s: %d of %d rows done, %d of them errors",
@@ -71,33 +65,47 @@ class StoredRun:
     def _check(self) -> Scan | None:
         """The rows as a whole; None where the batch has failed for them."""
         path = self._store.input_of(self.record)
-        faults = faults_of(path, self.record.endpoint, MAX_ROWS, _MAX_FAULTS)
+        try:
+            faults = faults_of(path, self.record.endpoint, MAX_ROWS, _MAX_FAULTS)
+        except FileNotFoundError:
+            faults = [_fault("missing_input", "The batch's rows are gone")]
         if faults:
-            self.record.errors = faults
-            self.record.turn("failed")
+            self._fail(faults)
             return None
         return scan(path)
 
-    def _fail(self, code: str, message: str) -> None:
-        error = {"code": code, "line": None, "message": message, "param": None}
-        self.record.errors = [error]
+    def _fail(self, faults: list[dict[str, Any]]) -> None:
+        self.record.errors = faults
         self.record.turn("failed")
+
+    def _open_journal(self, whole: Scan) -> Journal | None:
+        """What is done so far; None where the batch has failed, as another model did it."""
+        path = self._store.journal_of(self.record)
+        try:
+            return Journal(path, whole.digest, self._model, whole.last_number, resume=True)
+        except UsageError as error:
+            logger.error("Batch %s failed: %s", self.record.id, error)
+            message = "The server has another model than the one that the batch began with"
+            self._fail([_fault("model_changed", message)])
+            return None
 
     async def _answer(self, whole: Scan) -> None:
         record = self.record
-        path = self._store.journal_of(record)
-        with Journal(path, whole.digest, self._model, whole.last_number, resume=True) as journal:
+        found = self._open_journal(whole)
+        if found is None:
+            return
+        with found as journal:
             record.num_rows = whole.num_lines
             if record.status == "validating":
                 record.turn("in_progress")
-            self._tell(journal)
+            await asyncio.to_thread(self._tell, journal)
             await self._run_rows(journal)
             status = "completed"
             if journal.num_done < whole.num_lines:
                 status = "cancelled" if self._is_ended_early.is_set() else "expired"
             if status == "completed":
                 record.turn("finalizing")
-            self._tell(journal)
+            await asyncio.to_thread(self._tell, journal)
             await asyncio.to_thread(self._store_results, journal, status == "expired")
             record.turn(status)
 
@@ -118,7 +126,7 @@ class StoredRun:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if self.record.num_done != journal.num_done:
-                    self._tell(journal)
+                    await asyncio.to_thread(self._tell, journal)
             if running.done():
                 running.result()
         finally:
@@ -160,3 +168,7 @@ class StoredRun:
             expires_at=int(now) + self.record.keep,
         )
         return self._store.add_file(found, (line + b"\n" for line in lines)).id
+
+
+def _fault(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "line": None, "message": message, "param": None}
