@@ -123,7 +123,7 @@ function drawBlocks({ blocks, stride }) {
   })
   const [free, cached] = [-2, -1].map((kind) => blocks.filter((one) => one === kind).length)
   const each = stride > 1 ? ` Of ${stride} blocks one is shown.` : ""
-  parts.key.textContent = `${free} free (light), ${cached} cached (grey), ${blocks.length - free - cached} in use.${each}`
+  parts.key.textContent = `${free} free (faint), ${cached} cached (grey), ${blocks.length - free - cached} in use.${each}`
 }
 
 // Grey while it waited, then its colour.
