@@ -199,8 +199,9 @@ async def visit(url: str, shots: Path) -> None:
         await say("Write a long story about the sea.")
         await page.click("#live-tab")
         await page.wait_for_selector("#live tbody code")
-        await page.wait_for_timeout(1500)
         await page.emulate_media(color_scheme="dark")
+        # Until it has drawn twice in these colours.
+        await page.wait_for_timeout(1500)
         await page.screenshot(path=shots / "page-live.png")
         await page.emulate_media(color_scheme="light")
         await page.click("#chat-tab")
