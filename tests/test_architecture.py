@@ -68,7 +68,6 @@ ALLOWED = {
     ("log", "errors"): "a configuration that does not parse is a usage error",
     ("quantization", "kernels"): "a storage format is multiplied by a kernel",
     ("distributed", "kernels"): "a collective is an operation, recorded as others are",
-    ("quantization", "platform"): "the machine decides which product is the fastest",
     ("loader", "layers"): "weights are loaded through the layers' own rules",
     ("loader", "models"): "load_model builds what the registry names, then fills it",
     ("sampling_params", "structured_outputs_params"): "a constraint is one of the choices",
@@ -168,6 +167,17 @@ def test_a_module_imports_only_lower_layers(path: Path) -> None:
         dotted = ".".join(name.split(".")[1:3])
         allowed = (unit, other) in ALLOWED or (unit, dotted) in ALLOWED
         assert theirs < ours or allowed, f"{ids(path)}:{line} imports {name} from a higher layer"
+
+
+def test_every_exception_is_used() -> None:
+    used = set()
+    for path in FILES:
+        unit = unit_of(module_of(path))
+        for name, _ in imports(path):
+            other, dotted = unit_of(name), ".".join(name.split(".")[1:3])
+            if LAYERS.get(other, -1) >= LAYERS[unit]:
+                used |= {(unit, other), (unit, dotted)}
+    assert set(ALLOWED) <= used
 
 
 def test_no_modules_import_each_other() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_lite import envs
-from vllm_lite.config.machine import cpu_flags, has_native_bfloat16
+from vllm_lite.config.machine import cpu_flags
 from vllm_lite.errors import UsageError
 
 _ISA_FLAGS = (
@@ -43,12 +43,6 @@ def isa_flags() -> tuple[str, ...]:
     """The vector instruction sets of this CPU that matter here, by the kernel's names."""
     present = cpu_flags()
     return tuple(flag for flag in _ISA_FLAGS if flag in present)
-
-
-def supported_dtypes() -> tuple[str, ...]:
-    """Number types that models compute in on this machine, the preferred one first."""
-    both = ("bfloat16", "float32")
-    return both if has_native_bfloat16() else both[::-1]
 
 
 def num_compute_threads(num_ranks: int = 1) -> int:
@@ -102,12 +96,6 @@ def num_usable_cores(root: Path = Path("/")) -> int:
     """Physical cores within the affinity mask, and no more than the CPU quota gives time for."""
     cores = {_core_of(root, cpu) for cpu in os.sched_getaffinity(0)}
     return max(1, math.ceil(min(len(cores), _cpu_quota(root))))
-
-
-def num_numa_nodes(root: Path = Path("/")) -> int:
-    """Memory nodes of the machine; 1 where the system does not tell."""
-    nodes = root / "sys/devices/system/node"
-    return max(1, sum(1 for _ in nodes.glob("node[0-9]*")))
 
 
 def total_memory(root: Path = Path("/")) -> int:

@@ -93,8 +93,7 @@ def test_a_quota_bounds_the_cores(
 
 def test_this_machine_has_what_a_test_needs() -> None:
     assert 0 < platform.free_memory() <= platform.total_memory()
-    assert platform.num_usable_cores() >= 1 and platform.num_numa_nodes() >= 1
-    assert "float32" in platform.supported_dtypes()
+    assert platform.num_usable_cores() >= 1
 
 
 def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:

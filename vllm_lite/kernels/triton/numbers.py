@@ -14,7 +14,6 @@ from torch import Tensor
 # A format's name in kernels, as a compile-time constant.
 INT8 = tl.constexpr(1)
 E4M3 = tl.constexpr(2)
-E5M2 = tl.constexpr(3)
 
 _FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
 
