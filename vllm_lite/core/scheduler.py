@@ -299,7 +299,8 @@ class Scheduler:
             result.pooled = output.pooled.get(request_id)
         if not (num_verified or prompt_logprobs or status):
             return None
-        _describe(request, result)
+        if request.num_preemptions or not request.has_first_output:
+            _describe(request, result)
         if status is not None:
             result.finish_reason = status.finish_reason
             result.stop_reason = request.stop_reason

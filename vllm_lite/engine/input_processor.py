@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -101,6 +102,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = config.facts.vocab_size
         is_sampling = config.model.runner != "pooling"
+        if not is_sampling:
+            importlib.import_module("torch")  # now, as vectors are tensors and readers do not wait
         self._longest_prompt = config.model.max_model_len - is_sampling
         self._ids_type = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         eos = set(config.facts.eos_token_ids)
