@@ -67,8 +67,10 @@ lint: $(VENV)/.dev ## ruff: rules and format
 types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
+# What starts servers and times them goes alone, the rest by two workers.
 unit: $(VENV)/.dev ## pytest, all but what needs a GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e
+	$(BIN)/python -m pytest tests/e2e
 
 sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tests/sanitize.py

@@ -92,7 +92,10 @@ def test_gated_activations_may_end_in_codes(
         codes, scales = ops.act_and_mul_quantized(x, name, dtype)
         specified = reference_quantized_gated.act_and_mul_quantized
         their_codes, their_scales = specified(x, name, dtype)
-        torch.testing.assert_close(scales, their_scales, rtol=1e-3, atol=0, equal_nan=True)
+        # torch's gelu of infinity is infinite or, in its code for AVX-512, not a number.
+        finite = their_scales.isfinite()
+        assert torch.equal(scales.isfinite(), finite)
+        torch.testing.assert_close(scales[finite], their_scales[finite], rtol=1e-3, atol=0)
         # An activation that differs in its last bit may move a code by one.
         ours, theirs = codes.float(), their_codes.float()
         assert (ours != theirs).float().mean() < 0.02
