@@ -9,13 +9,27 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.option import sections
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.core.request import Request
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.sampling_params import SamplingParams
 
 _ids = count()
+
+
+def alike_layers(
+    num_layers: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: str,
+    sliding_window: int | None = None,
+    has_row_scales: bool = False,
+) -> KVCacheSpec:
+    """The spec of layers that differ in nothing."""
+    layer = LayerCacheSpec(num_kv_heads, head_size, dtype, sliding_window, has_row_scales)
+    return KVCacheSpec((layer,) * num_layers)
+
 
 TINY_SPEC = alike_layers(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
 

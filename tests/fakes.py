@@ -14,9 +14,10 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+from tests.builders import alike_layers
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec, alike_layers
+from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import DoneOutput
 from vllm_lite.core.step import (
     ModelRunnerOutput,

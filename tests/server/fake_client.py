@@ -144,9 +144,6 @@ class FakeEngineClient:
         self._asked_to_stop: set[str] = set()
         self._inputs = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
-    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
-        self._inputs.process(prompt, params)
-
     async def prepare(self, params: SamplingParams) -> None:
         """Refuses what `constraint_refusal` says; counts the constraints it saw."""
         if params.structured_outputs is not None:

@@ -116,16 +116,3 @@ class KVCacheSpec:
     def bytes_per_state(self) -> int:
         """Bytes that one request's state takes over all layers; 0 where no layer has any."""
         return sum(state.num_bytes for state in self.states)
-
-
-def alike_layers(
-    num_layers: int,
-    num_kv_heads: int,
-    head_size: int,
-    dtype: str,
-    sliding_window: int | None = None,
-    has_row_scales: bool = False,
-) -> KVCacheSpec:
-    """The spec of layers that differ in nothing."""
-    layer = LayerCacheSpec(num_kv_heads, head_size, dtype, sliding_window, has_row_scales)
-    return KVCacheSpec((layer,) * num_layers)

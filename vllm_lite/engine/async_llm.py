@@ -157,10 +157,6 @@ class AsyncLLM:
         """Sampling defaults of the model's generation config, as SamplingParams fields."""
         return self.config.sampling_defaults
 
-    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Raise RequestError where generate() would."""
-        self._inputs.process(prompt, params)
-
     async def prepare(self, params: SamplingParams) -> None:
         """See EngineClient.prepare."""
         if params.bad_words and params.bad_words_token_ids is None:

@@ -84,10 +84,6 @@ class EngineClient(Protocol):
         """Sequences that other front ends of the same engine have in it."""
         ...
 
-    def validate(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Raise RequestError where generate() would."""
-        ...
-
     async def prepare(self, params: SamplingParams) -> None:
         """Compile what `params` constrain the text to, so that generate() need not wait for it.
 

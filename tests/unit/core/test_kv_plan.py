@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import TINY_SPEC, core_config
+from tests.builders import TINY_SPEC, alike_layers, core_config
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_plan import blocks_per_request, describe_plan, page_bytes, plan_kv_cache
-from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, alike_layers
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import UsageError
 
 BLOCK_BYTES = 8 * TINY_SPEC.bytes_per_token

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.builders import request, scheduler
+from tests.builders import alike_layers, request, scheduler
 from tests.fakes import ScriptedExecutor, scripted_tokens
 from vllm_lite.core.kv_plan import plan_kv_cache
-from vllm_lite.core.kv_spec import alike_layers
 from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import (

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.builders import alike_layers
 from vllm_lite.core.kv_plan import KVCachePlan
-from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, alike_layers
+from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import UsageError
 from vllm_lite.worker.block_table import BlockTable
 from vllm_lite.worker.kv_cache import allocate_kv_cache
