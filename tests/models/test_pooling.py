@@ -235,6 +235,7 @@ def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
 
 
 MODULES = "sentence_transformers.models."
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(
@@ -270,6 +271,7 @@ def test_a_checkpoint_says_how_its_vectors_are_made(
         ({"convert": "none"}, UsageError, "--convert none"),
         ({"convert": "classify"}, NotInBuildError, "--convert classify is not available"),
         ({"runner": "draft"}, NotInBuildError, "--runner draft is not available"),
+        ({"speculative_config": DRAFTS}, UsageError, "nothing to draft"),
     ],
 )
 def test_runners_and_conversions_that_do_not_fit_are_refused(

@@ -92,6 +92,11 @@ class VllmConfig:
             )
         check_quantization(self.model.quantization, self.facts)
         self._check_states()
+        if self.model.runner == "pooling" and self.speculative.method is not None:
+            raise UsageError(
+                "--speculative-config: --runner pooling makes vectors of prompts and generates "
+                "nothing to draft; leave one of them out"
+            )
         check_device(self.device, self.attention, self.cache, self.model, self.facts.head_size)
         if self.device != "cpu":
             _ = self.capture_sizes
