@@ -29,7 +29,7 @@ logger = init_logger(__name__)
 MAX_RUNNING = 8
 # Of the requests that can run at once, how many may be rows: while no client asks for anything,
 # and beside clients' requests.
-_SHARE, _SHARE_BESIDE = 4, 32
+_SHARE, _SHARE_BESIDE = 8, 32
 # Behind every request whose client did not ask for less.
 _LAST = ((b"x-vllm-priority", str((1 << 31) - 1).encode()),)
 # Seconds between two looks for what has expired.
