@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from tests.attack.fuzz_routes import attack
 from tests.e2e.server_process import ServerProcess
@@ -10,8 +11,11 @@ from tests.e2e.server_process import ServerProcess
 FLAGS = ("--served-model-name", "demo", "--max-num-seqs", "16", "--max-model-len", "512")
 
 
-def test_no_request_and_no_leaving_client_is_the_servers_fault() -> None:
-    with ServerProcess(*FLAGS, "--num-gpu-blocks-override", "300") as server:
+def test_no_request_and_no_leaving_client_is_the_servers_fault(
+    tmp_path: Path,
+) -> None:
+    flags = ("--num-gpu-blocks-override", "300", "--batch-storage-dir", str(tmp_path))
+    with ServerProcess(*FLAGS, *flags) as server:
         report = asyncio.run(attack(server.url, server.process.pid, 20261122, (300, 40, 0.0)))
         assert server.process.poll() is None, server.log()[-2000:]
     assert not report.faults
