@@ -74,7 +74,7 @@ async def test_a_bad_request_is_refused_before_the_stream_begins() -> None:
         with pytest.raises(RequestError, match="priority"):
             engine.generate([1], delta(), "r", priority=2**31)
         with pytest.raises(RequestError):
-            engine.validate("", delta())
+            engine.generate("", delta(), "r")
 
 
 async def test_a_reader_that_leaves_frees_its_blocks() -> None:
