@@ -1,0 +1,231 @@
+"""Decode steps of different layers against the floor of their bytes and operations.
+
+    python benchmarks/family_floors.py                         four shapes, 1 and 32 sequences
+    python benchmarks/family_floors.py --rounds 9 --json FILE
+
+Each shape has random bfloat16 weights and an engine of its own; they take turns. The floor of a
+step is the sum of its parts', as one follows the other: weights that all tokens use, experts (those
+that the step is expected to choose), keys, values and states. A part takes the longer of reading it
+and of its multiplications, at the machine's limits as measured before and after. What counts is
+each share beside the dense shape's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels.limits import Limits, best, measure_limits
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from vllm_lite.platform import num_compute_threads
+
+PROMPT, SHORT = 16, 2
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "dense": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 1024,
+        "moe_intermediate_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "vocab_size": 32768,
+        "tie_word_embeddings": True,
+    },
+    "mamba2": {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "hidden_size": 768,
+        "num_hidden_layers": 24,
+        "num_heads": 24,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 1,
+        "vocab_size": 50288,
+        "tie_word_embeddings": True,
+    },
+}
+# One engine: reads "SEQUENCES TOKENS", answers seconds.
+CHILD = """
+import json, sys, time
+from vllm_lite import LLM, SamplingParams
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
+              max_model_len=1024, max_num_seqs=32, enable_prefix_caching=False)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        rows, tokens = map(int, line.split())
+        prompts = [{"prompt_token_ids": [(7919 * i + 31 * j) % 30000 for j in range(PROMPT)]}
+                   for i in range(rows)]
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        print("seconds", time.perf_counter() - start, flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The parameters that all tokens use, those of experts, and what a sequence keeps."""
+
+    shared: int
+    experts: int
+    num_experts: int
+    chosen: int
+    # Bytes read and written a step for one sequence.
+    kept: int
+
+    def floor(self, sequences: int, limits: Limits) -> float:
+        """Seconds that one step of so many sequences takes at least."""
+        share = self.chosen / self.num_experts
+        read = 1 - (1 - share) ** sequences  # of the experts, where tokens choose evenly
+
+        def longer(size: float, operations: float) -> float:
+            return max(size / limits.read_gb_s, operations / limits.bfloat16_gflop_s) / 1e9
+
+        shared = longer(2 * self.shared, 2 * sequences * self.shared)
+        experts = longer(2 * self.experts * read, 2 * sequences * self.experts * share)
+        return shared + experts + longer(sequences * self.kept, 0)
+
+
+def work(config: Mapping[str, Any]) -> Work:
+    """The parts of a step after PROMPT tokens, from the parameters of transformers' own model."""
+    hf = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    experts = sum(n for name, n in sizes.items() if ".experts." in name)
+    layers = config["num_hidden_layers"]
+    if "state_size" in config:
+        state = config["num_heads"] * config["head_dim"] * config["state_size"]
+        kept = 2 * 4 * layers * state
+    else:
+        head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        kept = 2 * 2 * layers * config["num_key_value_heads"] * head * PROMPT
+    # The head reads what the tied embedding holds; an untied embedding is a row a token.
+    return Work(
+        shared=sum(sizes.values()) - experts,
+        experts=experts,
+        num_experts=config.get("num_experts", 1),
+        chosen=config.get("num_experts_per_tok", 1),
+        kept=kept,
+    )
+
+
+class Engine:
+    """A shape's engine in a process of its own."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        folder.mkdir()
+        AutoConfig.for_model(**config).save_pretrained(folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD.replace("PROMPT", str(PROMPT)), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer("ready")
+
+    def seconds(self, sequences: int, tokens: int) -> float:
+        assert self._process.stdin is not None
+        print(sequences, tokens, file=self._process.stdin, flush=True)
+        return float(self._answer("seconds"))
+
+    def stop(self) -> None:
+        self._process.kill()
+
+    def _answer(self, word: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found, _, rest = line.partition(" ")
+            if found.strip() == word:
+                return rest
+        raise SystemExit("an engine ended; its error is above")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", nargs="+", choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--tokens", type=int, default=24, help="decode steps of a measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    threads = num_compute_threads()
+    found = [measure_limits(threads)]
+    # The quickest of the rounds, by shape, sequences and tokens: what disturbs one only adds.
+    quickest: dict[tuple[str, int, int], float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        engines = {name: Engine(Path(folder) / name, CONFIGS[name]) for name in args.shapes}
+        for _ in range(args.rounds):
+            for sequences, tokens in itertools.product(
+                args.sequences, (SHORT, SHORT + args.tokens)
+            ):
+                for name, engine in engines.items():
+                    took, key = engine.seconds(sequences, tokens), (name, sequences, tokens)
+                    quickest[key] = min(took, quickest.get(key, took))
+            found.append(measure_limits(threads))
+        for engine in engines.values():
+            engine.stop()
+    limits = best(found)
+    if limits is None:
+        raise SystemExit("no C++ compiler, so that no limits can be measured")
+
+    rows = []
+    print(f"limits: {limits.read_gb_s:.1f} GB/s, {limits.bfloat16_gflop_s:.0f} GFLOP/s in bfloat16")
+    print(f"{'shape':<10} {'sequences':>9} {'step, ms':>9} {'floor, ms':>9} {'share':>6}")
+    for name in args.shapes:
+        parts = work(CONFIGS[name])
+        for sequences in args.sequences:
+            more = quickest[name, sequences, SHORT + args.tokens] - quickest[name, sequences, SHORT]
+            step, floor = more / args.tokens, parts.floor(sequences, limits)
+            rows.append({"shape": name, "sequences": sequences, "ms": step * 1e3})
+            rows[-1] |= {"floor_ms": floor * 1e3, "share": floor / step}
+            print(
+                f"{name:<10} {sequences:>9} {step * 1e3:>9.2f} {floor * 1e3:>9.2f} "
+                f"{floor / step:>6.0%}"
+            )
+    if args.json:
+        args.json.write_text(json.dumps({"limits": asdict(limits), "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
