@@ -1,4 +1,4 @@
-"""What the page's Live view costs: tokens with and without it, and its share of a core.
+"""The cost of the page's Live view: tokens with and without it, and its share of a core.
 
     .venv/bin/python benchmarks/page_cost.py --pairs 8
 

@@ -1,4 +1,4 @@
-"""What one request wants of its prompt's vector: vLLM's PoolingParams, validated once.
+"""Parameters of one pooling request: vLLM's PoolingParams, validated once.
 
 Knows no model. Invariant: an instance that exists is valid, and decoding it changes nothing.
 """

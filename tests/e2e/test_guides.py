@@ -137,7 +137,7 @@ class Place:
         }
 
     def run(self, block: Block, text: str, program: list[str]) -> str:
-        """What `text` prints on either stream; it must succeed."""
+        """The output of `text` on either stream; it must succeed."""
         folder = self._root / block.page.stem
         folder.mkdir(exist_ok=True)
         done = subprocess.run(
@@ -186,7 +186,7 @@ def test_a_block_runs_as_it_stands(block: Block, place: Place) -> None:
 
 
 def pattern_of(line: str) -> str:
-    """What a printed line looks like on any machine, at any time."""
+    """The form of a printed line on any machine, at any time."""
     said = _OF_A_MACHINE.split(line, maxsplit=1)[0]
     # A log's line has the time after its level.
     parts = [re.escape(part) for part in re.split(r"\d[\d.,:]*", said)]

@@ -64,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def vllm_lite(*words: str) -> str:
-    """What the command prints; it must succeed."""
+    """The command's output; it must succeed."""
     command = [sys.executable, "-m", "vllm_lite", *words]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL

@@ -31,7 +31,7 @@ OWN = Path(sys.executable).parent
 
 
 def run(*command: str | Path, **options: object) -> str:
-    """What the command prints on either stream; it must succeed."""
+    """The command's output on either stream; it must succeed."""
     words = [str(word) for word in command]
     done = subprocess.run(  # type: ignore[call-overload]
         words, **{"cwd": ROOT, "stdout": -1, "stderr": -2, "text": True, "timeout": 120, **options}

@@ -337,7 +337,7 @@ class Scheduler:
 
 
 def _choose_victim(running: list[Request], policy: str) -> tuple[Request, int]:
-    """Who gives its blocks back, and its place in `running`: the last, or least urgent."""
+    """The request that gives its blocks back, the last or least urgent, and its place."""
     place = len(running) - 1
     if policy == "priority":
         place = max(

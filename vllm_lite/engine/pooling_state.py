@@ -1,4 +1,4 @@
-"""What the front end keeps of a pooling request: nothing until its vector comes."""
+"""The front end's state of a pooling request: nothing until its vector comes."""
 
 from __future__ import annotations
 

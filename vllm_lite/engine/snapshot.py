@@ -1,4 +1,4 @@
-"""What the engine core holds at one moment, for those who watch it.
+"""Snapshots of the engine core's requests and blocks.
 
 Reads the scheduler and changes nothing. However many ask, it looks at most twice a second.
 """

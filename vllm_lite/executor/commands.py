@@ -1,4 +1,4 @@
-"""What an executor asks of all its workers, besides steps: plain data that can travel as msgpack.
+"""Commands of an executor to its workers, besides steps: plain data that can travel as msgpack.
 
 A command knows what it does to a worker and of which type the answer is.
 """

@@ -1,4 +1,4 @@
-"""What travels between an executor and its ranks: msgpack with types checked on arrival."""
+"""Messages between an executor and its ranks: msgpack with types checked on arrival."""
 
 from __future__ import annotations
 

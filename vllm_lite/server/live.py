@@ -1,4 +1,4 @@
-"""What the engine does now, as events for the page's view of it.
+"""The engine's state, as events for the page's Live view.
 
 The engine is asked only while somebody watches, twice a second for all of them. Invariant: with
 keys, a watcher is told of the requests of its own key; of others it sees what they hold together.

@@ -1,4 +1,4 @@
-"""Where a benchmark's prompts come from: the datasets, and what each is told."""
+"""Datasets, the sources of a benchmark's prompts, and what each is told."""
 
 from __future__ import annotations
 

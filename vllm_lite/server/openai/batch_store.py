@@ -1,4 +1,4 @@
-"""What /v1/files and /v1/batches keep: a directory that the processes of one server share.
+"""Storage of /v1/files and /v1/batches: a directory that the processes of one server share.
 
 An object is a record, a small JSON file that is always replaced as a whole, and what belongs to
 it lies beside it. Knows no engine. Invariants: an object is seen only by the key that made it; one
