@@ -186,7 +186,9 @@ def configuration(sequences: int, groups: int) -> VllmConfig:
         facts=facts,
         model=ModelConfig(model="none", max_model_len=MAX_LEN),
         cache=CacheConfig(
-            block_size=16, num_gpu_blocks_override=groups * sequences * MAX_LEN // 16
+            # One beside what the sequences take: the null block.
+            block_size=16,
+            num_gpu_blocks_override=groups * sequences * MAX_LEN // 16 + 1,
         ),
         scheduler=SchedulerConfig(max_num_seqs=sequences, max_num_batched_tokens=8192),
     )
