@@ -85,7 +85,6 @@ class KVCacheManager:
             _Group(index, attention_rule(group.sliding_window, plan.block_size), self.pool)
             for index, group in enumerate(plan.groups)
         ]
-        self._slides = any(group.sliding_window is not None for group in plan.groups)
         self._hasher = BlockHasher(plan.block_size)
         self.states = NoStates()
         if plan.num_states:
@@ -153,19 +152,21 @@ class KVCacheManager:
     def try_allocate_slots(self, request: Request, num_new_tokens: int) -> list[list[int]] | None:
         """Make room for the request's next tokens.
 
+        Where that takes blocks, those that its windows have left are given back first; workers
+        forget them when they enter the new ones.
+
         Returns the ids of the blocks that were appended to its tables, a list for each group and
         none at all where nothing was; or None, with none taken, where there are not enough.
         """
         tables = self._tables[request.request_id]
-        if self._slides:
-            # Not what is only planned: its blocks are still to be published.
-            for group, table in zip(self._groups, tables.of_group, strict=True):
-                group.release_out_of_window(table, request.num_computed_tokens)
         size = self.block_size
         end = request.num_planned_tokens + num_new_tokens
         missing = (end + size - 1) // size - tables.length
         if missing <= 0:
             return self._nothing
+        for group, table in zip(self._groups, tables.of_group, strict=True):
+            # Not what is only planned: its blocks are still to be published.
+            group.release_out_of_window(table, request.num_computed_tokens)
         blocks = self.pool.try_take(missing * len(tables.of_group))
         if blocks is None:
             return None

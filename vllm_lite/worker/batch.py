@@ -137,12 +137,8 @@ class HostInputs:
             attention=AttentionMetadata(
                 query_start_loc=tensor(query_start_loc),
                 seq_lens=tensor(ends.astype(np.int32)),
-                block_tables=tuple(
-                    tensor(table.gather(slots, starts, max_seq_len)) for table in states.tables
-                ),
-                slot_mappings=tuple(
-                    tensor(table.slot_mapping(token_slots, positions)) for table in states.tables
-                ),
+                block_tables=tensor(states.tables.gather(slots, max_seq_len)).unbind(),
+                slot_mappings=tensor(states.tables.slot_mapping(token_slots, positions)).unbind(),
                 num_tokens=num_tokens,
                 num_requests=num_requests,
                 max_query_len=int(counts.max()),

@@ -1,11 +1,13 @@
-"""Which cache blocks each slot's tokens lie in.
+"""The cache blocks that each slot's tokens lie in, for every group of layers.
 
 Knows slots and block ids, not requests. Entries past a slot's blocks are 0, the null block, and
-so are those that its window has left: their blocks may be another's by now.
+so are those that its window has left: their blocks may be another's by now. Groups differ in
+their windows alone, so that one array operation serves them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -18,59 +20,71 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 
-class BlockTable:
-    """Block ids by slot."""
+class BlockTables:
+    """Block ids by group [G], slot and block."""
 
     def __init__(
-        self, num_slots: int, max_blocks: int, block_size: int, window: int | None = None
+        self, num_slots: int, max_blocks: int, block_size: int, windows: Sequence[int | None]
     ) -> None:
-        """`window`: tokens that every layer looks back, itself included; None: all of them."""
+        """`windows` [G]: tokens that a group's layers look back, their own included; None: all."""
         self.block_size = block_size
-        self.window = window
-        self._table = np.zeros((num_slots, max_blocks), np.int32)
+        self._table = np.zeros((len(windows), num_slots, max_blocks), np.int32)
         self._num_blocks = [0] * num_slots
+        self._windows = {g: window for g, window in enumerate(windows) if window is not None}
+        # Entries ahead of its window, by group and slot.
+        self._num_left = {group: [0] * num_slots for group in self._windows}
 
-    def set_row(self, slot: int, block_ids: list[int]) -> None:
-        """Make `slot` hold exactly these blocks."""
-        self._table[slot, : self._num_blocks[slot]] = 0
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Groups, slots, and blocks that a slot can hold."""
+        groups, slots, blocks = self._table.shape
+        return groups, slots, blocks
+
+    def set_row(self, slot: int, block_ids: list[list[int]]) -> None:
+        """Make `slot` hold exactly these blocks, as many in each group."""
+        for group in range(len(self._table)):
+            self._write(group, slot, 0, [0] * self._num_blocks[slot])
+        for num_left in self._num_left.values():
+            num_left[slot] = 0
         self._num_blocks[slot] = 0
-        self.append_row(slot, block_ids)
+        self.append_row(slot, block_ids, 0)
 
-    def append_row(self, slot: int, block_ids: list[int]) -> None:
-        """Add blocks at the end of `slot`'s."""
-        start = self._num_blocks[slot]
-        end = start + len(block_ids)
-        self._table[slot, start:end] = block_ids
-        self._num_blocks[slot] = end
+    def append_row(self, slot: int, block_ids: list[list[int]], start: int) -> None:
+        """Add blocks at the end of `slot`'s, as many in each group.
 
-    def gather(self, slots: Int64s, starts: Int64s, num_tokens: int) -> Int32s:
-        """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [R, M], a copy.
-
-        `starts` [R] is each row's first position to compute, from which its window counts.
+        `start`: its next position to compute; blocks that no window from there on reaches may be
+        another's by now. Kernels read whole pages and mask what is too old, but 0 times NaN is NaN.
         """
-        width = -(-num_tokens // self.block_size)
-        rows = self._table[slots, :width]
-        if self.window is not None:
-            # Kernels read whole stretches and mask what is too old, but 0 times NaN is NaN.
-            oldest = np.maximum(starts - self.window + 1, 0) // self.block_size
-            rows[np.arange(width) < oldest[:, None]] = 0
-        return rows
+        for group, window in self._windows.items():
+            num_left = self._num_left[group]
+            oldest = max(start - window + 1, 0) // self.block_size
+            if oldest > num_left[slot]:
+                self._write(group, slot, num_left[slot], [0] * (oldest - num_left[slot]))
+                num_left[slot] = oldest
+        end = self._num_blocks[slot]
+        for group, ids in enumerate(block_ids):
+            self._write(group, slot, end, ids)
+        self._num_blocks[slot] = end + (len(block_ids[0]) if block_ids else 0)
+
+    def gather(self, slots: Int64s, num_tokens: int) -> Int32s:
+        """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [G, R, M], a copy."""
+        return self._table[:, slots, : -(-num_tokens // self.block_size)]
 
     def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
-        """Cache position, block * block_size + offset, of each (slot, position); all [T]."""
+        """Cache position, block * block_size + offset, of each (slot, position) [T]; [G, T]."""
         block, offset = np.divmod(positions, self.block_size)
-        result: Int64s = self._table[slots, block] * np.int64(self.block_size) + offset
+        result: Int64s = self._table[:, slots, block] * np.int64(self.block_size) + offset
         return result
 
+    def _write(self, group: int, slot: int, first: int, block_ids: list[int]) -> None:
+        self._table[group, slot, first : first + len(block_ids)] = block_ids
 
-_Table = TypeVar("_Table", bound=BlockTable)
+
+_Tables = TypeVar("_Tables", bound=BlockTables)
 
 
-def block_tables(config: VllmConfig, plan: KVCachePlan, kind: type[_Table]) -> list[_Table]:
-    """A table for each group of layers, for requests of the greatest length."""
-    size = plan.block_size
-    max_blocks = -(-(config.model.max_model_len + 1) // size)
-    return [
-        kind(config.scheduler.max_num_seqs, max_blocks, size, group.sliding_window)
-        for group in plan.groups
-    ]
+def block_tables(config: VllmConfig, plan: KVCachePlan, kind: type[_Tables]) -> _Tables:
+    """Tables of the plan's groups, for requests of the greatest length."""
+    max_blocks = -(-(config.model.max_model_len + 1) // plan.block_size)
+    windows = [group.sliding_window for group in plan.groups]
+    return kind(config.scheduler.max_num_seqs, max_blocks, plan.block_size, windows)

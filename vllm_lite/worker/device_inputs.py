@@ -16,38 +16,33 @@ from torch import Tensor
 from vllm_lite.attention.metadata import AttentionMetadata, StateIndices
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.batch import Batch, ModelInputs, StepRows
-from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.block_table import BlockTables
 from vllm_lite.worker.request_states import Int32s, Int64s, RequestStates, StepPlan
 
 
-class MirroredBlockTable(BlockTable):
-    """A block table that remembers which entries changed, so that a copy can follow."""
+class MirroredBlockTables(BlockTables):
+    """Block tables that remember which entries changed, so that a copy can follow.
+
+    The copy has one slot more, which no request has.
+    """
 
     def __init__(
-        self, num_slots: int, max_blocks: int, block_size: int, window: int | None = None
+        self, num_slots: int, max_blocks: int, block_size: int, windows: Sequence[int | None]
     ) -> None:
-        super().__init__(num_slots, max_blocks, block_size, window)
-        self.max_blocks = max_blocks
-        # Place in the flattened table -> block id.
+        super().__init__(num_slots, max_blocks, block_size, windows)
+        # Place in the flattened copy -> block id.
         self._changes: dict[int, int] = {}
-
-    def set_row(self, slot: int, block_ids: list[int]) -> None:
-        """Make `slot` hold exactly these blocks."""
-        first = slot * self.max_blocks
-        for index in range(len(block_ids), self._num_blocks[slot]):
-            self._changes[first + index] = 0
-        super().set_row(slot, block_ids)
-
-    def append_row(self, slot: int, block_ids: list[int]) -> None:
-        """Add blocks at the end of `slot`'s."""
-        first = slot * self.max_blocks + self._num_blocks[slot]
-        self._changes.update(enumerate(block_ids, first))
-        super().append_row(slot, block_ids)
 
     def take_changes(self) -> tuple[list[int], list[int]]:
         """Places and ids of what changed since the last call."""
         changes, self._changes = self._changes, {}
         return list(changes), list(changes.values())
+
+    def _write(self, group: int, slot: int, first: int, block_ids: list[int]) -> None:
+        _, slots, blocks = self.shape
+        place = (group * (slots + 1) + slot) * blocks + first
+        self._changes.update(enumerate(block_ids, place))
+        super()._write(group, slot, first, block_ids)
 
 
 class DeviceInputs:
@@ -56,7 +51,7 @@ class DeviceInputs:
     runs_ahead = True
 
     def __init__(
-        self, states: RequestStates, tables: Sequence[MirroredBlockTable], device: torch.device
+        self, states: RequestStates, tables: MirroredBlockTables, device: torch.device
     ) -> None:
         """`tables`: those of `states`."""
         num_slots, max_len = states.tokens.token_ids.shape
@@ -64,13 +59,11 @@ class DeviceInputs:
         self.padding_slot = num_slots
         self._max_len = max_len - 1
         self._host_tables = tables
-        self._block_size = tables[0].block_size if tables else max_len
+        self._block_size = tables.block_size
         self._device = device
         self._tokens = torch.zeros(num_slots + 1, max_len, dtype=torch.int32, device=device)
-        self._tables = [
-            torch.zeros(num_slots + 1, table.max_blocks, dtype=torch.int32, device=device)
-            for table in tables
-        ]
+        groups, _, blocks = tables.shape
+        self._table = torch.zeros(groups, num_slots + 1, blocks, dtype=torch.int32, device=device)
 
     def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
         """Make the tokens of `slot` these, from the position `start` on."""
@@ -104,16 +97,13 @@ class DeviceInputs:
 
     def _send(self, *columns: Int64s) -> list[Tensor]:
         """`columns` on the device, and the blocks that were added entered in the table there."""
-        parts = list(columns)
-        for host_table in self._host_tables:
-            parts += [np.array(part, np.int64) for part in host_table.take_changes()]
+        changes = [np.array(part, np.int64) for part in self._host_tables.take_changes()]
+        parts = [*columns, *changes]
         sizes = [len(part) for part in parts]
-        sent = to_device(np.concatenate(parts), self._device).split_with_sizes(sizes)
-        changes = sent[len(columns) :]
-        for table, places, ids in zip(self._tables, changes[::2], changes[1::2], strict=True):
-            if len(places):
-                table.view(-1)[places] = ids.int()
-        return list(sent[: len(columns)])
+        *sent, places, ids = to_device(np.concatenate(parts), self._device).split_with_sizes(sizes)
+        if len(places):
+            self._table.view(-1)[places] = ids.int()
+        return sent
 
     def decode_inputs(self, rows: StepRows) -> ModelInputs:
         """The inputs of a step with one token of each request; rows of the padding slot idle.
@@ -170,13 +160,9 @@ class DeviceInputs:
             attention=AttentionMetadata(
                 query_start_loc=query_start_loc,
                 seq_lens=(rows.starts + rows.counts).int(),
-                block_tables=tuple(
-                    self._block_table(table, host_table.window, rows, width)
-                    for table, host_table in zip(self._tables, self._host_tables, strict=True)
-                ),
-                slot_mappings=tuple(
-                    self._slot_mapping(table, token_slots, positions) for table in self._tables
-                ),
+                # Whole rows, whatever the width: kernels are compiled for a stride.
+                block_tables=self._table[:, rows.slots][..., :width].unbind(),
+                slot_mappings=self._slot_mapping(token_slots, positions).unbind(),
                 num_tokens=len(positions),
                 num_requests=len(rows.slots),
                 max_query_len=max_query_len,
@@ -187,17 +173,9 @@ class DeviceInputs:
             ),
         )
 
-    def _slot_mapping(self, table: Tensor, token_slots: Tensor, positions: Tensor) -> Tensor:
+    def _slot_mapping(self, token_slots: Tensor, positions: Tensor) -> Tensor:
+        """[G, T]."""
         size = self._block_size
-        block = table[token_slots, positions // size].long()
+        block = self._table[:, token_slots, positions // size].long()
         slot_mapping = block * size + positions % size
         return slot_mapping.masked_fill(token_slots == self.padding_slot, -1)
-
-    def _block_table(self, table: Tensor, window: int | None, rows: StepRows, width: int) -> Tensor:
-        # Whole rows, whatever the width: kernels are compiled for a stride.
-        rows_of_table = table[rows.slots][:, :width]
-        if window is None:
-            return rows_of_table
-        oldest = (rows.starts - window + 1).clamp(min=0) // self._block_size
-        is_old = torch.arange(width, device=self._device) < oldest[:, None]
-        return rows_of_table.masked_fill(is_old, 0)

@@ -41,7 +41,7 @@ from vllm_lite.worker.block_table import block_tables
 from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
-from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTable
+from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.request_states import RequestStates
@@ -67,7 +67,7 @@ def device_runner(
     `graph_sizes`: batch sizes of decode steps to capture, ascending; others run eagerly.
     """
     place = device.torch_device
-    tables = block_tables(config, plan, MirroredBlockTable)
+    tables = block_tables(config, plan, MirroredBlockTables)
     states = RequestStates(config, tables, has_states=plan.num_states > 0)
     inputs = DeviceInputs(states, tables, place)
 

@@ -6,7 +6,6 @@ preempted is forgotten and comes back as new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.states import TokenTable
-from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.block_table import BlockTables
 from vllm_lite.worker.drafter import Drafter
 
 Int32s = npt.NDArray[np.int32]
@@ -72,10 +71,8 @@ class StepPlan:
 class RequestStates:
     """Tokens, progress and blocks by slot; slots by request id."""
 
-    def __init__(
-        self, config: VllmConfig, tables: Sequence[BlockTable], has_states: bool = False
-    ) -> None:
-        """`tables`: one for each group of layers; `has_states`: whether others have states."""
+    def __init__(self, config: VllmConfig, tables: BlockTables, has_states: bool = False) -> None:
+        """`has_states`: whether layers have states, beside those of `tables`."""
         num_slots, max_model_len = config.scheduler.max_num_seqs, config.model.max_model_len
         # Rows are touched only as far as requests reach. A prompt may fill the context, and
         # the token after it is sampled still.
@@ -151,8 +148,7 @@ class RequestStates:
         row[len(prompt) : len(prompt) + len(output)] = output
         self.tokens.num_prompt_tokens[slot] = len(prompt)
         self.num_computed_tokens[slot] = request.num_computed_tokens
-        for table, block_ids in zip(self.tables, request.block_ids, strict=True):
-            table.set_row(slot, block_ids)
+        self.tables.set_row(slot, request.block_ids)
         task = request.task
         if isinstance(task, PoolingParams):
             self.pooling[slot] = task
@@ -165,8 +161,7 @@ class RequestStates:
         """Add blocks to requests that are known, a list for each group."""
         for request_id, block_ids in new_block_ids.items():
             slot = self._slots[request_id]
-            for table, ids in zip(self.tables, block_ids, strict=True):
-                table.append_row(slot, ids)
+            self.tables.append_row(slot, block_ids, int(self.num_computed_tokens[slot]))
 
     def remove(self, request_id: str) -> int | None:
         """Give a request's slot back; None for a request that is not here."""

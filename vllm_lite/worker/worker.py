@@ -24,7 +24,7 @@ from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
-from vllm_lite.worker.block_table import BlockTable, block_tables
+from vllm_lite.worker.block_table import BlockTables, block_tables
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
@@ -39,7 +39,7 @@ def host_runner(
     config: VllmConfig, plan: KVCachePlan, model: CausalLM, device: torch.device
 ) -> ModelRunner:
     """Steps whose inputs are made on the host, layer by layer or as one recorded call."""
-    tables = block_tables(config, plan, BlockTable)
+    tables = block_tables(config, plan, BlockTables)
     inputs = HostInputs(RequestStates(config, tables, has_states=plan.num_states > 0), device)
     # The same operations on the same numbers.
     max_tokens, num_groups = config.scheduler.max_num_batched_tokens, len(plan.groups)

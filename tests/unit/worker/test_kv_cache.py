@@ -13,7 +13,7 @@ from tests.builders import alike_layers
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import UsageError
-from vllm_lite.worker.block_table import BlockTable
+from vllm_lite.worker.block_table import BlockTables
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 
 CPU = torch.device("cpu")
@@ -83,25 +83,34 @@ def test_a_cache_beyond_all_memory_is_a_usage_error() -> None:
 
 
 def test_slot_mapping_follows_the_blocks() -> None:
-    table = BlockTable(num_slots=3, max_blocks=4, block_size=8)
-    table.set_row(2, [5, 9])
-    table.append_row(2, [7])
+    table = BlockTables(num_slots=3, max_blocks=4, block_size=8, windows=[None])
+    table.set_row(2, [[5, 9]])
+    table.append_row(2, [[7]], 16)
     slots, positions = np.full(4, 2), np.array([0, 7, 8, 23])
-    assert table.slot_mapping(slots, positions).tolist() == [40, 47, 72, 63]
-    assert table.gather(np.array([2, 0]), np.array([16, 0]), 17).tolist() == [[5, 9, 7], [0, 0, 0]]
+    assert table.slot_mapping(slots, positions).tolist() == [[40, 47, 72, 63]]
+    assert table.gather(np.array([2, 0]), 17).tolist() == [[[5, 9, 7], [0, 0, 0]]]
 
 
 def test_a_row_set_anew_keeps_no_block_of_before() -> None:
-    table = BlockTable(num_slots=1, max_blocks=4, block_size=8)
-    table.set_row(0, [1, 2, 3, 4])
-    table.set_row(0, [6])
-    assert table.gather(np.array([0]), np.array([31]), 32).tolist() == [[6, 0, 0, 0]]
+    table = BlockTables(num_slots=1, max_blocks=4, block_size=8, windows=[None])
+    table.set_row(0, [[1, 2, 3, 4]])
+    table.set_row(0, [[6]])
+    assert table.gather(np.array([0]), 32).tolist() == [[[6, 0, 0, 0]]]
 
 
 def test_a_block_that_the_window_has_left_is_not_named() -> None:
-    table = BlockTable(num_slots=1, max_blocks=4, block_size=8, window=9)
-    table.set_row(0, [1, 2, 3, 4])
-    starts = {15: [1, 2, 3, 4], 16: [0, 2, 3, 4], 23: [0, 2, 3, 4], 24: [0, 0, 3, 4]}
     # The token at 15 sees 7 to 15, that at 16 sees 8 to 16.
+    starts = {15: [1, 2, 3, 4], 16: [0, 2, 3, 4], 23: [0, 2, 3, 4], 24: [0, 0, 3, 4]}
     for start, blocks in starts.items():
-        assert table.gather(np.array([0]), np.array([start]), 32).tolist() == [blocks]
+        table = BlockTables(num_slots=1, max_blocks=4, block_size=8, windows=[None, 9])
+        table.set_row(0, [[5, 6, 7], [1, 2, 3]])
+        table.append_row(0, [[8], [4]], start)
+        assert table.gather(np.array([0]), 32).tolist() == [[[5, 6, 7, 8]], [blocks]]
+
+
+def test_a_row_after_one_with_a_window_names_all_its_blocks() -> None:
+    table = BlockTables(num_slots=1, max_blocks=4, block_size=8, windows=[9])
+    table.set_row(0, [[1, 2, 3]])
+    table.append_row(0, [[4]], 24)
+    table.set_row(0, [[5, 6]])
+    assert table.gather(np.array([0]), 32).tolist() == [[[5, 6, 0, 0]]]
