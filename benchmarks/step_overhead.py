@@ -39,12 +39,12 @@ from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
-from vllm_lite.engine.channel import Channel
-from vllm_lite.engine.constraints import Constraints
-from vllm_lite.engine.core import EngineCore
-from vllm_lite.engine.core_loop import CoreLoop
-from vllm_lite.engine.heartbeat import Heartbeat
-from vllm_lite.engine.messages import AddRequests, Shutdown, StepOutputs
+from vllm_lite.engine.core.constraints import Constraints
+from vllm_lite.engine.core.engine_core import EngineCore
+from vllm_lite.engine.core.loop import CoreLoop
+from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.messages import AddRequests, Shutdown, StepOutputs
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams

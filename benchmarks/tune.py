@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 from kernel_launches import caught_launches
 from kernel_resources import HARMLESS_STACK, SHARED, resources
 
+from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
+from vllm_lite.kernels.gpu.triton.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.reference_quantized import SCALE_BLOCK
-from vllm_lite.kernels.triton import ops, tuning
-from vllm_lite.kernels.triton.grouped_linear import MANY_ROWS
-from vllm_lite.kernels.triton.tuning import AttentionTile, ProductTile
+from vllm_lite.kernels.reference.quantize import SCALE_BLOCK
 
 Work = Callable[[], object]
 Tile = ProductTile | AttentionTile

@@ -1,5 +1,5 @@
 // Python's way to the CPU kernels: addresses and sizes as integers, so that a call costs well under
-// a microsecond. vllm_lite/kernels/cpu.py is the only caller; it vouches for shapes and types.
+// a microsecond. vllm_lite/kernels/cpu/ops.py is the only caller; it vouches for shapes and types.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

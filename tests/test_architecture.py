@@ -40,7 +40,6 @@ LAYERS: dict[str, int] = {
     "structured_output": 2,
     "beam_search": 3,
     "platform": 3,
-    "attention": 2,
     "distributed": 3,
     "kernels": 3,
     "quantization": 3,

@@ -24,7 +24,7 @@ from vllm_lite.config.option import make
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.input_processor import InputProcessor
+from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server import launch

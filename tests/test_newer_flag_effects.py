@@ -23,7 +23,7 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.errors import UsageError
 from vllm_lite.log import JsonFormatter, reconfigure_logging
 from vllm_lite.metrics.prometheus import EngineCollector

@@ -13,7 +13,7 @@ from vllm_lite import envs
 
 if TYPE_CHECKING:
     from vllm_lite.config.engine_args import AsyncEngineArgs, EngineArgs
-    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.front.async_llm import AsyncLLM
     from vllm_lite.llm import LLM
     from vllm_lite.outputs import CompletionOutput, RequestOutput
     from vllm_lite.pooling_params import PoolingParams
@@ -35,7 +35,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "vllm_lite.llm",
-    "AsyncLLM": "vllm_lite.engine.async_llm",
+    "AsyncLLM": "vllm_lite.engine.front.async_llm",
     "AsyncEngineArgs": "vllm_lite.config.engine_args",
     "EngineArgs": "vllm_lite.config.engine_args",
     "CompletionOutput": "vllm_lite.outputs",

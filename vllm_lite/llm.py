@@ -19,8 +19,8 @@ from vllm_lite.beam_search_params import (
 )
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
-from vllm_lite.engine.input_processor import ProcessedInput
-from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.engine.front.input_processor import ProcessedInput
+from vllm_lite.engine.front.sync_llm import LLMEngine
 from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.metrics.reader import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats

@@ -106,7 +106,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
     import kernel_cases as cases
     from state_cases import state_cases
 
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     paged = cuda_operations(is_dry)
     # The interpreter multiplies no tiles of bfloat16, and is slow.
@@ -137,7 +137,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
 
 def cuda_operations(is_dry: bool) -> Any:
     """csrc/cuda's, or None where it is not built."""
-    from vllm_lite.kernels.cuda.paged import PagedOps
+    from vllm_lite.kernels.gpu.cuda.paged import PagedOps
 
     if is_dry:
         sys.path.insert(0, str(ROOT))

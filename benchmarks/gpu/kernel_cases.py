@@ -12,20 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels import (
-    reference,
-    reference_experts,
-    reference_fixed,
-    reference_grouped,
-    reference_quantized,
-    reference_quantized_gated,
-    reference_quantized_norms,
-    reference_sampling,
-)
-from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
+from vllm_lite.kernels.reference import experts as reference_experts
+from vllm_lite.kernels.reference import fixed_linear as reference_fixed
+from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference import quantize as reference_quantized
+from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
+from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
+from vllm_lite.kernels.reference import sampling as reference_sampling
+from vllm_lite.kernels.reference.activation import ACTIVATIONS
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Two roundings to the type, and what a sum in float32 adds.

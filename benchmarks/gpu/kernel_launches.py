@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from vllm_lite.kernels.activations import ACTIVATIONS
+from vllm_lite.kernels.gpu.triton import device, ops
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
-from vllm_lite.kernels.triton import device, ops
+from vllm_lite.kernels.reference.activation import ACTIVATIONS
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
 MODELS = (

@@ -9,7 +9,7 @@ import torch
 from kernel_cases import ROUNDING, Case
 from torch import Tensor
 
-from vllm_lite.kernels import reference_state
+from vllm_lite.kernels.reference import state as reference_state
 
 
 def state_cases(dtype: torch.dtype) -> Iterator[Case]:

@@ -10,7 +10,7 @@ from kernels.case import Case, Shape, copies
 from kernels.linear import ROWS, layer_sizes
 from vllm_lite import _cpu
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 

@@ -1,7 +1,7 @@
 // The operations as the host starts them: a launch queues work on a stream and returns at once.
 //
 // Each returns null, or one line on what went wrong. Shapes, types and alignment are the caller's
-// to check: vllm_lite/kernels/cuda/ops.py does.
+// to check: vllm_lite/kernels/gpu/cuda/ops.py does.
 #pragma once
 
 #include "cuda/kernels.h"

@@ -288,7 +288,7 @@ def memory_of(pid: int) -> dict[str, int]:
     parent = psutil.Process(pid)
     found = {"api": parent.memory_info().rss}
     for child in parent.children(recursive=True):
-        if any("core_process" in word for word in child.cmdline()):
+        if any("vllm_lite.engine.core" in word for word in child.cmdline()):
             found["core"] = child.memory_info().rss
     return found
 

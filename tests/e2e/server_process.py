@@ -83,7 +83,9 @@ class ServerProcess:
     def core(self) -> psutil.Process:
         """The engine core's process."""
         return next(
-            one for one in self.children() if any("core_process" in w for w in one.cmdline())
+            one
+            for one in self.children()
+            if any("vllm_lite.engine.core" in w for w in one.cmdline())
         )
 
     def children(self) -> list[psutil.Process]:

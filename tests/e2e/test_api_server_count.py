@@ -116,7 +116,7 @@ def module_of(process: psutil.Process) -> str:
     ("module", "words"),
     [
         ("vllm_lite.server.replica_process", "API server"),
-        ("vllm_lite.engine.core_process", "engine core"),
+        ("vllm_lite.engine.core", "engine core"),
     ],
 )
 def test_a_dead_process_ends_the_server_with_one_line(module: str, words: str) -> None:

@@ -23,9 +23,9 @@ from tests.e2e.server_process import ServerProcess
 from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.async_llm import AsyncLLM
-from vllm_lite.engine.core_child import CoreProcess
-from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.engine.front.async_llm import AsyncLLM
+from vllm_lite.engine.link.core_launch import launch_core
+from vllm_lite.engine.link.core_process import CoreProcess
 from vllm_lite.errors import CheckpointError, EngineDeadError
 
 SMALL = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 300}
@@ -235,7 +235,7 @@ def test_a_stopped_core_ends_the_server_within_seconds() -> None:
         (core,) = [
             child
             for child in psutil.Process(server.process.pid).children()
-            if "core_process" in " ".join(child.cmdline())
+            if "vllm_lite.engine.core" in " ".join(child.cmdline())
         ]
         core.suspend()
         began, status = time.monotonic(), 200

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from vllm_lite import _cpu
 from vllm_lite.config.machine import cpu_flags
-from vllm_lite.kernels.calls import calls
+from vllm_lite.kernels.cpu.calls import calls
 
 CSRC = Path(__file__).parents[2] / "csrc"
 FILES = (
@@ -83,7 +83,7 @@ class EmulatedTiles:
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Products and attention of vllm_lite.kernels.cpu are carried out here."""
+        """Products and attention of vllm_lite.kernels.cpu.ops are carried out here."""
         token = calls.set(self)
         try:
             yield

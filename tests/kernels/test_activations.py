@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_lite.kernels import cpu, reference
-from vllm_lite.kernels.activations import ACTIVATIONS
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.activation import ACTIVATIONS
 
 DTYPES = [torch.float32, torch.bfloat16]
 

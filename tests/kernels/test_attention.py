@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cached_rows, cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import cached_rows
+from vllm_lite.kernels.reference import ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Types of one byte: without a scale for each row, and with one.

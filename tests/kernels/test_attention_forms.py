@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tests.kernels.test_attention import MIXED, Batch, batch
 from tests.kernels.test_fusion import step_of
-from vllm_lite.kernels import cpu, reference
-from vllm_lite.kernels.cpu_program import StepTensors, record_step
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.program import StepTensors, record_step
+from vllm_lite.kernels.reference import ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1.6e-2}

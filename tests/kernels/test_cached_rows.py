@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels import cached_rows, cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import cached_rows
+from vllm_lite.kernels.reference import ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]

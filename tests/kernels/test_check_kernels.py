@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels import emulated_cuda
-from vllm_lite.kernels.triton import ops
+from vllm_lite.kernels.gpu.triton import ops
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 # They run on the host, or by torch's own kernels.

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from vllm_lite.distributed.shared_memory import SharedMemoryGroup
-from vllm_lite.kernels import cpu, reference, reference_collectives
-from vllm_lite.kernels.cpu_program import record_step
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.program import record_step
+from vllm_lite.kernels.reference import collectives as reference_collectives
+from vllm_lite.kernels.reference import ops as reference
 
 T = TypeVar("T")
 

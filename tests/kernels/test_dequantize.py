@@ -9,7 +9,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vllm_lite.config.checkpoint import LOADABLE_GGML_TYPES
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+
+# Where a block holds its half-precision scales.
+from vllm_lite.kernels.reference import ops as reference
 
 # Where a block holds its half-precision scales.
 SCALE_OFFSETS: dict[str, list[int]] = {

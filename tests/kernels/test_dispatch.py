@@ -11,8 +11,10 @@ import torch
 
 from vllm_lite import _cpu
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels import cpu, dispatch, reference
-from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.gpu.backends import gpu_ops
+from vllm_lite.kernels.reference import ops as reference
 from vllm_lite.quantization import unquantized
 from vllm_lite.quantization.registry import get_linear_method
 
@@ -37,7 +39,7 @@ import sys
 import vllm_lite.worker.worker
 from vllm_lite.kernels import dispatch
 dispatch.select_ops("cpu")
-print(*(m for m in sys.modules if m.startswith(("vllm_lite._cuda", "vllm_lite.kernels.cuda"))))
+print(*(m for m in sys.modules if m.startswith(("vllm_lite._cuda", "vllm_lite.kernels.gpu.cuda"))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
@@ -85,8 +87,8 @@ def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("backend", [None, "TRITON_ATTN", "TORCH_SDPA"])
 def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels import sdpa
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu import sdpa
+    from vllm_lite.kernels.gpu.triton import ops
 
     chosen = gpu_ops(backend)
     own = {"paged_attention": sdpa.paged_attention} if backend == "TORCH_SDPA" else {}
@@ -98,8 +100,8 @@ def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import tuning
-    from vllm_lite.kernels.triton.fixed_linear import fixed_linear
+    from vllm_lite.kernels.gpu.triton import tuning
+    from vllm_lite.kernels.gpu.triton.fixed_linear import fixed_linear
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for backend in ("CUDA", "TORCH_SDPA"):
@@ -127,7 +129,7 @@ def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UsageError, match=f"{name} cannot be used .*{package}.*pip install"):
             gpu_ops(name)
     monkeypatch.setitem(sys.modules, "vllm_lite._cuda", None)
-    monkeypatch.delitem(sys.modules, "vllm_lite.kernels.cuda.ops", raising=False)
+    monkeypatch.delitem(sys.modules, "vllm_lite.kernels.gpu.cuda.ops", raising=False)
     with pytest.raises(UsageError, match=r"CUDA cannot be used .*VLLM_LITE_CUDA=ON"):
         gpu_ops("CUDA")
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu, reference
-from vllm_lite.kernels.cpu_slim import pack_slim
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.slim import pack_slim
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.online import to_q4_1, to_q8_0
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.kernels.test_dequantize import random_storage
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu
-from vllm_lite.kernels.cpu_program import RecordedStep, StepTensors, record_step
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.program import RecordedStep, StepTensors, record_step
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 EPS = 1e-6
 BLOCK = 16

@@ -71,7 +71,7 @@ def test_a_gpu_path_imports_nothing_that_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     code = """
 from measure import engine
-from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.kernels.gpu.backends import gpu_ops
 from vllm_lite.worker import cuda_device
 for backend in (None, "TORCH_SDPA"):
     assert gpu_ops(backend).paged_attention
@@ -215,7 +215,7 @@ import pathlib, torch
 from measure import cuda_module
 cuda_module.install(pathlib.Path({library!r}))
 from vllm_lite import _cuda
-from vllm_lite.kernels.cuda.paged import PagedOps
+from vllm_lite.kernels.gpu.cuda.paged import PagedOps
 cache = torch.zeros(2, 2, 3, 8, 64, dtype=torch.float16)
 rows = torch.randn(2, 1, 3, 64).half()
 PagedOps(_cuda, "cpu", 64).reshape_and_cache(*rows, *cache, torch.tensor([9]))

@@ -7,10 +7,11 @@ import torch
 from gguf import GGMLQuantizationType
 
 from tests.kernels.test_dequantize import KINDS, random_storage
-from vllm_lite.kernels import reference, reference_grouped
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, from_awq, from_gptq
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # Whatever can be loaded in blocks can be multiplied by on a GPU.
 GROUPED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]
@@ -94,7 +95,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 
 def check_triton(weight: GroupedWeight, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     values = ops.expand_grouped(weight, dtype)
     assert torch.equal(values, reference_grouped.expand_grouped(weight, dtype))
@@ -114,7 +115,7 @@ def test_products_with_gguf_weights(kind: GGMLQuantizationType) -> None:
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
 def test_rows_are_looked_up(kind: GGMLQuantizationType) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     inputs = 256 if kind.name.endswith("K") else 96
     raw = random_storage(kind, 9, inputs)
@@ -126,7 +127,7 @@ def test_rows_are_looked_up(kind: GGMLQuantizationType) -> None:
 
 def test_parts_of_several_types_are_side_by_side() -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     kinds = [GGMLQuantizationType.Q4_0] * 2 + [GGMLQuantizationType.Q8_0]
     rows = [
@@ -152,7 +153,7 @@ def test_products_with_awq_and_gptq_weights() -> None:
 
 def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import grouped_linear, ops
+    from vllm_lite.kernels.gpu.triton import grouped_linear, ops
 
     expected, weight = gguf_weight(GGMLQuantizationType.Q4_0, 6)
     x = torch.randn(4, 96)
@@ -162,7 +163,7 @@ def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import device, ops
+    from vllm_lite.kernels.gpu.triton import device, ops
 
     _, weight = gguf_weight(GGMLQuantizationType.Q4_K, 5)
     x, bias = torch.randn(2, 512), torch.randn(5)

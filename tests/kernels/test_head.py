@@ -8,9 +8,9 @@ from gguf import GGMLQuantizationType as GGML
 
 from tests.kernels.test_quantized import awkward_rows, weights
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.mapped_memory import KeptRows
 from vllm_lite.kernels.head_ops import HeadOps
-from vllm_lite.kernels.mapped_memory import KeptRows
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (rows, inputs, outputs): parts of a panel, of a strip of four panels, several blocks of rows.

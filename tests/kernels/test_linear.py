@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (rows, inputs, outputs): every height of a tile, odd inputs, parts of a panel, several blocks.

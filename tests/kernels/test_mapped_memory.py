@@ -7,8 +7,8 @@ import mmap
 import pytest
 import torch
 
-from vllm_lite.kernels import mapped_memory
-from vllm_lite.kernels.mapped_memory import HUGE_PAGE, MappedPool, map_zeros
+from vllm_lite.kernels.cpu import mapped_memory
+from vllm_lite.kernels.cpu.mapped_memory import HUGE_PAGE, MappedPool, map_zeros
 
 
 @pytest.mark.parametrize("size", [1, 4096, HUGE_PAGE, 5 * HUGE_PAGE + 3])

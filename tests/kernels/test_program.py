@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.test_fusion import step_of
-from vllm_lite.kernels import cpu
-from vllm_lite.kernels.cpu_program import (
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.program import (
     STEP_INPUTS,
     StepInput,
     StepTensors,

@@ -12,8 +12,9 @@ from gguf import GGMLQuantizationType as GGML
 from tests.kernels.test_dequantize import KINDS, random_storage
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels import cpu, reference
-from vllm_lite.kernels.quantized import QuantizedRows, QuantizedWeight
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.quantized import QuantizedRows, QuantizedWeight
 
 QUANTIZED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]
 EVERY_KIND = pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)

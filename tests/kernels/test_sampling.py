@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from vllm_lite.kernels import cpu, reference
-from vllm_lite.kernels.reference_sampling import filter_weights, token_weights
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.sampling import filter_weights, token_weights
 
 INF = float("inf")
 

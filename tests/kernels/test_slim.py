@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.kernels import emulated_tiles
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu
-from vllm_lite.kernels.cpu_slim import pack_slim
-from vllm_lite.kernels.reference import PackedLinear
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.slim import pack_slim
+from vllm_lite.kernels.reference.ops import PackedLinear
 
 ANY = 1  # weights of an exception: as many exceptions as there are
 # (rows, inputs, outputs): odd inputs, parts of a panel, groups and chunks, several blocks of rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_lite.kernels.staging import Stage, write_weights
+from vllm_lite.kernels.gpu.staging import Stage, write_weights
 
 
 class Fences:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Tokens of each request: one, several requests, one without tokens, no request at all.
@@ -120,7 +121,7 @@ def test_what_states_make_of_tokens_under_triton(
     lengths: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     compare(ops, make_places(lengths), dtype)
 
@@ -182,7 +183,7 @@ def test_gated_norms(dtype: torch.dtype) -> None:
 
 def test_gated_norms_under_triton() -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     for size, group_size in ROWS:
         x, gate = torch.randn(2, 3, size + 3)[..., 1 : 1 + size]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu
+from vllm_lite.kernels.cpu import ops as cpu
 
 pytestmark = pytest.mark.usefixtures("threads")
 

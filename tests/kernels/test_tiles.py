@@ -21,7 +21,10 @@ from tests.kernels import emulated_tiles
 from tests.kernels.emulated_tiles import EmulatedTiles
 from tests.kernels.test_quantized import EVERY_KIND, awkward_rows, weights
 from vllm_lite import _cpu
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+
+# Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
+from vllm_lite.kernels.reference import ops as reference
 
 # Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
 HEIGHTS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 96, 97, 200)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_lite.kernels import cpu, reference
+from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference import ops as reference
 
 
 def masks(count: int, vocab_size: int, share: float) -> torch.Tensor:

@@ -20,16 +20,14 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_attention import NARROW, Batch, batch
-from vllm_lite.kernels import (
-    reference,
-    reference_experts,
-    reference_grouped,
-    reference_quantized,
-    reference_quantized_norms,
-)
-from vllm_lite.kernels.activations import ACTIVATIONS
 from vllm_lite.kernels.dispatch import Ops
-from vllm_lite.kernels.triton import attention, device, ops
+from vllm_lite.kernels.gpu.triton import attention, device, ops
+from vllm_lite.kernels.reference import experts as reference_experts
+from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference import quantize as reference_quantized
+from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
+from vllm_lite.kernels.reference.activation import ACTIVATIONS
 
 ROOT = Path(__file__).parents[2]
 SPECIFICATIONS = (

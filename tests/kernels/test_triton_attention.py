@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
 from tests.kernels.test_attention_forms import in_pages
-from vllm_lite.kernels import reference
-from vllm_lite.kernels.triton import device, ops
+from vllm_lite.kernels.gpu.triton import device, ops
+from vllm_lite.kernels.reference import ops as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

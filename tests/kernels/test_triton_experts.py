@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels import reference_experts
-from vllm_lite.kernels.triton import ops
+from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.reference import experts as reference_experts
 
 # tokens, experts, experts of a token: one token, all experts, an odd number, only one choice
 CASES = [(1, 8, 2), (7, 5, 5), (20, 12, 3), (33, 3, 1)]

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from vllm_lite.kernels import reference_fixed
-from vllm_lite.kernels.triton import device, ops, tuning
+from vllm_lite.kernels.gpu.triton import device, ops, tuning
+from vllm_lite.kernels.reference import fixed_linear as reference_fixed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

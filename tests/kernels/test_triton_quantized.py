@@ -10,13 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels import (
-    reference_quantized,
-    reference_quantized_gated,
-    reference_quantized_norms,
-)
-from vllm_lite.kernels.reference_quantized import LARGEST, SCALE_BLOCK
-from vllm_lite.kernels.triton import device, ops, tuning
+from vllm_lite.kernels.gpu.triton import device, ops, tuning
+from vllm_lite.kernels.reference import quantize as reference_quantized
+from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
+from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
+from vllm_lite.kernels.reference.quantize import LARGEST, SCALE_BLOCK
 
 NARROW = list(LARGEST)
 INFINITY = float("inf")

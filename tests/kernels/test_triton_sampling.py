@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_sampling import choices, random_choices
-from vllm_lite.kernels import reference_sampling
-from vllm_lite.kernels.triton import ops, sampling
+from vllm_lite.kernels.gpu.triton import ops, sampling
+from vllm_lite.kernels.reference import sampling as reference_sampling
 
 INFINITY = float("inf")
 SIZES = [1, 5, 257, 600]

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from vllm_lite.kernels import (
-    dispatch,
-    reference,
-    reference_grouped,
-    reference_quantized,
-    reference_quantized_gated,
-    reference_quantized_norms,
-)
+from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference import quantize as reference_quantized
+from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
+from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
 
 NARROW_FUSED = (reference_quantized_gated, reference_quantized_norms)
 
@@ -33,7 +31,7 @@ def reference_ops() -> Any:
 def triton_ops() -> Any:
     """The GPU's own, as the interpreter runs them."""
     pytest.importorskip("triton")
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     return ops
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from vllm_lite.attention.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.kv_group import cache_groups
+from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.load import load_model

@@ -18,7 +18,7 @@ from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
-from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.kernels import dispatch
 from vllm_lite.outputs import RequestOutput

@@ -21,7 +21,7 @@ from tests.models.test_gguf import SIZES, write_gguf
 from vllm_lite import _cpu
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.step import EngineCoreRequest
-from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.executor.select import make_executor
 from vllm_lite.kernels import dispatch
 from vllm_lite.models.interfaces import CausalLM

@@ -15,7 +15,7 @@ import pytest
 from tests.models.byte_model import CONTEXT, save_byte_model
 from tests.unit.structured_output.walks import schema_cases
 from vllm_lite import LLM, RequestOutput, SamplingParams
-from vllm_lite.engine import constraints
+from vllm_lite.engine.core import constraints
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import StructuredOutputsParams
 from vllm_lite.structured_output import sequence

@@ -10,7 +10,7 @@ import torch
 
 from tests.models.checkpoints import TINY, make_model, save
 from vllm_lite import LLM, SamplingParams
-from vllm_lite.engine.inproc_client import InprocClient
+from vllm_lite.engine.link.inproc_client import InprocClient
 from vllm_lite.layers.attention import Attention
 
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 30, 61)]

@@ -18,8 +18,8 @@ from tests.models.test_async_scheduling import EAGER, GRAPHS, on_stand_in
 from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.engine.inproc_client import InprocClient
-from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.engine.front.sync_llm import LLMEngine
+from vllm_lite.engine.link.inproc_client import InprocClient
 from vllm_lite.errors import EngineGenerateError, NotInBuildError, RequestError, UsageError
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.outputs import PoolingRequestOutput
@@ -124,7 +124,9 @@ def test_tasks_can_be_mixed_in_a_step_of_the_core(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No engine does so yet; the core and its workers could."""
-    monkeypatch.setattr("vllm_lite.engine.input_processor.InputProcessor._check_task", lambda *_: 0)
+    monkeypatch.setattr(
+        "vllm_lite.engine.front.input_processor.InputProcessor._check_task", lambda *_: 0
+    )
     text = SamplingParams(temperature=0, max_tokens=5, output_kind=RequestOutputKind.FINAL_ONLY)
     params = [RAW, text]
 

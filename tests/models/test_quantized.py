@@ -15,7 +15,7 @@ from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS, RANDOM_SCALES, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels.quantized import round_activations
+from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.quantization.online import to_q4_1, to_q8_0
 from vllm_lite.quantization.quantized import QuantizedKernel
 

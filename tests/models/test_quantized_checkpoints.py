@@ -13,9 +13,9 @@ from tests.models.checkpoints import make_model, save
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS
-from vllm_lite.attention.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels.quantized import round_activations
+from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
+from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.layers.attention import Attention, LayerCache, ScaledCacheAttention
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.unquantized import PackedKernel

@@ -14,7 +14,7 @@ from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import CASES, MIXED, ids_of
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.cpu_program import StepTensors, UnrecordableError, record_step
+from vllm_lite.kernels.cpu.program import StepTensors, UnrecordableError, record_step
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization import unquantized

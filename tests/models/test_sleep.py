@@ -15,7 +15,7 @@ from vllm_lite import LLM, AsyncLLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.kernels.mapped_memory import map_zeros, release_pages
+from vllm_lite.kernels.cpu.mapped_memory import map_zeros, release_pages
 from vllm_lite.log import timeline
 from vllm_lite.worker import worker
 

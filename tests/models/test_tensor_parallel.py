@@ -23,7 +23,7 @@ from tests.models.test_quantized import assert_near
 from vllm_lite.distributed.groups import Shard, head_shards, tensor_parallel
 from vllm_lite.distributed.shared_memory import SharedMemoryGroup
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels import reference_collectives
+from vllm_lite.kernels.reference import collectives as reference_collectives
 from vllm_lite.models.interfaces import CausalLM
 
 IDS = [5, 9, 2, 77, 130, 0, 31, 64, 65, 66, 128]

@@ -18,12 +18,12 @@ from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
-from vllm_lite.engine.codec import core_codec, front_end_codec
-from vllm_lite.engine.fan_out import fan_out
-from vllm_lite.engine.input_processor import InputProcessor
-from vllm_lite.engine.messages import AddRequests, Prepare, ToCore
-from vllm_lite.engine.prepared import PreparedConstraints
-from vllm_lite.engine.sleep import check_sleep, wakes_up
+from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.input_processor import InputProcessor
+from vllm_lite.engine.front.prepared import PreparedConstraints
+from vllm_lite.engine.front.sleep import check_sleep, wakes_up
+from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.messages import AddRequests, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput

@@ -20,8 +20,8 @@ from tests.server.harness import HI, chat, error_of, http, post
 from tests.server.running import running
 from tests.unit.engine.engines import async_engine
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.engine.codec import core_codec, front_end_codec
-from vllm_lite.engine.messages import Undecodable
+from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.messages import Undecodable
 from vllm_lite.parsers.events import collect
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
 from vllm_lite.parsers.tool_spec import ToolSpec

@@ -16,7 +16,7 @@ from tests.server.harness import Connection
 from tests.unit.engine.engines import async_engine
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.core.step import SchedulerOutput
-from vllm_lite.engine.async_llm import AsyncLLM
+from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.server.app import build_app
 
 PATH = "/v1/completions"

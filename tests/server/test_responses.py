@@ -16,7 +16,7 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, error_of, http
 from tests.server.test_disconnect import until_running
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
-from vllm_lite.engine.input_processor import InputProcessor
+from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.errors import EngineDeadError, QueueFullError, RequestError
 
 GOLDEN = Path(__file__).parent / "golden"

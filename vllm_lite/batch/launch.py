@@ -21,7 +21,7 @@ from vllm_lite.batch.urls import Reach
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.engine.link.core_launch import launch_core
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.progress import progress_bar
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from vllm_lite.config.vllm import VllmConfig
-    from vllm_lite.engine.async_llm import AsyncLLM
     from vllm_lite.engine.client import EngineClient
+    from vllm_lite.engine.front.async_llm import AsyncLLM
 
 logger = init_logger(__name__)
 
@@ -124,8 +124,8 @@ def _told_what_is_kept(journal: Journal, whole: Scan) -> Iterator[None]:
 def _start_engine(config: VllmConfig) -> AsyncLLM:
     core = launch_core(config)
     # Imported here, while the core loads.
-    from vllm_lite.engine.async_llm import AsyncLLM
-    from vllm_lite.engine.core_client import log_ready
+    from vllm_lite.engine.front.async_llm import AsyncLLM
+    from vllm_lite.engine.link.core_client import log_ready
 
     client = AsyncLLM(config, core)
     timeline.mark("waiting for the engine")

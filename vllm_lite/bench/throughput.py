@@ -15,7 +15,7 @@ from vllm_lite.bench.report import write_json
 from vllm_lite.bench.work import Job, Work, warmups
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.async_llm import AsyncLLM
+from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
 from vllm_lite.outputs import RequestOutput

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vllm_lite import _cpu
-from vllm_lite.kernels.arguments import dtype_number, row_stride
-from vllm_lite.kernels.calls import calls
-from vllm_lite.kernels.mapped_memory import KeptRows
+from vllm_lite.kernels.cpu.arguments import dtype_number, row_stride
+from vllm_lite.kernels.cpu.calls import calls
+from vllm_lite.kernels.cpu.mapped_memory import KeptRows
 
 
 class SharedMemoryGroup:

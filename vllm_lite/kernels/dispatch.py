@@ -14,12 +14,12 @@ from torch import Tensor
 
 from vllm_lite import envs
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels import reference
-from vllm_lite.kernels.gpu import gpu_ops
+from vllm_lite.kernels.gpu.backends import gpu_ops
 from vllm_lite.kernels.head_ops import HeadOps
 from vllm_lite.kernels.narrow_ops import NarrowOps
-from vllm_lite.kernels.quantized import PackedRows, QuantizedRows
-from vllm_lite.kernels.reference import PackedLinear
+from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import PackedLinear
+from vllm_lite.kernels.reference.quantized import PackedRows, QuantizedRows
 
 
 class Ops(Protocol):
@@ -344,7 +344,7 @@ def _interpreted() -> Ops:
     if not envs.TRITON_INTERPRET:
         raise UsageError("VLLM_LITE_CPU_ISA=triton needs TRITON_INTERPRET=1: there is no GPU here")
     try:
-        from vllm_lite.kernels.triton import ops as triton_ops
+        from vllm_lite.kernels.gpu.triton import ops as triton_ops
     except ImportError as error:
         raise UsageError(
             f"VLLM_LITE_CPU_ISA=triton needs Triton ({error}); run `pip install triton`"
@@ -362,7 +362,7 @@ def _compiled(isa: str) -> Ops:
             f"VLLM_LITE_CPU_ISA={isa}: this machine only runs {', '.join(supported)}; unset it"
         )
     module.select_isa(isa)
-    from vllm_lite.kernels import cpu
+    from vllm_lite.kernels.cpu import ops as cpu
 
     return cpu
 

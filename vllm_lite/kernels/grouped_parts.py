@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.grouped_gguf import block_of, from_gguf, is_supported
 from vllm_lite.kernels.grouped_weight import GroupedWeight
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 
 @dataclass(frozen=True, slots=True)

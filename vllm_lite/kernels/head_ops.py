@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference import PackedLinear
+from vllm_lite.kernels.reference.ops import PackedLinear
 
 
 @runtime_checkable

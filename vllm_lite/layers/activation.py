@@ -14,7 +14,7 @@ from vllm_lite.quantization.scaled import of_rows
 # [T, 2I] or [T, I], and a product of [T, I] -> the product of what is activated.
 ActivatedProduct = Callable[[Tensor, LinearKernel], Tensor]
 
-# transformers' names to those of the operations (kernels/activations.py).
+# transformers' names to those of the operations (kernels/reference/activation.py).
 _NAMES = {
     "silu": "silu",
     "swish": "silu",

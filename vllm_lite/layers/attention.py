@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vllm_lite.attention.metadata import current_metadata
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
 

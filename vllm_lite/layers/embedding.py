@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, tp_group
+from vllm_lite.kernels.cpu.mapped_memory import KeptRows
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.mapped_memory import KeptRows
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.head import HeadKernel, head_kernel
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vllm_lite.attention.metadata import current_metadata
 from vllm_lite.core.kv_spec import StateCacheSpec
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.activation import activation_name
 from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm_lite.layers.weights import NamedSlot, WeightSlot

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 
 @dataclass(frozen=True, slots=True)

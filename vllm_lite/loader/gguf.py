@@ -16,8 +16,8 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFTensor, read_gguf
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.quantized import QuantizedRows
-from vllm_lite.kernels.staging import write_weights
+from vllm_lite.kernels.gpu.staging import write_weights
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.weight_rules import Part, renamed
 

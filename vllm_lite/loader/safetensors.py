@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.staging import write_weights
+from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.weight_rules import Part
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.method import (
     EmbeddingTable,
     LinearKernel,

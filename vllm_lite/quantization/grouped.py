@@ -17,7 +17,7 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import narrow_ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.narrow_ops import NarrowOps
-from vllm_lite.kernels.quantized import GROUP, QuantizedRows
+from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
     EmbeddingTable,

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # [T, input_size] -> [T, output_size]
 LinearKernel = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels.quantized import GROUP, QuantizedRows
+from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_lite.config.gguf_header import GGML_TYPES
 from vllm_lite.kernels.dispatch import Ops, ops
-from vllm_lite.kernels.quantized import PackedRows, QuantizedRows
+from vllm_lite.kernels.reference.quantized import PackedRows, QuantizedRows
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.storage import StoredWeight
 

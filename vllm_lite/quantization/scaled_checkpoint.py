@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_lite.config.quantized_checkpoint import ScaledCodes
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import narrow_ops
-from vllm_lite.kernels.reference_quantized import SCALE_BLOCK
+from vllm_lite.kernels.reference.quantize import SCALE_BLOCK
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
     EmbeddingTable,

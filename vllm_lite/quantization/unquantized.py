@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vllm_lite.kernels.dispatch import Ops, is_deterministic, ops
-from vllm_lite.kernels.gpu import fixed_product
-from vllm_lite.kernels.reference import PackedLinear
+from vllm_lite.kernels.gpu.backends import fixed_product
+from vllm_lite.kernels.reference.ops import PackedLinear
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.reference_sampling import filter_weights, token_weights
+from vllm_lite.kernels.reference.sampling import filter_weights, token_weights
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.bias import Int64s
 from vllm_lite.sample.counter_rng import uniforms

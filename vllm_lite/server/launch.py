@@ -17,8 +17,8 @@ from vllm_lite import __version__
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.core_handle import StartedCore
-from vllm_lite.engine.core_launch import launch_core
+from vllm_lite.engine.link.core_handle import StartedCore
+from vllm_lite.engine.link.core_launch import launch_core
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
@@ -32,7 +32,7 @@ from vllm_lite.server.replicas import NoReplicas, Replicas
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.front.async_llm import AsyncLLM
     from vllm_lite.server.lifecycle import Beside
 
 logger = init_logger(__name__)
@@ -130,8 +130,8 @@ def _start_and_serve(
     # Imported here, while the core loads.
     import uvloop
 
-    from vllm_lite.engine.async_llm import AsyncLLM
-    from vllm_lite.engine.core_client import log_ready
+    from vllm_lite.engine.front.async_llm import AsyncLLM
+    from vllm_lite.engine.link.core_client import log_ready
     from vllm_lite.server.app import build_app
 
     timeline.mark("HTTP imports")

@@ -19,7 +19,7 @@ from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import init_logger, make_stderr_lossy, set_process_name
 
 if TYPE_CHECKING:
-    from vllm_lite.engine.async_llm import AsyncLLM
+    from vllm_lite.engine.front.async_llm import AsyncLLM
     from vllm_lite.server.replicas import ReplicaJob
 
 # Run as a module, this one has no name of its own.
@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> int:
 
 def _join(job: ReplicaJob) -> AsyncLLM:
     """The engine, once it is ready; raises what keeps it from starting."""
-    from vllm_lite.engine.async_llm import AsyncLLM
-    from vllm_lite.engine.core_joined import JoinedCore
-    from vllm_lite.engine.front_ends import FrontEndSeat
+    from vllm_lite.engine.front.async_llm import AsyncLLM
+    from vllm_lite.engine.link.core_joined import JoinedCore
+    from vllm_lite.engine.link.front_ends import FrontEndSeat
     from vllm_lite.metrics.board import Board
 
     core = JoinedCore(

@@ -18,7 +18,7 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.core_handle import StartedCore
+from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.lifeline import ChildProcess
 from vllm_lite.log import init_logger

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import AttentionMetadata, StateIndices, attention_metadata
+from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
 

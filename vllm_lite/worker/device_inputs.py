@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import AttentionMetadata, StateIndices
+from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.batch import Batch, ModelInputs, StepRows
 from vllm_lite.worker.block_table import BlockTables

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from vllm_lite import platform
-from vllm_lite.attention.metadata import attention_metadata
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_plan import KVCachePlan, page_bytes
@@ -33,6 +32,7 @@ from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.metadata import attention_metadata
 from vllm_lite.loader.load import load_model
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.models.interfaces import CausalLM

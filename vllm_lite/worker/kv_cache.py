@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.errors import UsageError
-from vllm_lite.kernels.mapped_memory import map_zeros
+from vllm_lite.kernels.cpu.mapped_memory import map_zeros
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vllm_lite.attention.metadata import (
+from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.metadata import (
     AttentionMetadata,
     StateIndices,
     attention_metadata,
     current_metadata,
 )
-from vllm_lite.kernels import dispatch
 from vllm_lite.log import init_logger
 from vllm_lite.models.interfaces import CausalLM
 
@@ -36,7 +36,7 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     """
     if not dispatch.is_compiled():
         return model.forward
-    from vllm_lite.kernels.cpu_program import (
+    from vllm_lite.kernels.cpu.program import (
         STATE_INPUTS,
         STEP_INPUTS,
         StepInput,

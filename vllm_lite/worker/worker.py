@@ -19,7 +19,7 @@ from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.mapped_memory import release_pages
+from vllm_lite.kernels.cpu.mapped_memory import release_pages
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights

@@ -54,7 +54,7 @@ class PagedCache:
 
 def backends(place: Place) -> dict[str, Any]:
     """The operations that attend, by the name of --attention-backend."""
-    from vllm_lite.kernels.triton import ops
+    from vllm_lite.kernels.gpu.triton import ops
 
     found = {"TRITON_ATTN": ops}
     compiled = cuda_operations(place)

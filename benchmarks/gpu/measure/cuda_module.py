@@ -98,7 +98,7 @@ def cuda_operations(place: Place) -> Any:
     if "vllm_lite._cuda" not in sys.modules and library.exists():
         install(library)
     try:
-        from vllm_lite.kernels.cuda import ops
+        from vllm_lite.kernels.gpu.cuda import ops
     except ImportError as error:
         say(f"csrc/cuda is not measured: {error}")
         return None

@@ -23,7 +23,7 @@ plain_structs.install()
 from vllm_lite.config.engine_args import EngineArgs  # noqa: E402
 from vllm_lite.config.vllm import VllmConfig  # noqa: E402
 from vllm_lite.core.step import EngineCoreRequest  # noqa: E402
-from vllm_lite.engine.core import EngineCore  # noqa: E402
+from vllm_lite.engine.core.engine_core import EngineCore  # noqa: E402
 from vllm_lite.errors import UsageError as UsageError  # noqa: E402
 from vllm_lite.executor.executor import Executor  # noqa: E402
 from vllm_lite.executor.select import make_executor  # noqa: E402

@@ -14,8 +14,8 @@ from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import VOCAB_SIZE, async_engine, says
 from vllm_lite.core.request import RequestStatus
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput
-from vllm_lite.engine.async_llm import AsyncLLM
-from vllm_lite.engine.constraints import Constraints
+from vllm_lite.engine.core.constraints import Constraints
+from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
@@ -209,7 +209,7 @@ async def test_waiting_readers_raise_when_the_core_dies() -> None:
 
 async def test_a_stuck_step_kills_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1")
-    monkeypatch.setattr("vllm_lite.engine.core_client.INTERVAL", 0.2)
+    monkeypatch.setattr("vllm_lite.engine.link.core_client.INTERVAL", 0.2)
     stuck = {"for": 0.0}
     async with async_engine(step=lambda _: time.sleep(stuck["for"])) as (engine, _):
         await text_of(engine, max_tokens=2)

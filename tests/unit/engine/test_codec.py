@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.engines import async_engine, byte_tokenizer, engine_config, says
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
-from vllm_lite.engine.codec import core_codec, front_end_codec
-from vllm_lite.engine.fan_out import fan_out
-from vllm_lite.engine.input_processor import InputProcessor
-from vllm_lite.engine.messages import AddRequests, Prepare, ToCore, Undecodable
+from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.input_processor import InputProcessor
+from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.messages import AddRequests, Prepare, ToCore, Undecodable
 from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.sampling_params import (
     RepetitionDetectionParams,

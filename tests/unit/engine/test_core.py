@@ -8,9 +8,9 @@ from tests.builders import message
 from tests.fakes import ScriptedExecutor
 from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.core.step import EngineCoreOutput
-from vllm_lite.engine.codec import core_codec, front_end_codec
-from vllm_lite.engine.core import MAX_FAILED_STEPS, EngineCore
-from vllm_lite.engine.messages import AbortRequests, AddRequests, StepOutputs
+from vllm_lite.engine.core.engine_core import MAX_FAILED_STEPS, EngineCore
+from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.messages import AbortRequests, AddRequests, StepOutputs
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.metrics.stats import SchedulerStats
 

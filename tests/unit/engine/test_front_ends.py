@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.engine.engines import engine_config
 from vllm_lite.core.step import EngineCoreOutput
-from vllm_lite.engine.admission import Admission
-from vllm_lite.engine.channel import Channel
-from vllm_lite.engine.front_ends import FrontEnds, FrontEndSeat
-from vllm_lite.engine.input_processor import ProcessedInput
-from vllm_lite.engine.messages import AbortRequests, CallResult, CoreFailed, StepOutputs
+from vllm_lite.engine.front.admission import Admission
+from vllm_lite.engine.front.input_processor import ProcessedInput
+from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.front_ends import FrontEnds, FrontEndSeat
+from vllm_lite.engine.link.messages import AbortRequests, CallResult, CoreFailed, StepOutputs
 from vllm_lite.errors import QueueFullError
 from vllm_lite.metrics.board import Board, Column, NoBoard
 from vllm_lite.metrics.console import ConsoleStats

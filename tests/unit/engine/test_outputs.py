@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import EOS, VOCAB_SIZE, run_all, says, sync_engine
 from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
-from vllm_lite.engine.inproc_client import InprocClient
-from vllm_lite.engine.output_processor import in_turns
-from vllm_lite.engine.sync_llm import LLMEngine
+from vllm_lite.engine.front.output_processor import in_turns
+from vllm_lite.engine.front.sync_llm import LLMEngine
+from vllm_lite.engine.link.inproc_client import InprocClient
 from vllm_lite.errors import RequestError
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams

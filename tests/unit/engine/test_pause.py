@@ -11,8 +11,8 @@ import pytest
 from tests.fakes import scripted_tokens
 from tests.unit.engine.engines import VOCAB_SIZE, async_engine
 from vllm_lite.core.step import SchedulerOutput
-from vllm_lite.engine.async_llm import AsyncLLM
 from vllm_lite.engine.client import PauseMode
+from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.builders import message
 from tests.unit.engine.engines import Scripted, engine_config
-from vllm_lite.engine import snapshot
-from vllm_lite.engine.codec import core_codec, front_end_codec
-from vllm_lite.engine.core import EngineCore
-from vllm_lite.engine.messages import SnapshotTaken
+from vllm_lite.engine.core import snapshot
+from vllm_lite.engine.core.engine_core import EngineCore
+from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.messages import SnapshotTaken
 
 
 def busy_core(num_blocks: int = 200) -> EngineCore:

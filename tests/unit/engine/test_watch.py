@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
-from vllm_lite.engine import watch
-from vllm_lite.engine.core_handle import CoreHandle
-from vllm_lite.engine.heartbeat import Heartbeat
-from vllm_lite.engine.watch import STALL_LIMIT, ProcessSign, Watch, process_sign
+from vllm_lite.engine.link import watch
+from vllm_lite.engine.link.core_handle import CoreHandle
+from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.watch import STALL_LIMIT, ProcessSign, Watch, process_sign
 
 
 class _Handle:

@@ -19,7 +19,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.step import EngineCoreRequest, NewRequestData, SchedulerOutput, TokenMasks
-from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.executor import multiproc
 from vllm_lite.executor.multiproc import MultiprocExecutor

@@ -11,7 +11,7 @@ import torch
 
 from tests.models.checkpoints import make_model, save
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.engine.core import EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.errors import CheckpointError
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.loader import load

@@ -1,0 +1,327 @@
+"""The engine core: scheduler and executor, step after step, driven by the calling thread.
+
+With asynchronous scheduling the next step is planned and submitted while one still runs; what it
+samples is then counted, not known.
+
+Knows no text, no socket and no user. Invariant: a step that throws ends its own requests and
+leaves the others; where the state of the scheduler is in doubt, the exception goes up and the
+core is finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
+from vllm_lite.core.pending import DoneOutput, FailedOutput, PendingOutput
+from vllm_lite.core.request import Request, RequestStatus
+from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.core.step import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
+from vllm_lite.engine.client import PauseMode
+from vllm_lite.engine.core.constraints import Constraints
+from vllm_lite.engine.core.pause import PauseGate
+from vllm_lite.engine.core.snapshot import Snapshots
+from vllm_lite.engine.core.step_log import StepLog, StepTotals
+from vllm_lite.engine.link.messages import CoreReady, StepOutputs
+from vllm_lite.errors import EngineDeadError
+from vllm_lite.executor.commands import ReleaseCache
+from vllm_lite.log import init_logger, timeline
+from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
+
+if TYPE_CHECKING:
+    from vllm_lite.executor.executor import Executor
+
+logger = init_logger(__name__)
+
+# So many failed steps in a row, with none that worked between, are no longer bad luck.
+MAX_FAILED_STEPS = 8
+# So many steps that compute nothing while requests wait mean that none ever will.
+MAX_EMPTY_STEPS = 1000
+# Seconds that a core without other work waits for a grammar in one step.
+GRAMMAR_PATIENCE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A step on its way."""
+
+    step: SchedulerOutput
+    pending: PendingOutput
+    started: float  # monotonic seconds
+
+
+class EngineCore:
+    """Takes sequences, gives their tokens."""
+
+    def __init__(self, config: VllmConfig, make_executor: Callable[[VllmConfig], Executor]) -> None:
+        self.config = config
+        self._executor = make_executor(config)
+        timeline.mark("weights")
+        spec = self._executor.kv_cache_spec()
+        self.plan = plan_kv_cache(config, spec, self._executor.available_memory())
+        # Processor seconds that the largest step should take; 0: not known.
+        self.largest_step = self._executor.initialize_cache(self.plan)
+        timeline.mark("KV cache")
+        self._scheduler = Scheduler(config, self.plan)
+        self._log_stats = not config.observability.disable_log_stats
+        is_told = config.observability.enable_logging_iteration_details
+        self._step_log = StepLog() if is_told else StepTotals()
+        self._snapshots = Snapshots(self._scheduler, self._step_log)
+        self._gate = PauseGate()
+        self._is_asleep = False
+        self.constraints = Constraints(config)
+        # Steps that were submitted and not answered, the oldest first, and how many there may be.
+        self._in_flight: deque[_Submitted] = deque()
+        self._max_in_flight = self._executor.max_in_flight
+        # Ends that came about outside a step and are still to be told.
+        self._ended: list[EngineCoreOutput] = []
+        # Requests left outside a step: their going is still to be reported.
+        self._stats_due = False
+        self._failed_steps = 0
+        self._empty_steps = 0
+
+    def describe(self) -> CoreReady:
+        """What the core, just built, says of itself; takes the start-up timeline with it."""
+        return CoreReady(
+            num_blocks=self.plan.num_blocks,
+            block_size=self.plan.block_size,
+            kv_cache=describe_plan(self.config, self.plan),
+            kernels=self._executor.describe(),
+            timeline=timeline.take(),
+        )
+
+    def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """Queue sequences; one that the scheduler refuses ends with an error, alone."""
+        for request in self._gate.admit(requests):
+            try:
+                sequence = Request.from_message(request)
+                if not self.constraints.hold(sequence):
+                    self._scheduler.add_request(sequence)
+            except Exception:
+                self._refuse(request.request_id)
+
+    def refuse(self, request_ids: Iterable[str], reason: str) -> None:
+        """End sequences that never came to be, with an error."""
+        self._ended += [_error_output(request_id, reason) for request_id in request_ids]
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Drop sequences and free their blocks now; unknown ids are ignored."""
+        ids = list(request_ids)
+        self._gate.drop(ids)
+        self.constraints.drop(ids)
+        self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+        self._stats_due = self._log_stats
+
+    def has_work(self) -> bool:
+        """Whether step() has anything to do."""
+        is_due = bool(self._ended) or self._stats_due or self._is_step_due()
+        return is_due or bool(self._in_flight) or self.constraints.num_waiting > 0
+
+    def step(self) -> StepOutputs:
+        """Plan and submit a step, and take the answer that is due: what it gave, whoever for.
+
+        Where steps run ahead, the answer is that of the step before.
+        """
+        if self.constraints.num_waiting:
+            self._begin_constrained()
+        outputs, self._ended = self._ended, []
+        self._stats_due = False
+        can_plan = self._is_step_due() and self._can_plan()
+        if can_plan:
+            self._submit()
+        is_full = len(self._in_flight) == self._max_in_flight
+        if self._in_flight and (is_full or not can_plan or self._has_failed):
+            outputs += self._collect()
+        return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
+
+    def make_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        stats = self._scheduler.make_stats()
+        stats.is_asleep = self._is_asleep
+        stats.num_waiting += self._gate.num_held + self.constraints.num_waiting
+        return stats
+
+    def snapshot(self) -> EngineSnapshot:
+        """What the core holds now, or held less than half a second ago."""
+        return self._snapshots.take(self.make_stats())
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new sequences are held."""
+        return self._gate.is_closed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing that was begun is still to go on."""
+        if self._in_flight:
+            return False
+        if not self._gate.may_step:
+            return True
+        return not (self._scheduler.has_unfinished_requests() or self.constraints.num_waiting)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Hold new sequences; those begun end with "abort", go on, or stand still."""
+        self._gate.close(mode)
+        if mode == "abort":
+            ended = self._scheduler.finish_requests(
+                list(self._scheduler.requests), RequestStatus.FINISHED_ABORTED
+            )
+            ended += self.constraints.drop_waiting()
+            self.constraints.drop(ended)
+            self._ended += [EngineCoreOutput(i, [], finish_reason="abort") for i in ended]
+            self._stats_due = self._log_stats
+
+    def sleep(self) -> None:
+        """Give the cache's memory back until resume(); nothing may be running."""
+        num_bytes = sum(self._executor.call(ReleaseCache()))
+        self._is_asleep, self._stats_due = True, self._log_stats
+        logger.info("Asleep: the KV cache's %.2f GiB are given back", num_bytes / (1 << 30))
+
+    def resume(self) -> None:
+        """Begin what was held and go on with what stood still; memory comes back as it is used."""
+        self._is_asleep, self._stats_due = False, self._log_stats
+        self.add_requests(self._gate.open())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return self._scheduler.reset_prefix_cache()
+
+    @property
+    def failure_fd(self) -> int | None:
+        """Readable once check_health() raises, where that may come about without a step."""
+        return self._executor.failure_fd
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError where a worker has ended by itself."""
+        self._executor.check_health()
+
+    def shutdown(self) -> None:
+        """Release the executor's memory and threads."""
+        self.constraints.shutdown()
+        self._executor.shutdown()
+
+    def _is_step_due(self) -> bool:
+        return self._gate.may_step and self._scheduler.has_requests()
+
+    def _begin_constrained(self) -> None:
+        """Queue the sequences whose grammar has come; with nothing else to do, wait for one."""
+        is_idle = not (self._ended or self._is_step_due())
+        for sequence, refusal in self.constraints.take_ready(GRAMMAR_PATIENCE if is_idle else 0.0):
+            if refusal is not None:
+                output = _error_output(sequence.request_id, refusal)
+                output.is_refused = True
+                self._ended.append(output)
+                continue
+            try:
+                self._scheduler.add_request(sequence)
+            except Exception:
+                self.constraints.drop([sequence.request_id])
+                self._refuse(sequence.request_id)
+
+    def _refuse(self, request_id: str) -> None:
+        """For the exception in hand."""
+        logger.exception("Request %s could not be queued", request_id)
+        self.refuse([request_id], "the request could not be queued; see the engine's log")
+
+    def _can_plan(self) -> bool:
+        """Whether a step can be planned with what is known now."""
+        if not self._in_flight:
+            return True
+        if self._has_failed:
+            return False
+        # Constrained ones wait for their tokens: there is no need to plan for them alone.
+        num_bound = self.constraints.num_running
+        is_bound = 0 < num_bound == self._scheduler.get_num_unfinished_requests()
+        return self._scheduler.can_plan_ahead and not is_bound
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the newest step in flight could not be submitted: workers may not know of it."""
+        return isinstance(self._in_flight[-1].pending, FailedOutput)
+
+    def _submit(self) -> None:
+        """Plan a step and hand it over."""
+        planned = self._scheduler.schedule()
+        self._check_progress(planned)
+        planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
+        pending: PendingOutput = DoneOutput(ModelRunnerOutput({}))
+        started = time.monotonic()
+        try:
+            if planned.says_anything or not self._in_flight:
+                pending = self._executor.submit(planned)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            pending = FailedOutput(error)
+        except BaseException:
+            self._lose(planned)
+            raise
+        self._in_flight.append(_Submitted(planned, pending, started))
+
+    def _collect(self) -> list[EngineCoreOutput]:
+        """The answer to the oldest step, entered in the books."""
+        submitted = self._in_flight.popleft()
+        planned = submitted.step
+        try:
+            result = submitted.pending.get()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            outputs = self._fail(planned, error)
+        except BaseException:
+            self._in_flight.appendleft(submitted)
+            self._lose()
+            raise
+        else:
+            if planned.total_num_scheduled_tokens:
+                self._failed_steps = 0
+            outputs = self._scheduler.update_from_output(planned, result)
+        self._step_log.tell(planned, submitted.started)
+        for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
+            self._scheduler.finish_requests(request_id, status)
+        return outputs
+
+    def _lose(self, *planned: SchedulerOutput) -> None:
+        """After Ctrl-C the caller may go on: enter every step that is under way as lost."""
+        steps = [*(submitted.step for submitted in self._in_flight), *planned]
+        self._in_flight.clear()
+        for step in steps:
+            lost = self._scheduler.fail_step(step, "the engine was interrupted")
+            self.constraints.drop(output.request_id for output in lost)
+            self._ended += lost
+
+    def _fail(self, planned: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
+        request_ids = ", ".join(planned.num_scheduled_tokens) or "none"
+        logger.exception("A step failed; its requests end here: %s", request_ids)
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDeadError(
+                f"{self._failed_steps} steps in a row failed, the last with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        # The cause stays in the log: it may hold paths or memory addresses.
+        reason = f"the model failed in this request's step ({type(error).__name__})"
+        return self._scheduler.fail_step(planned, reason)
+
+    def _check_progress(self, planned: SchedulerOutput) -> None:
+        has_tokens = bool(planned.total_num_scheduled_tokens or self._in_flight)
+        if has_tokens or not self._scheduler.has_unfinished_requests():
+            self._empty_steps = 0
+            return
+        self._empty_steps += 1
+        if self._empty_steps > MAX_EMPTY_STEPS:
+            raise EngineDeadError("requests wait but the scheduler can start none of them")
+
+
+def _error_output(request_id: str, reason: str) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, [], finish_reason="error", stop_reason=reason)

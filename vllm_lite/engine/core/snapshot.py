@@ -1,0 +1,79 @@
+"""Snapshots of the engine core's requests and blocks.
+
+Reads the scheduler and changes nothing. However many ask, it looks at most twice a second.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vllm_lite.core.request import Request
+from vllm_lite.core.scheduler import Scheduler
+from vllm_lite.engine.core.step_log import StepTotals
+from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
+
+# Seconds for which a snapshot is given again.
+KEPT = 0.45
+# Most blocks and requests that are told of; of more blocks, every n-th.
+MOST_BLOCKS, MOST_REQUESTS = 1024, 200
+
+
+class Snapshots:
+    """Takes snapshots of one scheduler and the steps it planned."""
+
+    def __init__(self, scheduler: Scheduler, steps: StepTotals) -> None:
+        self._scheduler = scheduler
+        self._steps = steps
+        self._last: EngineSnapshot | None = None
+
+    def take(self, stats: SchedulerStats) -> EngineSnapshot:
+        """The state now, or that of less than half a second ago."""
+        now = time.monotonic()
+        if self._last is None or now - self._last.time >= KEPT:
+            self._last = self._look(now, stats)
+        return self._last
+
+    def _look(self, now: float, stats: SchedulerStats) -> EngineSnapshot:
+        scheduler, steps = self._scheduler, self._steps
+        stride = -(-stats.num_total_blocks // MOST_BLOCKS) or 1
+        shown = scheduler.kv_manager.pool.blocks[1::stride]
+        states = {b.block_id: -1 if b.content_hash else -2 for b in shown if not b.ref_count}
+        running = {request.request_id for request in scheduler.running}
+        requests = []
+        # Those that run come first, then those that wait, in the order they came.
+        listed = sorted(scheduler.requests.values(), key=lambda one: one.request_id not in running)
+        for index, request in enumerate(listed[:MOST_REQUESTS]):
+            tables: list[list[int]] = []
+            if request.request_id in running:
+                tables = scheduler.kv_manager.block_ids(request)
+                states.update(
+                    (i, index) for table in tables for i in table if i % stride == 1 % stride
+                )
+            requests.append(_describe(request, now, sum(map(len, tables)) if tables else 0))
+        return EngineSnapshot(
+            time=now,
+            stats=stats,
+            num_steps=steps.num_steps,
+            step_seconds=steps.seconds,
+            num_rows=steps.num_rows,
+            num_tokens=steps.num_tokens,
+            blocks=[states.get(block.block_id, MOST_REQUESTS) for block in shown],
+            stride=stride,
+            requests=requests,
+        )
+
+
+def _describe(request: Request, now: float, num_blocks: int) -> RequestSnapshot:
+    begun = request.scheduled_time
+    return RequestSnapshot(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        age=now - request.arrival_time,
+        waited=(now if begun is None else begun) - request.arrival_time,
+        is_running=num_blocks > 0,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens or 0,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_blocks=num_blocks,
+    )

@@ -1,0 +1,258 @@
+"""What the front end keeps of a request and of each of its choices while they run.
+
+Owns text, tokens and log-probabilities as they grow, and what of them was already shown.
+Invariant: the deltas of a choice, joined, are its cumulative output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
+from vllm_lite.engine.front.input_processor import ProcessedInput
+from vllm_lite.engine.front.logprobs import ChoiceLogprobs, position_logprobs
+from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
+from vllm_lite.metrics.tracing import TracedRequest
+from vllm_lite.outputs import (
+    AnyOutput,
+    CompletionOutput,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from vllm_lite.tokenizer.tokenizer import Tokenizer
+
+# What a choice has to show.
+NOTHING, LATER, NOW = range(3)
+
+
+class Sink(Protocol):
+    """Where a request's outputs go; neither method may wait."""
+
+    def put(self, output: AnyOutput) -> None:
+        """Take the next output."""
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no more outputs, and this is why."""
+
+
+class ChoiceState:
+    """One sequence of a request."""
+
+    def __init__(
+        self,
+        request: RequestState,
+        core_id: str,
+        index: int,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+    ) -> None:
+        self.request = request
+        self.core_id = core_id
+        self.index = index
+        # Until its first token.
+        self.is_waiting = True
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.is_refused = False
+        self.num_cached_tokens: int | None = None
+        self.num_preemptions = 0
+        self.scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, request.input.prompt_token_ids, params
+        )
+        self._logprobs: ChoiceLogprobs | None = None
+        if params.reports_logprobs:
+            is_ranked = params.logprob_token_ids is None
+            self._logprobs = ChoiceLogprobs(request.decode_token, is_ranked=is_ranked)
+        self._num_shown = 0
+        self._is_end_shown = False
+
+    def urgency(self, interval: int) -> int:
+        """NOTHING to show, LATER, or NOW: an end, a first token, or `interval` tokens."""
+        if self.finish_reason is not None:
+            is_shown = self._is_end_shown and len(self.token_ids) == self._num_shown
+            return NOTHING if is_shown else NOW
+        shown = self._num_shown
+        num_new = len(self.token_ids) - shown
+        if num_new <= 0:
+            return NOTHING
+        return NOW if num_new >= interval or shown == 0 else LATER
+
+    def update(self, output: EngineCoreOutput) -> bool:
+        """Take in a step's output; True where a stop string ended the choice just now."""
+        self.token_ids += output.new_token_ids
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+            self.scheduled_time = output.scheduled_time
+        if output.new_logprobs and self._logprobs is not None:
+            self._logprobs.append(output.new_logprobs)
+        stop = self._detokenizer.update(output.new_token_ids, output.finish_reason == "stop")
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.is_refused = output.is_refused
+        if stop is None:
+            return False
+        # What a step gave beyond the token that completes the stop string is not the request's.
+        num_tokens = self._detokenizer.num_tokens
+        del self.token_ids[num_tokens:]
+        if self._logprobs is not None:
+            self._logprobs.truncate(num_tokens)
+        is_early = self.finish_reason is None
+        self.finish_reason, self.stop_reason = "stop", stop
+        return is_early
+
+    def fail(self, cause: str) -> None:
+        """End the choice here, with an error."""
+        self.finish_reason, self.stop_reason = "error", cause
+
+    def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
+        """Count what a step gave to this choice."""
+        self.num_preemptions = output.num_preemptions
+        num_tokens = len(output.new_token_ids)
+        if not num_tokens:
+            return
+        stats.num_generation_tokens += num_tokens
+        if self.last_token_time is None:
+            self.count_prompt(now, stats)
+            stats.first_token_latencies.append(now - self.request.arrival_time)
+        else:
+            stats.inter_token_latencies.append(now - self.last_token_time)
+        self.last_token_time = now
+        metrics = self.request.metrics
+        if metrics is not None and self.index == 0:
+            metrics.first_scheduled_time = self.scheduled_time
+            metrics.first_token_time = self.first_token_time
+            metrics.last_token_time = now
+
+    def count_prompt(self, now: float, stats: StepStats) -> None:
+        """Count the prompt, which is computed now."""
+        self.first_token_time = now
+        stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
+        stats.num_cached_tokens += self.num_cached_tokens or 0
+
+    def show(self, is_delta: bool) -> CompletionOutput:
+        """What a caller is to see now: all of it, or what is new."""
+        start = self._num_shown if is_delta else 0
+        self._num_shown = len(self.token_ids)
+        self._is_end_shown = self.finish_reason is not None
+        logprobs = self._logprobs
+        return CompletionOutput(
+            index=self.index,
+            text=self._detokenizer.get_next_output_text(self.finish_reason is not None, is_delta),
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=None if logprobs is None else logprobs.cumulative,
+            logprobs=None if logprobs is None else logprobs.positions[start:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def summary(self, now: float) -> FinishedRequest:
+        """Everything that the metrics want of a choice that ended."""
+        scheduled, first, last = self.scheduled_time, self.first_token_time, self.last_token_time
+        arrival = self.request.arrival_time
+        return FinishedRequest(
+            finish_reason=self.finish_reason or "abort",
+            num_prompt_tokens=len(self.request.input.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_generation_tokens=len(self.token_ids),
+            max_tokens=getattr(self.request.input.params, "max_tokens", None),
+            num_preemptions=self.num_preemptions,
+            e2e_latency=now - arrival,
+            queue_time=None if scheduled is None else max(scheduled - arrival, 0.0),
+            prefill_time=None if scheduled is None or first is None else first - scheduled,
+            decode_time=None if first is None or last is None else last - first,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request with its choices; `sink` takes each output that is due."""
+
+    # The caller's id; need not be unique.
+    request_id: str
+    input: ProcessedInput
+    arrival_time: float
+    sink: Sink
+    stream_interval: int = 1
+    # Of the first choice, where they are kept; every output shows the same.
+    metrics: RequestMetrics | None = None
+    decode_token: Callable[[int], str] | None = None
+    choices: list[ChoiceState] = field(default_factory=list)
+    # Choices that have not ended.
+    num_open: int = 0
+    # Where they were asked for and not delivered yet. The first token has none.
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    # Already in the list of this step's changed requests.
+    is_touched: bool = False
+    # A choice ended with an error, and the others are to end with it.
+    has_failed: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self.num_open == 0
+
+    def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
+        """Take in the prompt positions that a step computed."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += [
+                position_logprobs(entry, self.decode_token) for entry in entries
+            ]
+
+    def take_output(self) -> AnyOutput | None:
+        """What the caller is to see after a step; None where nothing is due yet."""
+        kind, finished = self.input.params.output_kind, self.num_open == 0
+        if not finished and kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        most, news = NOTHING, []
+        for choice in self.choices:
+            urgency = choice.urgency(self.stream_interval)
+            if urgency:
+                news.append(choice)
+                most = max(most, urgency)
+        if most != NOW:
+            return None
+        is_delta = kind is RequestOutputKind.DELTA
+        prompt_logprobs = self.prompt_logprobs
+        # The first choice computes the prompt; what others say before it does is not all.
+        if is_delta and prompt_logprobs and (finished or not self.choices[0].is_waiting):
+            self.prompt_logprobs = None
+        elif is_delta:
+            prompt_logprobs = None
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.input.prompt,
+            prompt_token_ids=self.input.prompt_token_ids,
+            outputs=[choice.show(is_delta) for choice in (news if is_delta else self.choices)],
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.choices[0].num_cached_tokens,
+            metrics=self.metrics,
+        )
+
+    def summary(self) -> FinishedGroup:
+        """What the metrics want of a request that ended."""
+        longest = max(len(choice.token_ids) for choice in self.choices)
+        return FinishedGroup(self.input.params.n, longest)
+
+    def traced(self) -> TracedRequest:
+        """What a span wants of a request that ended."""
+        now = time.monotonic()
+        return TracedRequest(
+            self.request_id,
+            self.input.params,
+            self.arrival_time,
+            self.choices[0].first_token_time,
+            [choice.summary(now) for choice in self.choices],
+            self.input.origin.trace_headers,
+        )

@@ -1,0 +1,220 @@
+"""LLMEngine: the engine for a blocking caller: add requests, step, read what is finished.
+
+Owns nothing but the wiring; `LLM` is the friendlier face.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from vllm_lite import envs
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import EngineCoreRequest, Task
+from vllm_lite.engine.client import Prompt
+from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput, check_priority
+from vllm_lite.engine.front.output_processor import OutputProcessor
+from vllm_lite.engine.front.prepared import PreparedConstraints
+from vllm_lite.engine.front.sleep import check_sleep, wakes_up
+from vllm_lite.engine.link.core_client import CoreClient, SyncMPClient, log_ready
+from vllm_lite.engine.link.core_launch import launch_core
+from vllm_lite.errors import EngineDeadError, RequestError, UsageError
+from vllm_lite.metrics.engine_metrics import engine_metrics
+from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.outputs import AnyOutput
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+# Sequences that travel to the core in one message.
+BATCH_SIZE = 512
+
+
+class _Outputs:
+    """A Sink for requests that all belong to one reader."""
+
+    def __init__(self) -> None:
+        self.waiting: list[AnyOutput] = []
+
+    def put(self, output: AnyOutput) -> None:
+        self.waiting.append(output)
+
+    def fail(self, error: BaseException) -> None:
+        """The reader gets the error from the core client itself."""
+
+    def take(self) -> list[AnyOutput]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class LLMEngine:
+    """An engine driven step by step."""
+
+    def __init__(self, config: VllmConfig, core: CoreClient, tokenizer: Tokenizer | None) -> None:
+        self.config = config
+        self._core = core
+        self._tokenizer = tokenizer
+        self._inputs = InputProcessor(config, tokenizer)
+        self._prepared = PreparedConstraints()
+        self._processor = OutputProcessor(config, tokenizer)
+        self._metrics = engine_metrics(config, core.ready.num_blocks)
+        self._outputs = _Outputs()
+        self._unsent: list[EngineCoreRequest] = []
+        self._numbers = itertools.count()
+        self._is_asleep = False
+
+    @classmethod
+    def from_vllm_config(cls, config: VllmConfig, *, multiprocess: bool | None = None) -> LLMEngine:
+        """Start an engine; its core in a child process unless VLLM_ENABLE_V1_MULTIPROCESSING=0."""
+        if multiprocess is None:
+            multiprocess = envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        if not multiprocess:
+            # Imported only where the model runs in this process: they bring torch.
+            from vllm_lite.engine.link.inproc_client import InprocClient
+            from vllm_lite.executor.select import make_executor
+
+            tokenizer = _tokenizer_of(config)
+            core: CoreClient = InprocClient(config, make_executor)
+        else:
+            handle = launch_core(config)
+            try:
+                # While the child imports and loads.
+                tokenizer = _tokenizer_of(config)
+                if config.model.runner == "pooling":
+                    importlib.import_module("torch")  # vectors are tensors
+            except BaseException:
+                handle.kill()
+                handle.close()
+                raise
+            core = SyncMPClient(handle)
+        log_ready(config, core.ready)
+        return cls(config, core, tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Resolve the options and start; raises UsageError."""
+        return cls.from_vllm_config(engine_args.create_engine_config("llm"))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; UsageError with skip_tokenizer_init."""
+        if self._tokenizer is None:
+            raise UsageError("there is no tokenizer: drop skip_tokenizer_init to have one")
+        return self._tokenizer
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        """The metrics of this engine; None with disable_log_stats."""
+        return self._metrics.registry
+
+    def process(
+        self, prompt: Prompt, params: Task, cache_salt: str | None = None
+    ) -> ProcessedInput:
+        """Tokenise and check a request without adding it; raises RequestError."""
+        return self._inputs.process(prompt, params, cache_salt)
+
+    def prepare(self, requests: Iterable[ProcessedInput]) -> None:
+        """Compile what the requests constrain their texts to, side by side; raises RequestError."""
+        unknown = self._prepared.unknown(request.params for request in requests)
+        if unknown:
+            refusals = self._core.prepare(unknown.values())
+            for name, refusal in zip(unknown, refusals, strict=True):
+                self._prepared.learn(name, refusal)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt | ProcessedInput,
+        params: Task | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request; raises RequestError. Callers may repeat an id."""
+        check_priority(priority)
+        if self._is_asleep:
+            raise RequestError("the engine sleeps; call wake_up() first")
+        if not isinstance(prompt, ProcessedInput):
+            prompt = self.process(prompt, params or SamplingParams())
+        self.prepare([prompt])
+        arrival_time = time.monotonic()
+        # The core never sees an id twice: outputs of an aborted request may still be on the way.
+        core_id = f"{request_id}-{next(self._numbers)}"
+        sequences = fan_out(core_id, prompt, arrival_time, priority)
+        core_ids = [sequence.request_id for sequence in sequences]
+        self._processor.add_request(request_id, prompt, core_ids, arrival_time, self._outputs)
+        self._unsent += sequences
+        if len(self._unsent) >= BATCH_SIZE:
+            self._send()
+
+    def step(self) -> list[AnyOutput]:
+        """Wait for the next step; what it gave that callers asked to see."""
+        if not self._processor.has_unfinished_requests():
+            return self._outputs.take()
+        self._send()
+        try:
+            step = self._core.get_output()
+        except EngineDeadError as error:
+            self._processor.fail_all(error)
+            raise
+        processed = self._processor.process(step.outputs)
+        self._metrics.record(step.stats, processed.stats)
+        if processed.aborted_ids:
+            self._core.abort_requests(processed.aborted_ids)
+        return self._outputs.take()
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests; step() gives their last output, with finish_reason "abort"."""
+        self._send()
+        processed = self._processor.abort(request_ids)
+        self._metrics.record(None, processed.stats)
+        self._core.abort_requests(processed.aborted_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether step() has anything to wait for."""
+        return self._processor.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False where blocks are in use."""
+        return self._core.reset_prefix_cache()
+
+    def get_stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        return self._core.get_stats()
+
+    def sleep(self, level: int = 1) -> None:
+        """Take no requests until wake_up(); raises RequestError, also while requests run.
+
+        Level 1 forgets the KV cache and gives its memory back to the system.
+        """
+        check_sleep(self.config, level)
+        if self.has_unfinished_requests():
+            raise RequestError("requests are running; sleep once they have ended")
+        self._core.sleep(releases=level > 0)
+        self._is_asleep = True
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Go on after sleep(), unless `tags` name weights alone; raises RequestError."""
+        if wakes_up(tags):
+            self._core.wake_up()
+            self._is_asleep = False
+
+    def shutdown(self) -> None:
+        """End the engine core; calling it again does nothing."""
+        self._core.shutdown()
+        self._processor.tracer.close()
+
+    def _send(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._core.add_requests(unsent)
+
+
+def _tokenizer_of(config: VllmConfig) -> Tokenizer | None:
+    return None if config.model.skip_tokenizer_init else load_tokenizer(config)

@@ -1,0 +1,162 @@
+"""A front end's hold on an engine core: start it, know when it ends and why, end it.
+
+core_child has the real thing, a process; core_thread the same core inside this process;
+core_joined one that another front end started. All speak through a Channel and stamp a
+Heartbeat, so whoever holds one cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from vllm_lite import envs
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.front_ends import FrontEndSeat
+from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown, ToCore
+from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
+
+# The sun_path of a unix-domain socket holds 108 bytes, the file's name included.
+MAX_DIRECTORY_LENGTH = 90
+# Seconds that messages of a core that has ended may still take to arrive.
+LAST_WORDS_TIMEOUT = 0.2
+_USER_ERRORS: dict[str, type[VLLMLiteError]] = {
+    error.__name__: error for error in (UsageError, CheckpointError)
+}
+
+
+class CoreHandle(ABC):
+    """What all kinds share: the channel, the heartbeat, the start, the last words."""
+
+    def __init__(
+        self, directory: Path, heartbeat: Heartbeat, exit_fd: int, seat: FrontEndSeat
+    ) -> None:
+        self.directory = directory
+        self.seat = seat
+        self.channel = Channel.for_front_end(directory, seat.index)
+        self.heartbeat = heartbeat
+        # Readable (end of file) once the core has ended.
+        self.exit_fd = exit_fd
+        # The core's process, where it has one, and whether its steps use the processor.
+        self.watched_pid: int | None = None
+        self.computes_itself = False
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the core now, whatever it does."""
+
+    @abstractmethod
+    def exit_cause(self) -> str:
+        """How the core ended, once it has."""
+
+    @abstractmethod
+    def wait_ended(self, timeout: float) -> bool:
+        """Whether the core ends within `timeout` seconds."""
+
+    def send(self, message: ToCore) -> None:
+        """Queue a message for the core, which is expected to wake for it."""
+        # One that cannot be encoded raises here: no step may be expected for it.
+        data = self.channel.encode(message)
+        self.heartbeat.expect_step()
+        self.channel.send_encoded(data)
+
+    def wait_ready(self) -> CoreReady:
+        """Wait until the core takes requests.
+
+        Raises the core's own UsageError or CheckpointError, or EngineDeadError where it ended
+        otherwise or is not ready within VLLM_ENGINE_READY_TIMEOUT_S.
+        """
+        try:
+            ready = self._wait_first_message()
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+        return ready
+
+    def last_words(self) -> str:
+        """The cause of the end: the core's own last message, else how it ended."""
+        while self.channel.wait(LAST_WORDS_TIMEOUT):
+            message = self.channel.receive()
+            if isinstance(message, CoreFailed):
+                return f"{message.kind}: {message.message}"
+        return self.exit_cause()
+
+    @abstractmethod
+    def stop(self, timeout: float) -> None:
+        """Have no more to do with the core, which ends with the front end that started it."""
+
+    def close(self) -> None:
+        """Give back what this side holds."""
+        self.channel.close()
+        self.heartbeat.close()
+        os.close(self.exit_fd)
+
+    def _wait_first_message(self) -> CoreReady:
+        limit = envs.VLLM_ENGINE_READY_TIMEOUT_S
+        has_message = self.channel.wait(limit, other_fd=self.exit_fd)
+        if not has_message and not self.wait_ended(0):
+            raise EngineDeadError(
+                f"The engine core was not ready within {limit} s; raise "
+                "VLLM_ENGINE_READY_TIMEOUT_S if the model is just slow to load"
+            )
+        if not has_message and not self.channel.wait(LAST_WORDS_TIMEOUT):
+            raise EngineDeadError(f"The engine core ended while starting: {self.exit_cause()}")
+        message = self.channel.receive()
+        if isinstance(message, CoreReady) and self.channel.wait_connected(limit):
+            return message
+        if isinstance(message, CoreFailed):
+            if message.kind in _USER_ERRORS:
+                raise _USER_ERRORS[message.kind](message.message)
+            raise EngineDeadError(
+                f"The engine core failed to start: {message.kind}: {message.message}"
+            )
+        raise EngineDeadError("The engine core did not connect")
+
+
+class StartedCore(CoreHandle):
+    """A core that this process started, and that ends with it."""
+
+    def __init__(self, num_front_ends: int = 1) -> None:
+        exit_fd, self._exit_writer = os.pipe()
+        seat = FrontEndSeat(0, num_front_ends)
+        super().__init__(_private_directory(), Heartbeat.create(), exit_fd, seat)
+
+    @abstractmethod
+    def start(self, config: VllmConfig) -> None:
+        """Tell the core what to be; it begins to build itself."""
+
+    def wait_ready(self) -> CoreReady:
+        ready = super().wait_ready()
+        if self.seat.count == 1:
+            self.remove_directory()
+        return ready
+
+    def remove_directory(self) -> None:
+        """All front ends are connected: nobody needs the names of the sockets any more."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def stop(self, timeout: float) -> None:
+        """Ask the core to end after the step in hand; kill it after `timeout` seconds."""
+        self.channel.send(Shutdown())
+        if not self.wait_ended(timeout):
+            self.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Give back what this side holds; the core must have ended."""
+        super().close()
+        self.remove_directory()
+
+
+def _private_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="vllm-lite-"))
+    if len(str(directory)) > MAX_DIRECTORY_LENGTH:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="vllm-lite-", dir="/tmp"))
+    return directory

@@ -1,0 +1,83 @@
+"""Which operations an NVIDIA GPU gets, by the name that --attention-backend gives.
+
+Imports a backend when it is asked for, and no sooner.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from vllm_lite.config.gpu import GPU_BACKENDS
+from vllm_lite.errors import UsageError
+
+# What to do where a backend cannot be imported.
+_FIXES = {
+    "CUDA": "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc",
+    "FLASH_ATTN": "run `pip install flash-attn`, or leave the option out",
+    "FLASHINFER": "run `pip install flashinfer-python`, or leave the option out",
+}
+
+
+def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
+    """The operations (dispatch.Ops) of `backend`, or of the default; raises UsageError.
+
+    They are Triton's, but for those that the backend has of its own. Attention is the same bits
+    for a token alone and in any batch where it must be `deterministic`.
+    """
+    name = backend or GPU_BACKENDS[0]
+    if name not in GPU_BACKENDS:
+        raise UsageError(
+            f"--attention-backend {name} has no kernels in this build; "
+            f"use {', '.join(GPU_BACKENDS)} or leave it out"
+        )
+    if deterministic and name != GPU_BACKENDS[0]:
+        raise UsageError(
+            f"--deterministic (VLLM_BATCH_INVARIANT) cannot be kept by --attention-backend {name}, "
+            "which attends to prompts and to single tokens in different orders; use "
+            f"{GPU_BACKENDS[0]}"
+        )
+    try:
+        from vllm_lite.kernels.gpu.triton import ops, tuning
+    except ImportError as error:
+        raise UsageError(
+            f"--attention-backend {name} cannot be used ({error}); run `pip install triton`"
+        ) from None
+    try:
+        own = _own_operations(name)
+    except ImportError as error:
+        raise UsageError(
+            f"--attention-backend {name} cannot be used ({error}); {_FIXES[name]}"
+        ) from None
+    tuning.fix_cuts(deterministic)
+    return SimpleNamespace(**{key: getattr(ops, key) for key in ops.__all__} | own)
+
+
+def fixed_product() -> Any:
+    """`reference_fixed.fixed_linear` on a GPU: the product that no batch changes."""
+    from vllm_lite.kernels.gpu.triton.fixed_linear import fixed_linear
+
+    return fixed_linear
+
+
+def _own_operations(name: str) -> dict[str, Any]:
+    if name == "CUDA":
+        from vllm_lite.kernels.gpu.cuda import ops
+
+        return {
+            "paged_attention": ops.paged_attention,
+            "reshape_and_cache": ops.reshape_and_cache,
+        }
+    if name == "TORCH_SDPA":
+        from vllm_lite.kernels.gpu import sdpa
+
+        return {"paged_attention": sdpa.paged_attention}
+    if name == "FLASH_ATTN":
+        from vllm_lite.kernels.gpu.flash_attention import paged_attention
+
+        return {"paged_attention": paged_attention}
+    if name == "FLASHINFER":
+        from vllm_lite.kernels.gpu.flashinfer_attention import PlannedAttention
+
+        return {"paged_attention": PlannedAttention().paged_attention}
+    return {}

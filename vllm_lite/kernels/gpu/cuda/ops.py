@@ -1,0 +1,57 @@
+"""The paged cache's operations on an NVIDIA GPU, by the compiled module vllm_lite._cuda.
+
+Steps that only decode attend by CUDA, where one pass over a context serves one token; all others
+by Triton.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vllm_lite import _cuda
+from vllm_lite.kernels.gpu.cuda.paged import PagedOps
+from vllm_lite.kernels.gpu.triton import attention as triton_attention
+
+_paged = PagedOps(_cuda)
+reshape_and_cache = _paged.reshape_and_cache
+copy_blocks = _paged.copy_blocks
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+    **per_head: Tensor | None,
+) -> Tensor:
+    is_plain = all(numbers is None for numbers in per_head.values())
+    is_decode = query.shape[0] == block_table.shape[0]
+    if not (is_decode and is_plain):
+        return triton_attention.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            query_start_loc,
+            seq_lens,
+            scale,
+            sliding_window,
+            logits_soft_cap,
+            **per_head,
+        )
+    return _paged.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        scale,
+        sliding_window,
+        logits_soft_cap,
+    )

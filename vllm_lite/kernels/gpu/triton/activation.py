@@ -1,0 +1,145 @@
+"""Activations, gated or plain, and scaled sums by Triton: a program does a stretch of a row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor, empty_like
+
+from vllm_lite.kernels.reference.ops import PackedLinear, linear
+
+_BLOCK = 1024
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """The activation of float32 numbers, by the names of `activations.ACTIVATIONS`."""
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(y)) / 2 is the logistic function of 2 * y.
+        bent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        return x / (1.0 + tl.exp(-bent))
+    elif ACTIVATION == "gelu_quick":
+        return x / (1.0 + tl.exp(-1.702 * x))
+    else:
+        positive = tl.where(x < 0.0, 0.0, x)
+        if ACTIVATION == "relu2":
+            positive = positive * positive
+        return positive
+
+
+@triton.jit
+def gated_product(gate, up, ACTIVATION: tl.constexpr):
+    """act(gate) * up, float32; act(gate) is rounded to its storage type first."""
+    return activated(gate.to(tl.float32), ACTIVATION).to(gate.dtype).to(tl.float32) * up.to(
+        tl.float32
+    )
+
+
+@triton.jit
+def activation_kernel(
+    out_ptr,
+    x_ptr,
+    x_stride,
+    out_stride,
+    size,
+    ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    x_ptrs = x_ptr + row * x_stride + columns
+    x = tl.load(x_ptrs, mask=mask, other=0.0)
+    if IS_GATED:
+        up = tl.load(x_ptrs + size, mask=mask, other=0.0)
+        result = gated_product(x, up, ACTIVATION)
+    else:
+        result = activated(x.to(tl.float32), ACTIVATION)
+    tl.store(out_ptr + row * out_stride + columns, result, mask=mask)
+
+
+@triton.jit
+def scaled_add_kernel(
+    out_ptr,
+    x_ptr,
+    y_ptr,
+    x_stride,
+    y_stride,
+    out_stride,
+    size,
+    x_scale,
+    y_scale,
+    HAS_Y: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    total = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    total *= x_scale
+    if HAS_Y:
+        y = tl.load(y_ptr + row * y_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        total += y * y_scale
+    tl.store(out_ptr + row * out_stride + columns, total, mask=mask)
+
+
+def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
+    return _activate(x, name, empty_like(x) if out is None else out, is_gated=False)
+
+
+def act_and_mul(x: Tensor, name: str) -> Tensor:
+    return _activate(x, name, x.new_empty((x.shape[0], x.shape[1] // 2)), is_gated=True)
+
+
+def gated_linear(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
+) -> Tensor:
+    return act_and_mul(linear(x, weight, bias), name)
+
+
+def scaled_add(
+    x: Tensor,
+    y: Tensor | None = None,
+    x_scale: float = 1.0,
+    y_scale: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    if out is None:
+        out = empty_like(x)
+    num_rows, size = x.shape
+    other = x if y is None else y
+    scaled_add_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
+        out,
+        x,
+        other,
+        x.stride(0),
+        other.stride(0),
+        out.stride(0),
+        size,
+        float(x_scale),
+        float(y_scale),
+        HAS_Y=y is not None,
+        BLOCK=_BLOCK,
+    )
+    return out
+
+
+def _activate(x: Tensor, name: str, out: Tensor, *, is_gated: bool) -> Tensor:
+    num_rows, size = out.shape
+    grid = (num_rows, triton.cdiv(size, _BLOCK))
+    activation_kernel[grid](
+        out,
+        x,
+        x.stride(0),
+        out.stride(0),
+        size,
+        ACTIVATION=name,
+        IS_GATED=is_gated,
+        BLOCK=_BLOCK,
+    )
+    return out

@@ -1,0 +1,381 @@
+"""Paged attention by Triton: prefill, decode and mixed steps in one kernel.
+
+A program attends for BLOCK_Q consecutive queries of one request and all query heads that share
+one kv-head, side by side as the rows of a tile (arXiv:2305.13245), over a stretch of that
+request's keys, with a running softmax (arXiv:2307.08691). Where few programs would leave the
+device idle, the keys are split into stretches and a second kernel merges them (flash decoding).
+Where the batch may not show, they never are, and single tokens go through the tiles of prompts.
+Tiles of keys are independent of the cache's block size: each row looks its block up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu.triton.cached_numbers import load_scales, stored_numbers
+from vllm_lite.kernels.gpu.triton.numbers import decode
+
+_LOG2_E = tl.constexpr(math.log2(math.e))
+# How tuning tables name what is not plain 16-bit attention.
+_KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
+_MIN_SPLIT_KEYS = 256
+_MAX_SPLITS = 32
+
+
+@triton.jit
+def _first_tile(query_start_loc_ptr, request, BLOCK_Q: tl.constexpr):
+    """Request's first tile. Tiles of one query are its tokens; others leave room for a part."""
+    start = tl.load(query_start_loc_ptr + request)
+    if BLOCK_Q > 1:
+        start = start // BLOCK_Q + request
+    return start
+
+
+@triton.jit
+def _find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile is not beyond `tile`."""
+    low = 0
+    high = num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if _first_tile(query_start_loc_ptr, middle, BLOCK_Q) <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def paged_attention_kernel(
+    out_ptr,
+    partial_ptr,
+    query_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_table_ptr,
+    query_start_loc_ptr,
+    seq_lens_ptr,
+    alibi_slopes_ptr,
+    sinks_ptr,
+    scale_log2,
+    soft_cap,
+    window,
+    num_requests,
+    query_token_stride,
+    query_head_stride,
+    key_block_stride,
+    value_block_stride,
+    table_stride,
+    num_heads,
+    num_splits,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    request = _find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
+    start = tl.load(query_start_loc_ptr + request)
+    query_len = tl.load(query_start_loc_ptr + request + 1) - start
+    first_query = (tile - _first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
+    if first_query >= query_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + request)
+    context = seq_len - query_len
+
+    rows = tl.arange(0, BLOCK_M)
+    queries = first_query + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    is_row = (rows < BLOCK_Q * GROUP) & (queries < query_len)
+    tokens = (start + queries).to(tl.int64)
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < HEAD_SIZE
+    query_mask = is_row[:, None] & is_column[None, :]
+    query = tl.load(
+        query_ptr
+        + tokens[:, None] * query_token_stride
+        + heads[:, None] * query_head_stride
+        + columns[None, :],
+        mask=query_mask,
+        other=0.0,
+    )
+    positions = context + queries
+
+    # The keys that any of these queries sees, in whole tiles, and this split's part of them.
+    last_query = tl.minimum(first_query + BLOCK_Q, query_len) - 1
+    end = context + last_query + 1
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(context + first_query - window + 1, 0) // BLOCK_N * BLOCK_N
+    if IS_SPLIT:
+        tiles = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
+        begin += split * tiles * BLOCK_N
+        end = tl.minimum(end, begin + tiles * BLOCK_N)
+
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_SINKS:
+        # A key that all see and that has no value; the first split has it.
+        is_sunk = is_row & (rows * 0 + split == 0)
+        sinks = tl.load(sinks_ptr + heads, mask=is_sunk, other=float("-inf"))
+        largest = sinks.to(tl.float32) * _LOG2_E
+        total = tl.where(largest == float("-inf"), 0.0, 1.0)
+    if HAS_ALIBI:
+        slopes = tl.load(alibi_slopes_ptr + heads, mask=is_row, other=0.0) * _LOG2_E
+    table = block_table_ptr + request.to(tl.int64) * table_stride
+    for first_key in range(begin, end, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)
+        is_key = keys < end
+        block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        # Within a block: kv_head, then offset, then column.
+        inner = (kv_head * BLOCK_SIZE + keys % BLOCK_SIZE) * ROW_SIZE
+        key = tl.load(
+            key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None],
+            mask=is_key[None, :] & is_column[:, None],
+            other=0,
+        )
+        if FORMAT > 0:
+            key = decode(key, FORMAT)
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale_log2
+        if ROW_SIZE > HEAD_SIZE:
+            key_rows = key_cache_ptr + block * key_block_stride + inner
+            scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
+        if HAS_SOFT_CAP:
+            # tanh by exp2, which every target has; soft_cap is in the same base.
+            bent = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E) / soft_cap)
+            bent = soft_cap * (1.0 - bent) / (1.0 + bent)
+            scores = tl.where(scores < 0, -bent, bent)
+        if HAS_ALIBI:
+            distance = (keys[None, :] - positions[:, None]).to(tl.float32)
+            scores += slopes[:, None] * distance
+        visible = is_row[:, None] & is_key[None, :] & (keys[None, :] <= positions[:, None])
+        if HAS_WINDOW:
+            visible = visible & (positions[:, None] - keys[None, :] < window)
+        scores = tl.where(visible, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        # A row that has seen no key yet: any finite number keeps its weights 0, not NaN.
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores - shift[:, None])
+        keep = tl.exp2(largest - shift)
+        total = total * keep + tl.sum(weights, axis=1)
+        value = tl.load(
+            value_cache_ptr + (block * value_block_stride + inner)[:, None] + columns[None, :],
+            mask=is_key[:, None] & is_column[None, :],
+            other=0,
+        )
+        if ROW_SIZE > HEAD_SIZE:
+            value_rows = value_cache_ptr + block * value_block_stride + inner
+            weights *= load_scales(value_rows, is_key, HEAD_SIZE)[None, :]
+        acc = acc * keep[:, None]
+        if FORMAT > 0:
+            value = decode(value, FORMAT)
+        acc += tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
+        largest = new_largest
+
+    if IS_SPLIT:
+        # [T, H, splits, D + 2]: the unnormalised sum, then its largest score and its total.
+        place = ((tokens * num_heads + heads) * num_splits + split) * (HEAD_SIZE + 2)
+        tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=query_mask)
+        tl.store(partial_ptr + place + HEAD_SIZE, largest, mask=is_row)
+        tl.store(partial_ptr + place + HEAD_SIZE + 1, total, mask=is_row)
+    else:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = (tokens * num_heads + heads) * HEAD_SIZE
+        tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=query_mask)
+
+
+@triton.jit
+def merge_splits_kernel(
+    out_ptr,
+    partial_ptr,
+    query_start_loc_ptr,
+    num_requests,
+    num_heads,
+    num_splits,
+    SPLITS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # token * H + head
+    if row // num_heads >= tl.load(query_start_loc_ptr + num_requests):
+        return  # a token of no request, of which nothing was written
+    splits = tl.arange(0, SPLITS)
+    is_split = splits < num_splits
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < HEAD_SIZE
+    place = (row * num_splits + splits) * (HEAD_SIZE + 2)
+    largest = tl.load(partial_ptr + place + HEAD_SIZE, mask=is_split, other=float("-inf"))
+    total = tl.load(partial_ptr + place + HEAD_SIZE + 1, mask=is_split, other=0.0)
+    acc = tl.load(
+        partial_ptr + place[:, None] + columns[None, :],
+        mask=is_split[:, None] & is_column[None, :],
+        other=0.0,
+    )
+    keep = tl.exp2(largest - tl.max(largest, axis=0))
+    whole = tl.sum(total * keep, axis=0)
+    out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the work is cut: queries, rows, keys and columns of a tile, and what runs it."""
+
+    block_q: int
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+    def launch(self) -> dict[str, int]:
+        """The tiling as a launch's arguments."""
+        return {
+            "BLOCK_Q": self.block_q,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_D": self.block_d,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+def choose_tiling(
+    group: int, head_size: int, is_decode: bool, item_size: int, on: torch.device
+) -> Tiling:
+    """The tile for `group` query heads a kv-head; items have `item_size` bytes.
+
+    That is 4 for float32 queries, 1 for a cache of 8-bit numbers, and 2 else.
+    Decode takes the fewest rows that a matrix instruction has, prefill what registers hold; more
+    where a group has more heads.
+    """
+    kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
+    tile = tuning.attention_tile(kind, head_size, on)
+    block_d = max(16, triton.next_power_of_2(head_size))
+    block_m = max(tile.rows, triton.next_power_of_2(group))
+    return Tiling(
+        block_q=1 if is_decode else block_m // group,
+        block_m=block_m,
+        block_n=tile.keys,
+        block_d=block_d,
+        num_warps=max(tile.num_warps, 8 if block_m * block_d >= 64 * 128 else 1),
+        num_stages=tile.num_stages,
+    )
+
+
+def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
+    """Into how many stretches the keys are cut so that every processor has work: 1 is not cut."""
+    if num_programs >= num_processors:
+        return 1
+    wanted = min(2 * num_processors // num_programs, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+    return max(1, wanted)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    _check_form(key_cache, value_cache, lse)
+    num_tokens, num_heads, head_size = query.shape
+    _, num_kv_heads, block_size, row_size = key_cache.shape
+    *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
+    num_requests, blocks_per_request = block_table.shape
+    group = num_heads // num_kv_heads
+    is_decode = num_tokens == num_requests and not tuning.is_fixed()
+    item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
+    tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
+    # Enough tiles whatever the lengths; the kernel returns where there is nothing.
+    tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
+    capacity = blocks_per_request * block_size
+    splits = num_splits(tiles * num_kv_heads, capacity, tuning.num_processors(query.device))
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    partial = out if splits == 1 else _room_for_partials(query, splits)
+    paged_attention_kernel[(tiles, num_kv_heads, splits)](
+        out,
+        partial,
+        query,
+        *caches,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        *(out if per_head is None else per_head for per_head in (alibi_slopes, sinks)),
+        scale * _LOG2_E.value,
+        logits_soft_cap * _LOG2_E.value,
+        sliding_window,
+        num_requests,
+        *query.stride()[:2],
+        *(tensor.stride(0) for tensor in (key_cache, value_cache, block_table)),
+        num_heads,
+        splits,
+        GROUP=group,
+        BLOCK_SIZE=block_size,
+        HEAD_SIZE=head_size,
+        ROW_SIZE=row_size,
+        FORMAT=number_format,
+        HAS_WINDOW=sliding_window > 0,
+        HAS_SOFT_CAP=logits_soft_cap > 0,
+        HAS_ALIBI=alibi_slopes is not None,
+        HAS_SINKS=sinks is not None,
+        IS_SPLIT=splits > 1,
+        **tiling.launch(),
+    )
+    return out if splits == 1 else _merge(out, partial, query_start_loc, tiling.block_d)
+
+
+def _check_form(key_cache: Tensor, value_cache: Tensor, lse: Tensor | None) -> None:
+    if lse is not None or value_cache.shape != key_cache.shape:
+        raise ValueError("paged_attention on a GPU takes no lse, and values of the keys' size only")
+
+
+def _room_for_partials(query: Tensor, splits: int) -> Tensor:
+    num_tokens, num_heads, head_size = query.shape
+    shape = (num_tokens, num_heads, splits, head_size + 2)
+    return query.new_empty(shape, dtype=torch.float32)
+
+
+def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
+    """Combine partial [T, H, splits, D + 2] into out [T, H, D]."""
+    num_tokens, num_heads, splits, _ = partial.shape
+    merge_splits_kernel[(num_tokens * num_heads,)](
+        out,
+        partial,
+        query_start_loc,
+        len(query_start_loc) - 1,
+        num_heads,
+        splits,
+        SPLITS=triton.next_power_of_2(splits),
+        HEAD_SIZE=out.shape[2],
+        BLOCK_D=block_d,
+    )
+    return out

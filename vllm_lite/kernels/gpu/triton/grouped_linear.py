@@ -1,0 +1,328 @@
+"""Products of weights in groups of small integers by Triton, expanded as they are read.
+
+Half a chunk, 32 inputs, is what a byte's lower or upper bits hold and what one or two groups
+scale, so that codes need no shuffling: each half is a product of its own. For many rows a weight
+is expanded once for all of them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_lite.kernels.gpu.triton import device, tuning
+from vllm_lite.kernels.gpu.triton.split_sums import add_parts, new_parts, tile_of
+from vllm_lite.kernels.grouped_weight import CHUNK, SUPER_GROUP, GroupedWeight
+
+# From here on expanding a weight for every tile of rows costs more than writing it once.
+MANY_ROWS = 1024
+_EXPANDED_OUTPUTS = 64
+
+_CHUNK = tl.constexpr(CHUNK)
+_HALF = tl.constexpr(CHUNK // 2)
+_SUPER_GROUP = tl.constexpr(SUPER_GROUP)
+
+
+@triton.jit
+def _half_codes(
+    codes_ptr, high_ptr, chunk, half: tl.constexpr, outputs, is_output, num_outputs, BITS
+):
+    """The codes [32, outputs] of half a chunk, as int32."""
+    inside = tl.arange(0, _HALF)
+    # Chunks times outputs fit 32 bits in any weight; bytes do not, and `outputs` are 64-bit.
+    row = chunk * num_outputs + outputs
+    mask = is_output[None, :]
+    if BITS == 8:
+        ptrs = codes_ptr + row[None, :] * _CHUNK + half * _HALF + inside[:, None]
+        return tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+    else:
+        low = tl.load(codes_ptr + row[None, :] * _HALF + inside[:, None], mask=mask, other=0)
+        codes = (low.to(tl.int32) >> (4 * half)) & 15
+        if BITS > 4:
+            BYTES: tl.constexpr = 8 * (BITS - 4)
+            ptrs = high_ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
+            high = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+            shifts = ((inside // BYTES) * 2 + half) * (BITS - 4)
+            codes |= ((high >> shifts[:, None]) & (2 ** (BITS - 4) - 1)) << 4
+        return codes
+
+
+@triton.jit
+def _by_group(ptr, super_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, IS_SUPER):
+    """A plane's factors [32 or 1, outputs] float32 of the 32 inputs from `first` on."""
+    if GROUP == 16:
+        groups = first // 16 + tl.arange(0, _HALF) // 16
+    else:
+        groups = first // GROUP + tl.zeros([1], tl.int32)
+    ptrs = ptr + groups[:, None] * num_outputs + outputs[None, :]
+    mask = (groups * GROUP < num_inputs)[:, None] & is_output[None, :]
+    factors = tl.load(ptrs, mask=mask, other=0).to(tl.float32)
+    if IS_SUPER:
+        super_ptrs = super_ptr + first // _SUPER_GROUP * num_outputs + outputs
+        factors *= tl.load(super_ptrs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    return factors
+
+
+@triton.jit
+def half_values(
+    codes_ptr,
+    high_ptr,
+    scales_ptr,
+    minimums_ptr,
+    zeros_ptr,
+    super_scales_ptr,
+    super_minimums_ptr,
+    chunk,
+    half: tl.constexpr,
+    outputs,
+    is_output,
+    num_inputs,
+    num_outputs,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_SUPER: tl.constexpr,
+):
+    """The values [32, outputs] float32 of half a chunk; of inputs beyond the last one, any."""
+    first = chunk * _CHUNK + half * _HALF
+    codes = _half_codes(codes_ptr, high_ptr, chunk, half, outputs, is_output, num_outputs, BITS)
+    values = (codes - OFFSET).to(tl.float32)
+    if HAS_ZEROS:
+        values -= _by_group(
+            zeros_ptr, zeros_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, False
+        )
+    values *= _by_group(
+        scales_ptr,
+        super_scales_ptr,
+        first,
+        outputs,
+        is_output,
+        num_inputs,
+        num_outputs,
+        GROUP,
+        IS_SUPER,
+    )
+    if HAS_MINIMUMS:
+        values -= _by_group(
+            minimums_ptr,
+            super_minimums_ptr,
+            first,
+            outputs,
+            is_output,
+            num_inputs,
+            num_outputs,
+            GROUP,
+            IS_SUPER,
+        )
+    return values
+
+
+@triton.jit
+def grouped_linear_kernel(
+    out_ptr,
+    x_ptr,
+    codes_ptr,
+    high_ptr,
+    scales_ptr,
+    minimums_ptr,
+    zeros_ptr,
+    super_scales_ptr,
+    super_minimums_ptr,
+    bias_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    x_stride,
+    num_parts,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_SUPER: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row_tile, column_tile = tile_of(
+        tl.program_id(0), tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_outputs, BLOCK_N), 8
+    )
+    part = tl.program_id(1)
+    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    outputs = (column_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    is_row = rows < num_rows
+    is_output = outputs < num_outputs
+    num_chunks = tl.cdiv(num_inputs, _CHUNK)
+    steps = tl.cdiv(num_chunks, num_parts)
+    inside = tl.arange(0, _HALF)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for chunk in range(part * steps, tl.minimum(num_chunks, (part + 1) * steps)):
+        for half in tl.static_range(2):
+            inputs = chunk * _CHUNK + half * _HALF + inside
+            x = tl.load(
+                x_ptr + rows[:, None] * x_stride + inputs[None, :],
+                mask=is_row[:, None] & (inputs < num_inputs)[None, :],
+                other=0.0,
+            )
+            values = half_values(
+                codes_ptr,
+                high_ptr,
+                scales_ptr,
+                minimums_ptr,
+                zeros_ptr,
+                super_scales_ptr,
+                super_minimums_ptr,
+                chunk,
+                half,
+                outputs,
+                is_output,
+                num_inputs,
+                num_outputs,
+                BITS,
+                OFFSET,
+                GROUP,
+                HAS_MINIMUMS,
+                HAS_ZEROS,
+                IS_SUPER,
+            )
+            acc = tl.dot(x, values.to(x.dtype), acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    place = (part.to(tl.int64) * num_rows + rows[:, None]) * num_outputs + outputs[None, :]
+    tl.store(out_ptr + place, acc, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def expand_grouped_kernel(
+    out_ptr,
+    codes_ptr,
+    high_ptr,
+    scales_ptr,
+    minimums_ptr,
+    zeros_ptr,
+    super_scales_ptr,
+    super_minimums_ptr,
+    permutation_ptr,
+    num_outputs,
+    num_inputs,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_SUPER: tl.constexpr,
+    IS_PERMUTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    outputs = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    is_output = outputs < num_outputs
+    for half in tl.static_range(2):
+        values = half_values(
+            codes_ptr,
+            high_ptr,
+            scales_ptr,
+            minimums_ptr,
+            zeros_ptr,
+            super_scales_ptr,
+            super_minimums_ptr,
+            chunk,
+            half,
+            outputs,
+            is_output,
+            num_inputs,
+            num_outputs,
+            BITS,
+            OFFSET,
+            GROUP,
+            HAS_MINIMUMS,
+            HAS_ZEROS,
+            IS_SUPER,
+        )
+        inputs = chunk * _CHUNK + half * _HALF + tl.arange(0, _HALF)
+        is_input = inputs < num_inputs
+        if IS_PERMUTED:
+            inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)
+        place = outputs[None, :] * num_inputs + inputs[:, None]
+        tl.store(out_ptr + place, values, mask=is_input[:, None] & is_output[None, :])
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    num_rows, num_outputs = len(x), weight.num_outputs
+    out_dtype = x.dtype if out_dtype is None else out_dtype
+    if num_rows >= MANY_ROWS and out_dtype is x.dtype:
+        narrow = None if bias is None else bias.to(x.dtype)
+        return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), narrow)
+    if weight.permutation is not None:
+        x = x.index_select(1, weight.permutation)
+    tile = tuning.product_tile(f"int{min(weight.bits, 8)}_groups", num_rows, x.device)
+    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
+    processors = device.num_processors(x.device)
+    parts = tuning.num_splits(tiles, weight.num_inputs, CHUNK, processors)
+    out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
+    to = new_parts(out, parts)
+    launch = tile.launch()
+    del launch["BLOCK_K"]  # a chunk
+    grouped_linear_kernel[(tiles, parts)](
+        to,
+        x,
+        *planes_of(weight),
+        out if bias is None else bias,
+        num_rows,
+        num_outputs,
+        weight.num_inputs,
+        x.stride(0),
+        parts,
+        **kind_of(weight),
+        HAS_BIAS=bias is not None and parts == 1,
+        **launch,
+    )
+    if parts > 1:
+        add_parts(out, to, bias)
+    return out
+
+
+def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
+    shape = (weight.num_outputs, weight.num_inputs)
+    out = weight.codes.new_empty(shape, dtype=dtype)
+    permutation = weight.permutation
+    grid = (len(weight.codes), triton.cdiv(weight.num_outputs, _EXPANDED_OUTPUTS))
+    expand_grouped_kernel[grid](
+        out,
+        *planes_of(weight),
+        weight.codes if permutation is None else permutation,
+        *shape,
+        **kind_of(weight),
+        IS_PERMUTED=permutation is not None,
+        BLOCK_N=_EXPANDED_OUTPUTS,
+    )
+    return out
+
+
+def planes_of(weight: GroupedWeight) -> list[Tensor]:
+    """The planes as a kernel takes them: something in the place of those that are not there."""
+    codes, scales = weight.codes, weight.scales
+    planes = [(weight.high_codes, codes), (scales, scales), (weight.minimums, scales)]
+    planes += [(weight.zeros, codes), (weight.super_scales, scales)]
+    planes += [(weight.super_minimums, scales)]
+    return [codes, *(stand_in if plane is None else plane for plane, stand_in in planes)]
+
+
+def kind_of(weight: GroupedWeight) -> dict[str, int | bool]:
+    return {
+        "BITS": weight.bits,
+        "OFFSET": weight.offset,
+        "GROUP": weight.group_size,
+        "HAS_MINIMUMS": weight.minimums is not None,
+        "HAS_ZEROS": weight.zeros is not None,
+        "IS_SUPER": weight.super_scales is not None,
+    }

@@ -1,0 +1,118 @@
+"""Products and look-ups by GGUF's rows in Triton: `grouped_linear` for each part of a weight."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_lite.kernels.gpu.triton.grouped_linear import (
+    grouped_linear,
+    half_values,
+    kind_of,
+    planes_of,
+)
+from vllm_lite.kernels.grouped_parts import GroupedParts
+from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
+from vllm_lite.kernels.reference.quantized import look_up_range
+
+_ROWS = 16
+
+_CHUNK = tl.constexpr(CHUNK)
+_HALF = tl.constexpr(CHUNK // 2)
+
+
+@triton.jit
+def lookup_grouped_kernel(
+    out_ptr,
+    ids_ptr,
+    codes_ptr,
+    high_ptr,
+    scales_ptr,
+    minimums_ptr,
+    zeros_ptr,
+    super_scales_ptr,
+    super_minimums_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_SUPER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    is_row = rows < num_rows
+    outputs = tl.load(ids_ptr + rows, mask=is_row, other=0)
+    for half in tl.static_range(2):
+        values = half_values(
+            codes_ptr,
+            high_ptr,
+            scales_ptr,
+            minimums_ptr,
+            zeros_ptr,
+            super_scales_ptr,
+            super_minimums_ptr,
+            chunk,
+            half,
+            outputs,
+            is_row,
+            num_inputs,
+            num_outputs,
+            BITS,
+            OFFSET,
+            GROUP,
+            HAS_MINIMUMS,
+            HAS_ZEROS,
+            IS_SUPER,
+        )
+        inputs = chunk * _CHUNK + half * _HALF + tl.arange(0, _HALF)
+        place = rows[None, :] * num_inputs + inputs[:, None]
+        mask = (inputs < num_inputs)[:, None] & is_row[None, :]
+        tl.store(out_ptr + place, values, mask=mask)
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: GroupedParts,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    if len(weight.parts) == 1:
+        return grouped_linear(x, weight.parts[0].weight, bias, out_dtype)
+    columns = []
+    first = 0
+    for part in weight.parts:
+        end = first + part.weight.num_outputs
+        of_part = None if bias is None else bias[first:end]
+        columns.append(grouped_linear(x, part.weight, of_part, out_dtype))
+        first = end
+    return torch.cat(columns, 1)
+
+
+def quantized_lookup(
+    weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
+    (part,) = weight.parts
+    rows = part.weight
+    return look_up_range(lambda ids: _look_up(rows, ids, dtype), ids, first_row, rows.num_outputs)
+
+
+def _look_up(rows: GroupedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    out = rows.codes.new_empty((len(ids), rows.num_inputs), dtype=dtype)
+    lookup_grouped_kernel[(len(rows.codes), triton.cdiv(len(ids), _ROWS))](
+        out,
+        ids,
+        *planes_of(rows),
+        len(ids),
+        rows.num_outputs,
+        rows.num_inputs,
+        **kind_of(rows),
+        BLOCK=_ROWS,
+    )
+    return out

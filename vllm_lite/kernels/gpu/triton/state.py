@@ -1,0 +1,266 @@
+"""State-space layers by Triton: a program takes a request's tokens one after another.
+
+A program has some channels of a convolution, or some columns of one head's state, which stay in its
+registers from token to token.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor, zeros
+
+from vllm_lite.kernels.gpu.triton.activation import activated
+
+_CHANNELS = 256
+_STATE_ELEMENTS = 4096
+
+
+@triton.jit
+def causal_conv_kernel(
+    out_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    states_ptr,
+    query_start_loc_ptr,
+    state_in_ptr,
+    state_out_ptr,
+    x_stride,
+    slot_stride,
+    num_channels,
+    KERNEL: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    start = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    end = tl.load(query_start_loc_ptr + request + 1).to(tl.int64)
+    slot = tl.load(state_in_ptr + request).to(tl.int64)
+    # The window of a channel is a column; its first rows are the state, row KERNEL - 1 the input.
+    rows = tl.arange(0, ROWS)[:, None]
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    is_channel = channels < num_channels
+    places = rows * num_channels + channels
+    taken = (rows < tl.where(slot < 0, 0, KERNEL - 1)) & is_channel
+    window = tl.load(states_ptr + slot * slot_stride + places, mask=taken, other=0.0)
+    weight = tl.load(weight_ptr + places, mask=(rows < KERNEL) & is_channel, other=0.0)
+    later = tl.minimum(rows + 1, ROWS - 1) + tl.zeros([ROWS, BLOCK], tl.int32)
+    bias = tl.zeros([1, BLOCK], tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + channels, mask=is_channel, other=0.0)
+    for token in range(start, end):
+        row = x_ptr + token * x_stride + channels
+        x = tl.load(row, mask=is_channel, other=0.0).to(tl.float32)
+        window = tl.where(rows == KERNEL - 1, x, window)
+        mixed = tl.sum(window * weight, axis=0)[None, :] + bias
+        out = out_ptr + token * num_channels + channels
+        tl.store(out, activated(mixed, ACTIVATION), mask=is_channel)
+        window = tl.gather(window, later, 0)
+        written = tl.load(state_out_ptr + token).to(tl.int64)
+        target = states_ptr + written * slot_stride + places
+        taken = (rows < tl.where(written < 0, 0, KERNEL - 1)) & is_channel
+        tl.store(target, window, mask=taken)
+
+
+@triton.jit
+def selective_scan_kernel(
+    out_ptr,
+    x_ptr,
+    dt_ptr,
+    b_ptr,
+    c_ptr,
+    a_ptr,
+    d_ptr,
+    dt_bias_ptr,
+    states_ptr,
+    query_start_loc_ptr,
+    state_in_ptr,
+    state_out_ptr,
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    slot_stride,
+    num_heads,
+    heads_per_group,
+    head_size,
+    state_size,
+    least_step,
+    most_step,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    end = tl.load(query_start_loc_ptr + request + 1).to(tl.int64)
+    slot = tl.load(state_in_ptr + request).to(tl.int64)
+    rows = tl.arange(0, STATE)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    is_row, is_column = rows < state_size, columns < head_size
+    places = (head * state_size + rows[:, None]) * head_size + columns[None, :]
+    taken = (rows < tl.where(slot < 0, 0, state_size))[:, None] & is_column[None, :]
+    state = tl.load(states_ptr + slot * slot_stride + places, mask=taken, other=0.0)
+    a, d = tl.load(a_ptr + head), tl.load(d_ptr + head)
+    dt_bias = tl.load(dt_bias_ptr + head)
+    first = head // heads_per_group * state_size
+    for token in range(start, end):
+        x_row = x_ptr + token * x_stride + head * head_size
+        x = tl.load(x_row + columns, mask=is_column, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + token * b_stride + first + rows, mask=is_row, other=0.0)
+        c = tl.load(c_ptr + token * c_stride + first + rows, mask=is_row, other=0.0)
+        step = tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + dt_bias
+        # log(1 + e^x), without loss where e^x is small.
+        power = tl.exp(tl.minimum(step, 20.0))
+        shifted = 1.0 + power
+        small = tl.where(shifted == 1.0, power, tl.log(shifted) * (power / (shifted - 1.0)))
+        step = tl.where(step > 20.0, step, small)
+        step = tl.where(step < least_step, least_step, step)
+        step = tl.where(step > most_step, most_step, step)
+        state = state * tl.exp(step * a) + b.to(tl.float32)[:, None] * (x * step)[None, :]
+        y = tl.sum(state * c.to(tl.float32)[:, None], axis=0) + x * d
+        out = out_ptr + (token * num_heads + head) * head_size + columns
+        tl.store(out, y, mask=is_column)
+        written = tl.load(state_out_ptr + token).to(tl.int64)
+        target = states_ptr + written * slot_stride + places
+        taken = (rows < tl.where(written < 0, 0, state_size))[:, None] & is_column[None, :]
+        tl.store(target, state, mask=taken)
+
+
+@triton.jit
+def gated_norm_kernel(
+    out_ptr,
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    x_stride,
+    gate_stride,
+    size,
+    group_size,
+    eps,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    numbers = tl.arange(0, BLOCK)
+    mask = numbers < group_size
+    columns = tl.program_id(1) * group_size + numbers
+    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    wide = x.to(tl.float32) * activated(gate, ACTIVATION)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / group_size + eps)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    normed = normed.to(x.dtype).to(tl.float32) * weight
+    tl.store(out_ptr + row * size + columns, normed, mask=mask)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    act: str = "silu",
+) -> Tensor:
+    num_channels = x.shape[1]
+    out = zeros(x.shape, dtype=x.dtype, device=x.device)
+    block = min(_CHANNELS, triton.next_power_of_2(num_channels))
+    causal_conv_kernel[(len(state_in), triton.cdiv(num_channels, block))](
+        out,
+        x,
+        weight,
+        weight if bias is None else bias,
+        states,
+        query_start_loc,
+        state_in,
+        state_out,
+        x.stride(0),
+        states.stride(0),
+        num_channels,
+        KERNEL=len(weight),
+        ROWS=triton.next_power_of_2(len(weight)),
+        HAS_BIAS=bias is not None,
+        ACTIVATION=act,
+        BLOCK=block,
+        num_warps=2,
+    )
+    return out
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    a: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    dt_limit: tuple[float, float],
+) -> Tensor:
+    _, num_heads, head_size = x.shape
+    _, num_groups, state_size = b.shape
+    out = zeros(x.shape, dtype=x.dtype, device=x.device)
+    rows = triton.next_power_of_2(state_size)
+    block = min(max(1, _STATE_ELEMENTS // rows), triton.next_power_of_2(head_size))
+    selective_scan_kernel[(len(state_in), num_heads, triton.cdiv(head_size, block))](
+        out,
+        x,
+        dt,
+        b,
+        c,
+        a,
+        d,
+        dt_bias,
+        states,
+        query_start_loc,
+        state_in,
+        state_out,
+        x.stride(0),
+        dt.stride(0),
+        b.stride(0),
+        c.stride(0),
+        states.stride(0),
+        num_heads,
+        num_heads // num_groups,
+        head_size,
+        state_size,
+        float(dt_limit[0]),
+        float(dt_limit[1]),
+        STATE=rows,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, act: str = "silu"
+) -> Tensor:
+    num_rows, size = x.shape
+    out = x.new_empty(x.shape)
+    block = triton.next_power_of_2(group_size)
+    gated_norm_kernel[(num_rows, size // group_size)](
+        out,
+        x,
+        gate,
+        weight,
+        x.stride(0),
+        gate.stride(0),
+        size,
+        group_size,
+        eps,
+        ACTIVATION=act,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out

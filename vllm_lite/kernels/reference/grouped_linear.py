@@ -1,0 +1,64 @@
+"""Products of weights in groups of small integers, in plain torch; part of `reference`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.grouped_parts import GroupedParts
+from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
+from vllm_lite.kernels.reference.quantized import look_up_range
+
+__all__ = [
+    "expand_grouped",
+    "grouped_linear",
+    "pack_quantized",
+    "quantized_linear",
+    "quantized_lookup",
+]
+
+
+def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
+    """All values of a weight, [M, N], rounded once to dtype."""
+    return expand(weight).to(dtype)
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return x [T, N] times the weight [M, N] transposed, plus bias [M]: [T, M].
+
+    The weight's values are rounded to x's type; sums are float32 and rounded once, to out_dtype
+    (default: x's own type).
+    """
+    values = expand_grouped(weight, x.dtype).float()
+    wide = None if bias is None else bias.float()
+    product = torch.nn.functional.linear(x.float(), values, wide)
+    return product.to(x.dtype if out_dtype is None else out_dtype)
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: GroupedParts,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """grouped_linear by each part, results side by side; activations are not rounded."""
+    columns = [grouped_linear(x, part.weight, None, torch.float32) for part in weight.parts]
+    product = torch.cat(columns, 1)
+    if bias is not None:
+        product += bias.float()
+    return product.to(x.dtype if out_dtype is None else out_dtype)
+
+
+def quantized_lookup(
+    weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
+    """Rows `ids` [T] int64 of a weight of one part, rounded once to dtype: [T, N]."""
+    (part,) = weight.parts
+    rows = expand_grouped(part.weight, dtype)
+    return look_up_range(rows.__getitem__, ids, first_row, len(rows))
