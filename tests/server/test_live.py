@@ -12,7 +12,7 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import http
 from tests.server.running import running
 from vllm_lite.server import live
-from vllm_lite.server.origin import tenant_of
+from vllm_lite.server.generation import tenant_of
 
 
 async def first_events(server: Any, count: int, key: str = "") -> list[dict[str, Any]]:

@@ -20,8 +20,14 @@ from hypothesis import strategies as st
 from tests.server.fake_client import FakeEngineClient
 from tests.server.running import running
 from vllm_lite.errors import RequestError
-from vllm_lite.server.body import decode_json
-from vllm_lite.server.body_meter import MAX_BODY_BYTES, MAX_DEPTH, MAX_NAMES, MAX_VALUES, BodyMeter
+from vllm_lite.server.body import (
+    MAX_BODY_BYTES,
+    MAX_DEPTH,
+    MAX_NAMES,
+    MAX_VALUES,
+    BodyMeter,
+    decode_json,
+)
 
 # Seconds of processor time of one turn of the event loop. Another thread may hold Python's lock
 # as long, which is the same to whoever waits.

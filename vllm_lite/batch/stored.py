@@ -19,8 +19,8 @@ from vllm_lite.batch.turns import Turns
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
-from vllm_lite.server import origin
 from vllm_lite.server.context import ServingContext
+from vllm_lite.server.generation import begin_request, tenant_of
 from vllm_lite.server.openai.batch_store import ENDED, BatchRecord, BatchStore
 
 logger = init_logger(__name__)
@@ -111,7 +111,7 @@ class StoredBatches:
 
     async def _follow(self, run: StoredRun, woken: asyncio.Event) -> None:
         """Run one batch, under a tenant that is its owner's for batches alone."""
-        origin.begin(origin.tenant_of(f"batches of {run.record.owner}"), Headers())
+        begin_request(tenant_of(f"batches of {run.record.owner}"), Headers())
         try:
             await run.run()
         except EngineDeadError:

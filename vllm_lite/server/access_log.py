@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from vllm_lite.server.origin import current_request_id
+from vllm_lite.server.generation import current_request_id
 
 ACCESS_LOGGER = "uvicorn.access"
 # Of its start, "Application startup complete." is what programs wait for.

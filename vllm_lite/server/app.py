@@ -23,7 +23,6 @@ from vllm_lite import __version__, envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
-from vllm_lite.server import origin
 from vllm_lite.server.absent_routes import missing_for
 from vllm_lite.server.anthropic.messages_protocol import CountTokensRequest, MessagesRequest
 from vllm_lite.server.anthropic.messages_service import MessagesService, error_response
@@ -31,9 +30,9 @@ from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.custom_middleware import add_middleware, load_middleware
 from vllm_lite.server.dev_service import DevService
-from vllm_lite.server.disconnect import ClientLeftError
 from vllm_lite.server.documents import DocumentService
 from vllm_lite.server.errors import Failure, failure_of, router_failure
+from vllm_lite.server.generation import ClientLeftError, begin_request
 from vllm_lite.server.health import HealthService
 from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.live import LiveService
@@ -266,7 +265,7 @@ def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             if not route.is_open:
-                origin.begin(keys.check(request.headers), request.headers)
+                begin_request(keys.check(request.headers), request.headers)
             response = await route.endpoint(request)
             if route.tells_load:
                 add_load_report(request, response, client.registry)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 
 from vllm_lite.server.errors import AuthenticationError
-from vllm_lite.server.origin import tenant_of
+from vllm_lite.server.generation import tenant_of
 
 
 class ApiKeys:

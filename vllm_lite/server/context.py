@@ -24,9 +24,8 @@ from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
-from vllm_lite.server.generation import Generations
+from vllm_lite.server.generation import Generations, note_request_id
 from vllm_lite.server.large_replies import LargeReplies
-from vllm_lite.server.origin import note_request_id
 from vllm_lite.server.parser_choice import choose_parsers
 from vllm_lite.server.peers import NoPeers, Peers, Snapshot
 from vllm_lite.server.template_pool import TemplatePool

@@ -1,23 +1,101 @@
-"""The engine requests behind HTTP requests: started together, merged, and always closed.
+"""The engine requests behind HTTP requests: whose they are, and that they end with their reader.
 
-Knows no HTTP. Invariant: after `close()` nothing of a Generation runs in the engine, whether
-or not its outputs were ever read.
+The tenant, trace and id of an HTTP request belong to the task that serves it, so that the engine
+is told the same by every route. A tenant is a hash; neither key nor user can be read from it.
+Invariant: after `close()` nothing of a Generation runs in the engine, whether or not its outputs
+were ever read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TypeVar
 
-from vllm_lite.engine.client import EngineClient, Prompt
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from vllm_lite.engine.client import NOBODY, EngineClient, Origin, Prompt
 from vllm_lite.errors import UnavailableError
 from vllm_lite.log import init_logger
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.server.origin import current_origin
 
 logger = init_logger(__name__)
+
+T = TypeVar("T")
+
+# The headers of W3C's trace context.
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_MAX_TRACE_HEADER = 512
+
+_origin: ContextVar[Origin] = ContextVar("origin", default=NOBODY)
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+def tenant_of(name: str | bytes) -> str:
+    """The tenant that a key or a user's name stands for."""
+    return hashlib.sha256(name if isinstance(name, bytes) else name.encode()).hexdigest()[:32]
+
+
+def begin_request(tenant: str, headers: Headers) -> None:
+    """Serve a request of `tenant` ("" where no key was asked for) in this task from here on."""
+    found = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+    trace = {name: text for name, text in found.items() if len(text) <= _MAX_TRACE_HEADER}
+    _origin.set(Origin(tenant, trace))
+
+
+def note_user(user: object) -> None:
+    """Take the user that a body names as the tenant, unless the request came with a key."""
+    origin = _origin.get()
+    if isinstance(user, str) and user and not origin.tenant:
+        _origin.set(replace(origin, tenant=tenant_of(user)))
+
+
+def current_request_id() -> str:
+    """The id of the request that this task serves; "" where it has none."""
+    return _request_id.get()
+
+
+def note_request_id(request_id: str) -> None:
+    """Set the id by which the engine and the log know this task's request."""
+    _request_id.set(request_id)
+
+
+def current_origin() -> Origin:
+    """The origin of the request that this task serves; NOBODY outside of any."""
+    return _origin.get()
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before it was answered."""
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[object, object, T]) -> T:
+    """The result of `work`; cancels it and raises ClientLeftError once the client has left.
+
+    `receive` is the request's ASGI channel, its body already read.
+    """
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientLeftError
+        return worker.result()
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Generation:
@@ -72,6 +150,16 @@ class Generation:
         async for index, output in self:
             last[index] = output
         return [last[index] for index in range(len(self._iterators))]
+
+    async def finish(self, receive: Receive, work: Coroutine[object, object, T]) -> T:
+        """The result of `work`, which reads these outputs for the client behind `receive`.
+
+        Closes the generation; raises ClientLeftError once the client has left.
+        """
+        try:
+            return await run_while_connected(receive, work)
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Abort what still runs; safe to call twice."""

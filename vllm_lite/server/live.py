@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from vllm_lite.metrics.stats import EngineSnapshot
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.origin import current_origin
+from vllm_lite.server.generation import current_origin
 from vllm_lite.server.sse import EventStream, sse
 
 # Seconds between two events.

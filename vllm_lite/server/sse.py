@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vllm_lite.server.disconnect import ClientLeftError, run_while_connected
 from vllm_lite.server.errors import failure_of
-from vllm_lite.server.generation import Generation
+from vllm_lite.server.generation import ClientLeftError, Generation, run_while_connected
 
 DONE = b"data: [DONE]\n\n"
 # A comment to readers of events; it keeps proxies from closing what is only slow.

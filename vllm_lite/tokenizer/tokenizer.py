@@ -6,11 +6,14 @@ an embedding) decode to nothing, so no id that a model samples can fail here.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.demo import DEMO_TOOL_TEMPLATE, is_demo
@@ -19,7 +22,6 @@ from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
-from vllm_lite.tokenizer.panics import PanicGuard, TokenizerPanic, quiet_panics
 from vllm_lite.tokenizer.parts import TokenizerParts
 from vllm_lite.tokenizer.spelling import spelling_of
 
@@ -32,8 +34,55 @@ _CLASS = "PreTrainedTokenizerFast"
 _TRIAL = (
     "A text, with 123 words:\n  \u00e9e\u0301 \ufb01 \u4e2d\u6587 \u0915\u094d\u0937 \U0001f600"
 )
-_GUARD = PanicGuard()
 _PATHS = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path", "auto_map")
+_STDERR = 2
+
+
+class TokenizerPanic(VLLMLiteError):
+    """The tokenizers package gave up in the middle of its work."""
+
+
+class PanicGuard:
+    """Raises TokenizerPanic for a panic of the Rust code in its body, which is no Exception."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        # The class cannot be imported.
+        if kind is not None and kind.__name__ == "PanicException":
+            lines = str(error).splitlines()
+            raise TokenizerPanic(lines[0] if lines else "no reason given") from None
+
+
+@contextmanager
+def quiet_panics() -> Iterator[None]:
+    """A PanicGuard that also drops what a panic prints; other output is printed afterwards."""
+    try:
+        saved = os.dup(_STDERR)
+    except OSError:  # closed: nothing is printed there
+        with PanicGuard():
+            yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), _STDERR)
+        try:
+            with PanicGuard():
+                yield
+        except TokenizerPanic:
+            held.truncate(0)
+            raise
+        finally:
+            os.dup2(saved, _STDERR)
+            os.close(saved)
+            held.seek(0)
+            with suppress(OSError):
+                os.write(_STDERR, held.read())
+
+
+_GUARD = PanicGuard()
 
 
 class Tokenizer:

@@ -27,13 +27,12 @@ from vllm_lite.server.anthropic.messages_protocol import (
 )
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.errors import Failure, failure_of
+from vllm_lite.server.generation import note_user
 from vllm_lite.server.openai.chat_request import chat_request, renamed
 from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
-from vllm_lite.server.origin import note_user
 from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 
@@ -84,10 +83,7 @@ class MessagesService:
         outputs = logged(context, message_id, generation, is_streamed=bool(body.stream))
         if body.stream:
             return EventStream(reply.events(outputs), generation, message_id, ending=b"")
-        try:
-            payload = await run_while_connected(request.receive, reply.whole(outputs))
-        finally:
-            await generation.close()
+        payload = await generation.finish(request.receive, reply.whole(outputs))
         return context.large_replies.response(_encode(payload))
 
     async def count_tokens(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
+from vllm_lite.server.generation import current_origin
 from vllm_lite.server.openai.batch_store import (
     COMPLETION_WINDOW,
     ENDED,
@@ -27,7 +28,6 @@ from vllm_lite.server.openai.batch_store import (
 )
 from vllm_lite.server.openai.files_service import ExpiresAfter
 from vllm_lite.server.openai.pages import page_of
-from vllm_lite.server.origin import current_origin
 
 # What a row may ask for.
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")

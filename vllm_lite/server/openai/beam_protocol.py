@@ -15,9 +15,8 @@ from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.beam_outputs import beam_outputs
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.generation import Generation
+from vllm_lite.server.generation import Generation, current_origin
 from vllm_lite.server.openai.sampling_protocol import SamplingFields
-from vllm_lite.server.origin import current_origin
 
 # Continuations are compared by what the model says of them, a token at a time.
 _UNFIT = (
@@ -36,13 +35,11 @@ _UNFIT = (
 
 def beam_search_of(
     context: ServingContext, body: SamplingFields, params: SamplingParams
-) -> BeamSearch | None:
-    """A search for `body`, whose limits `params` hold; None where it wants none.
+) -> BeamSearch:
+    """A search for `body`, whose limits `params` hold.
 
     Raises RequestError for fields that do not go with a search.
     """
-    if not body.use_beam_search:
-        return None
     for name in _UNFIT:
         if getattr(body, name):
             raise RequestError(f"{name} does not go with use_beam_search", name)
@@ -68,7 +65,7 @@ def beam_search_of(
     )
 
 
-def start_generation(
+def start_searches(
     context: ServingContext,
     body: SamplingFields,
     request_id: str,
@@ -76,16 +73,17 @@ def start_generation(
     params: SamplingParams,
     searches: Sequence[BeamSearch],
 ) -> Generation:
-    """Put the prompts into the engine, each with its search where there are searches.
+    """Put the prompts into the engine, each with its search.
 
     Raises what generate() raises; the caller has to close the result.
     """
     generations = context.generations
-    options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
-    if not searches:
-        return generations.start(prompts, params, request_id, **options)
     generations.check_open()
-    options["origin"] = current_origin()
+    options: dict[str, Any] = {
+        "priority": body.priority,
+        "cache_salt": body.cache_salt,
+        "origin": current_origin(),
+    }
     iterators = [
         beam_outputs(context.client, search, prompt, params, request_id, options)
         for search, prompt in zip(searches, prompts, strict=True)

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.openai.chat_protocol import (
     CHAT_HARMLESS,
     CHAT_LATER,
@@ -84,10 +83,7 @@ class ChatBatchService:
             priority=batch.priority,
             cache_salt=batch.cache_salt,
         )
-        try:
-            outputs = await run_while_connected(request.receive, generation.last_outputs())
-        finally:
-            await generation.close()
+        outputs = await generation.finish(request.receive, generation.last_outputs())
         replies = [
             await ChatReply(context, body, ready, request_id).payload(output)
             for body, ready, output in zip(singles, prepared, outputs, strict=True)

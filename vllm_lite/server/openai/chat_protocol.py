@@ -79,7 +79,8 @@ class TemplateFields(SamplingFields):
             )
         if self.tools is not None and not self.tools:
             raise RequestError("tools must not be empty; leave it out", "tools")
-        tool_specs(self.tools)
+        if self.tools:
+            tool_specs(self.tools)
 
 
 class ChatCompletionRequest(TemplateFields):

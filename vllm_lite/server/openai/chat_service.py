@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -12,10 +13,9 @@ from starlette.responses import Response
 from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
 from vllm_lite.server.large_replies import written
-from vllm_lite.server.openai.beam_protocol import start_generation
+from vllm_lite.server.openai.beam_protocol import start_searches
 from vllm_lite.server.openai.chat_message import message_of
 from vllm_lite.server.openai.chat_protocol import (
     CHAT_HARMLESS,
@@ -24,7 +24,13 @@ from vllm_lite.server.openai.chat_protocol import (
 )
 from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream
 from vllm_lite.server.openai.chunks import ChunkWriter
-from vllm_lite.server.openai.logprobs import Shown, chat_logprobs, prompt_logprobs, token_view
+from vllm_lite.server.openai.logprobs import (
+    Shown,
+    TokenView,
+    chat_logprobs,
+    prompt_logprobs,
+    token_view,
+)
 from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import includes_usage, refuse_unsupported
@@ -54,14 +60,14 @@ class ChatService:
         body.priority = context.priority(request, body.priority)
         prepared = await prepare_chat(context, body)
         context.log_request(request_id, prepared.prompt["prompt"], prepared.params)
-        generation = start_generation(
-            context,
-            body,
-            request_id,
-            [prepared.prompt],
-            prepared.params,
-            [] if prepared.search is None else [prepared.search],
-        )
+        prompts, params = [prepared.prompt], prepared.params
+        if prepared.search is not None:
+            searches = [prepared.search]
+            generation = start_searches(context, body, request_id, prompts, params, searches)
+        else:
+            generation = context.generations.start(
+                prompts, params, request_id, priority=body.priority, cache_salt=body.cache_salt
+            )
         reply = ChatReply(context, body, prepared, request_id)
         if body.stream:
             outputs = logged(context, request_id, generation)
@@ -82,16 +88,10 @@ class ChatReply:
         config = context.server_config
         self._context = context
         self._body = body
+        self._prepared = prepared
         self._request_id = request_id
-        self._readers = ChoiceReaders(
-            prepared.num_choices,
-            prepared.parser,
-            context.count_tokens,
-            include_reasoning=body.include_reasoning,
-        )
-        has_reasoning = self._readers.has_reasoning
+        has_reasoning = prepared.has_reasoning
         self._usage = UsageCounter(config.enable_prompt_tokens_details, has_reasoning)
-        self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
         role = config.response_role
         if not body.add_generation_prompt:
             role = body.messages[-1]["role"]
@@ -110,6 +110,20 @@ class ChatReply:
             has_timings=config.enable_per_request_metrics and prepared.num_choices == 1,
         )
 
+    # Made once they are needed: the engine has the request by then.
+    @cached_property
+    def _readers(self) -> ChoiceReaders:
+        return ChoiceReaders(
+            self._prepared.num_choices,
+            self._prepared.parser,
+            self._context.count_tokens,
+            include_reasoning=self._body.include_reasoning,
+        )
+
+    @cached_property
+    def _view(self) -> TokenView:
+        return token_view(self._context, as_ids=self._body.return_tokens_as_token_ids)
+
     def stream(self) -> ChatStream:
         """The reply as events."""
         usage = includes_usage(self._body.stream_options, self._context.server_config)
@@ -126,10 +140,7 @@ class ChatReply:
 
     async def whole(self, request: Request, generation: Generation) -> Response:
         """The reply as one JSON object, once every choice is finished."""
-        try:
-            (output,) = await run_while_connected(request.receive, generation.last_outputs())
-        finally:
-            await generation.close()
+        (output,) = await generation.finish(request.receive, generation.last_outputs())
         payload = await self.payload(output)
         body = await written([output], lambda: msgspec.json.encode(payload))
         return self._context.large_replies.response(body)

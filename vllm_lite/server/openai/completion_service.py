@@ -15,10 +15,9 @@ from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.disconnect import run_while_connected
 from vllm_lite.server.generation import Generation
 from vllm_lite.server.large_replies import written
-from vllm_lite.server.openai.beam_protocol import beam_search_of, start_generation
+from vllm_lite.server.openai.beam_protocol import beam_search_of, start_searches
 from vllm_lite.server.openai.chunks import ChunkWriter
 from vllm_lite.server.openai.completion_protocol import (
     COMPLETION_HARMLESS,
@@ -74,8 +73,13 @@ class CompletionService:
         with blamed_on("structured_outputs" if body.structured_outputs else "response_format"):
             await context.generations.prepare(params)
         context.log_request(request_id, texts[0], params)
-        searches = [search for _ in prompts if (search := beam_search_of(context, body, params))]
-        generation = start_generation(context, body, request_id, prompts, params, searches)
+        if body.use_beam_search:
+            searches = [beam_search_of(context, body, params) for _ in prompts]
+            generation = start_searches(context, body, request_id, prompts, params, searches)
+        else:
+            generation = context.generations.start(
+                prompts, params, request_id, priority=body.priority, cache_salt=body.cache_salt
+            )
         reply = _CompletionReply(context, body, params, request_id, texts)
         if body.stream:
             outputs = logged(context, request_id, generation)
@@ -175,10 +179,7 @@ class _CompletionReply:
 
     async def whole(self, request: Request, generation: Generation) -> Response:
         """The reply as one JSON object, once every choice is finished."""
-        try:
-            outputs = await run_while_connected(request.receive, generation.last_outputs())
-        finally:
-            await generation.close()
+        outputs = await generation.finish(request.receive, generation.last_outputs())
         body = await written(outputs, lambda: msgspec.json.encode(self._payload(outputs)))
         return self._context.large_replies.response(body)
 

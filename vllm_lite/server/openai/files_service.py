@@ -18,6 +18,7 @@ from starlette.types import Message
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse
 from vllm_lite.server.errors import BodyTooLargeError
+from vllm_lite.server.generation import current_origin
 from vllm_lite.server.openai.batch_store import (
     MAX_EXPIRY,
     MIN_EXPIRY,
@@ -26,7 +27,6 @@ from vllm_lite.server.openai.batch_store import (
     new_id,
 )
 from vllm_lite.server.openai.pages import page_of
-from vllm_lite.server.origin import current_origin
 
 MAX_FILENAME = 255
 _MAX_LISTED = 10_000

@@ -20,8 +20,7 @@ from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server.context import SHOWS_NO_TOOLS, ServingContext
 from vllm_lite.server.openai.beam_protocol import beam_search_of
-from vllm_lite.server.openai.chat_prompt import render_prompt
-from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
+from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest, TemplateFields
 from vllm_lite.server.openai.constraint_protocol import blamed_on
 from vllm_lite.server.openai.sampling_protocol import effective_max_tokens
 from vllm_lite.server.openai.tool_protocol import allowed_tools, tool_choice_of, tool_specs
@@ -39,6 +38,11 @@ class PreparedChat:
     # How a MessageReader reads the answers; None where their text is content and nothing else.
     parser: OutputParserConfig | None
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning is looked for in the answers."""
+        return self.parser is not None and self.parser.reasoning_parser is not None
+
 
 async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> PreparedChat:
     """Check `body`, render its messages and compile its constraint; raises RequestError."""
@@ -47,15 +51,10 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
         max_logprobs=context.max_logprobs,
         vocab_size=context.vocab_size,
     )
-    specs = tool_specs(body.tools)
-    if context.server_config.tool_strict_level == "parameter":
-        specs = tuple(replace(tool, strict=True) for tool in specs)
-    tools, wanted = allowed_tools(body.tool_choice, specs)
-    choice = tool_choice_of(wanted, tools)
-    _check_auto(context, body, choice)
+    tools, choice = _tools(context, body)
     parser = _parser_config(context, body, tools, choice)
     params = _sampling_params(context, body, _constraint(context, body, tools, choice))
-    search = beam_search_of(context, body, params)
+    search = beam_search_of(context, body, params) if body.use_beam_search else None
     if parser is not None and registry.needs_special_tokens(
         parser.tool_parser, parser.reasoning_parser
     ):
@@ -71,10 +70,34 @@ async def prepare_chat(context: ServingContext, body: ChatCompletionRequest) -> 
         if inside is None and is_shaped and _opens_by_one_token(context, parser.reasoning_parser):
             inside = False  # the constraint holds from the start, unless that token is said
         parser = replace(parser, prompt_ends_in_reasoning=inside)
-    with blamed_on(_source(body, choice)):
-        await context.generations.prepare(params)
+    if params.structured_outputs is not None or params.bad_words:
+        with blamed_on(_source(body, choice)):
+            await context.generations.prepare(params)
     num_choices = params.n if search is None else body.n or 1
     return PreparedChat(prompt, params, num_choices, search, parser)
+
+
+async def render_prompt(
+    context: ServingContext, body: TemplateFields, template_kwargs: dict[str, object] | None
+) -> PromptDict:
+    """The prompt of `body`'s messages, as text and as token ids; raises RequestError."""
+    text = await context.render(
+        messages=body.messages,
+        tools=body.tools,
+        documents=body.documents,
+        chat_template=body.chat_template or context.chat_template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=template_kwargs,
+        content_format=context.server_config.chat_template_content_format,
+    )
+    token_ids = await context.encode(
+        text,
+        "messages",
+        special=body.add_special_tokens,
+        cut=body.truncate_prompt_tokens is not None,
+    )
+    return {"prompt": text, "prompt_token_ids": token_ids}
 
 
 def _opens_by_one_token(context: ServingContext, reasoning_parser: str) -> bool:
@@ -90,8 +113,18 @@ def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dic
     return {**context.server_config.default_chat_template_kwargs, **body.template_kwargs}
 
 
-def _check_auto(context: ServingContext, body: ChatCompletionRequest, choice: ToolChoice) -> None:
+def _tools(
+    context: ServingContext, body: ChatCompletionRequest
+) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
+    """The tools that may be called and the choice among them; raises RequestError."""
+    if not body.tools and body.tool_choice is None:
+        return (), "none"
     config = context.server_config
+    specs = tool_specs(body.tools)
+    if config.tool_strict_level == "parameter":
+        specs = tuple(replace(tool, strict=True) for tool in specs)
+    tools, wanted = allowed_tools(body.tool_choice, specs)
+    choice = tool_choice_of(wanted, tools)
     if choice == "auto" and not (config.enable_auto_tool_choice and config.tool_call_parser):
         raise RequestError(
             '"auto" tool choice needs a server that was started with --enable-auto-tool-choice '
@@ -104,6 +137,7 @@ def _check_auto(context: ServingContext, body: ChatCompletionRequest, choice: To
             "required or a function",
             "tools",
         )
+    return tools, choice
 
 
 def _parser_config(
@@ -166,7 +200,7 @@ def _source(body: ChatCompletionRequest, choice: ToolChoice) -> str:
     if body.structured_outputs:
         return "structured_outputs"
     is_free = body.response_format is None or body.response_format.get("type") == "text"
-    return "tools" if is_forced(choice) or is_free else "response_format"
+    return "tools" if is_free or is_forced(choice) else "response_format"
 
 
 def _sampling_params(

@@ -19,8 +19,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.disconnect import run_while_connected
-from vllm_lite.server.generation import Generation
+from vllm_lite.server.generation import Generation, current_origin
 from vllm_lite.server.openai.chat_request import chat_request, renamed
 from vllm_lite.server.openai.logprobs import token_view
 from vllm_lite.server.openai.message_reader import ChoiceReaders
@@ -44,7 +43,6 @@ from vllm_lite.server.openai.responses_protocol import (
 from vllm_lite.server.openai.responses_run import ResponseRun
 from vllm_lite.server.openai.responses_store import ResponseStore, StoredResponse
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
-from vllm_lite.server.origin import current_origin
 from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream
 
@@ -247,12 +245,10 @@ class ResponsesService:
             return EventStream(events, generation, entry.id, ending=b"")
         outputs = logged(self._context, entry.id, generation, is_streamed=False)
         try:
-            payload = await run_while_connected(request.receive, run.whole(outputs))
+            payload = await generation.finish(request.receive, run.whole(outputs))
         except BaseException:
             self._store.remove(entry)
             raise
-        finally:
-            await generation.close()
         self._finish(entry, run)
         return self._json(payload)
 

@@ -239,6 +239,8 @@ class SamplingFields(BaseModel):
 
     def constraint(self) -> StructuredOutputsParams | None:
         """What response_format or structured_outputs make of the text; raises RequestError."""
+        if self.response_format is None and not self.structured_outputs:
+            return None
         return constraint_of(self.response_format, self.structured_outputs)
 
     def sampling_params(

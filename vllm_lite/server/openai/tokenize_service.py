@@ -12,8 +12,8 @@ from starlette.responses import Response
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.openai.chat_prompt import render_prompt
 from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS
+from vllm_lite.server.openai.prepared_chat import render_prompt
 from vllm_lite.server.openai.tokenize_protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
