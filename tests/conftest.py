@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS
-from vllm_lite.parsers.tool_formats import TOOL_FORMATS
+from vllm_lite.parsers.tools.formats import TOOL_FORMATS
 
 # Before anything imports Triton, whose own functions are made by what this says.
 os.environ["TRITON_INTERPRET"] = "1"

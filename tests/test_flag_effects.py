@@ -27,9 +27,9 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm_lite.server import launch
-from vllm_lite.server.http_server import http_server
-from vllm_lite.server.tls import tls_context
+from vllm_lite.server.process import launch
+from vllm_lite.server.process.http_server import http_server
+from vllm_lite.server.process.tls import tls_context
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.tokenizer import transformers_tokenizer
 from vllm_lite.tokenizer.tokenizer import load_tokenizer

@@ -28,7 +28,7 @@ from vllm_lite.errors import UsageError
 from vllm_lite.log import JsonFormatter, reconfigure_logging
 from vllm_lite.metrics.prometheus import EngineCollector
 from vllm_lite.parsers.binding import bind_parsers
-from vllm_lite.server.http_server import http_server
+from vllm_lite.server.process.http_server import http_server
 
 CHAT = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"a": {"const": "only"}}, "required": ["a"]}

@@ -29,7 +29,7 @@ def server() -> Iterator[ServerProcess]:
 
 def replicas(server: ServerProcess) -> list[psutil.Process]:
     found = server.children()
-    return [one for one in found if module_of(one) == "vllm_lite.server.replica_process"]
+    return [one for one in found if module_of(one) == "vllm_lite.server.process.replica_process"]
 
 
 def wait_replicas(server: ServerProcess, count: int = COUNT) -> None:
@@ -115,7 +115,7 @@ def module_of(process: psutil.Process) -> str:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("vllm_lite.server.replica_process", "API server"),
+        ("vllm_lite.server.process.replica_process", "API server"),
         ("vllm_lite.engine.core", "engine core"),
     ],
 )

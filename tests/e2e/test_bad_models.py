@@ -19,7 +19,7 @@ from tokenizers.models import WordLevel
 from tests.checkpoints import LLAMA_GGUF, gguf_bytes
 from tests.models.checkpoints import TINY, make_model, save
 from vllm_lite.config.demo import fetch_demo
-from vllm_lite.server.launch import BANNER_DELAY
+from vllm_lite.server.process.launch import BANNER_DELAY
 
 SHARD = "model-00001-of-00007.safetensors"
 WEIGHTS = "model.safetensors"

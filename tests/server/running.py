@@ -13,9 +13,9 @@ from tests.server.fake_client import FakeEngineClient
 from vllm_lite.batch.stored import StoredBatches
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.app import build_app
-from vllm_lite.server.http_server import http_server
-from vllm_lite.server.lifecycle import Lifecycle
-from vllm_lite.server.listen import Listener
+from vllm_lite.server.process.http_server import http_server
+from vllm_lite.server.process.lifecycle import Lifecycle
+from vllm_lite.server.process.listen import Listener
 
 
 class Running:

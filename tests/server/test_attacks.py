@@ -24,7 +24,7 @@ from vllm_lite.engine.link.codec import core_codec, front_end_codec
 from vllm_lite.engine.link.messages import Undecodable
 from vllm_lite.parsers.events import collect
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 from vllm_lite.server.app import build_app
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -21,8 +21,8 @@ from tests.server.running import Running, running
 from vllm_lite.batch import stored
 from vllm_lite.batch.journal import Journal
 from vllm_lite.errors import QueueFullError, UsageError
-from vllm_lite.server.openai import batch_store
-from vllm_lite.server.openai.batch_store import BatchStore
+from vllm_lite.server.openai.batches import store as batch_store
+from vllm_lite.server.openai.batches.store import BatchStore
 
 URL = "/v1/completions"
 
@@ -348,7 +348,7 @@ async def test_what_is_late_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = FakeEngineClient("Yes")
     gate = Steps()
     client.gate = gate  # type: ignore[assignment]
-    monkeypatch.setattr("vllm_lite.server.openai.batches_service.COMPLETION_WINDOW", 2)
+    monkeypatch.setattr("vllm_lite.server.openai.batches.service.COMPLETION_WINDOW", 2)
     async with serving(client, tmp_path) as session:
         batch = await session.begin(lines(row(f"r{i}") for i in range(40)))
         gate.allow(140)

@@ -17,7 +17,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import EngineDeadError, UnavailableError, UsageError
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.generation import Generations
-from vllm_lite.server.listen import Listener
+from vllm_lite.server.process.listen import Listener
 
 CHAT = "/v1/chat/completions"
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from vllm_lite.errors import NotFoundError, RequestError
-from vllm_lite.server.openai import responses_store
-from vllm_lite.server.openai.responses_events import EventLog
-from vllm_lite.server.openai.responses_store import ResponseStore, StoredResponse
+from vllm_lite.server.openai.responses import store as responses_store
+from vllm_lite.server.openai.responses.events import EventLog
+from vllm_lite.server.openai.responses.store import ResponseStore, StoredResponse
 
 
 class Clock:

@@ -20,7 +20,7 @@ from vllm_lite.batch.lines import BatchLine
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import failure_of
-from vllm_lite.server.openai.batches_service import BATCH_ENDPOINTS
+from vllm_lite.server.openai.batches.service import BATCH_ENDPOINTS
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_service import CompletionService
 

@@ -21,7 +21,7 @@ from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import begin_request, tenant_of
-from vllm_lite.server.openai.batch_store import ENDED, BatchRecord, BatchStore
+from vllm_lite.server.openai.batches.store import ENDED, BatchRecord, BatchStore
 
 logger = init_logger(__name__)
 

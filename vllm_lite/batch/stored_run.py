@@ -19,7 +19,7 @@ from vllm_lite.batch.runner import BatchRunner
 from vllm_lite.batch.turns import Turns
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
-from vllm_lite.server.openai.batch_store import MAX_ROWS, BatchRecord, BatchStore, FileRecord
+from vllm_lite.server.openai.batches.store import MAX_ROWS, BatchRecord, BatchStore, FileRecord
 
 logger = init_logger(__name__)
 

@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit code."""
     engine_args, server_config = parse_serve_args(argv)
     # Imported here: help and mistakes must not wait for the HTTP stack.
-    from vllm_lite.server.launch import run_server
+    from vllm_lite.server.process.launch import run_server
 
     batches = _stored_batches(server_config)
     if batches is not None:

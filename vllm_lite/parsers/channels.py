@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from vllm_lite.parsers.literals import JSON, read_value
 from vllm_lite.parsers.reasoning import ReasoningSplitter
 from vllm_lite.parsers.source import MAX_NAME, EndOfText, Malformed, Put, Reading, Source
-from vllm_lite.parsers.tool_reader import CallWriter
-from vllm_lite.parsers.tool_xml import XmlTools
+from vllm_lite.parsers.tools.reader import CallWriter
+from vllm_lite.parsers.tools.xml_calls import XmlTools
 
 HEADER_END = "<|message|>"
 _TO = " to="

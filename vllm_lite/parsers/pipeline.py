@@ -15,10 +15,10 @@ from vllm_lite.parsers.events import Event
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
 from vllm_lite.parsers.sink import EventSink, NewId, new_call_id
 from vllm_lite.parsers.source import Put, Reading, Source
-from vllm_lite.parsers.tool_constraint import has_own_envelope
-from vllm_lite.parsers.tool_plain import plain_format
-from vllm_lite.parsers.tool_reader import ToolFormat, read_tools
-from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
+from vllm_lite.parsers.tools.constraint import has_own_envelope
+from vllm_lite.parsers.tools.plain import plain_format
+from vllm_lite.parsers.tools.reader import ToolFormat, read_tools
+from vllm_lite.parsers.tools.spec import ToolChoice, ToolSpec, is_forced
 
 # Arguments of chat templates that turn reasoning off.
 _SWITCHES = ("enable_thinking", "thinking")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from vllm_lite.parsers.channels import HARMONY, MUSE, ChannelReasoning
 from vllm_lite.parsers.reasoning import PrefixedAnswer, ReasoningFormat, TaggedReasoning
 from vllm_lite.parsers.source import SPACE
-from vllm_lite.parsers.tool_formats import DEEPSEEK_V4_OTHERS, INKLING_TOOL
+from vllm_lite.parsers.tools.formats import DEEPSEEK_V4_OTHERS, INKLING_TOOL
 
 
 @dataclass(frozen=True)

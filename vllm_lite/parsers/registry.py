@@ -15,8 +15,8 @@ from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES, hunyuan_reasoning
 from vllm_lite.parsers.response_template import template_reasoning, template_tools
-from vllm_lite.parsers.tool_formats import TOOL_FORMATS, hunyuan
-from vllm_lite.parsers.tool_reader import ToolFormat
+from vllm_lite.parsers.tools.formats import TOOL_FORMATS, hunyuan
+from vllm_lite.parsers.tools.reader import ToolFormat
 
 FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
 # HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.

@@ -15,10 +15,10 @@ from typing import Any
 from vllm_lite.errors import UsageError
 from vllm_lite.parsers.literals import ENDS_WORD, JSON, Dialect
 from vllm_lite.parsers.reasoning import ReasoningFormat, TaggedReasoning
-from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_named import NamedTools
-from vllm_lite.parsers.tool_reader import ToolFormat
-from vllm_lite.parsers.tool_xml import Tag, XmlTools
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.named import NamedTools
+from vllm_lite.parsers.tools.reader import ToolFormat
+from vllm_lite.parsers.tools.xml_calls import Tag, XmlTools
 
 _THINKING = ("thinking", "reasoning_content")
 _FUNCTION = {"type": "function", "function": "{content}"}

@@ -38,18 +38,18 @@ from vllm_lite.server.http_metrics import CountRequests
 from vllm_lite.server.live import LiveService
 from vllm_lite.server.load_report import add_load_report
 from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
-from vllm_lite.server.openai.batch_store import BatchStore
-from vllm_lite.server.openai.batches_service import BatchesService, BatchRequest
+from vllm_lite.server.openai.batches.files_service import FilesService, FileUpload
+from vllm_lite.server.openai.batches.service import BatchesService, BatchRequest
+from vllm_lite.server.openai.batches.store import BatchStore
 from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_service import CompletionService
-from vllm_lite.server.openai.files_service import FilesService, FileUpload
 from vllm_lite.server.openai.invocations_service import InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
-from vllm_lite.server.openai.responses_protocol import ResponsesRequest
-from vllm_lite.server.openai.responses_service import ResponsesService
+from vllm_lite.server.openai.responses.protocol import ResponsesRequest
+from vllm_lite.server.openai.responses.service import ResponsesService
 from vllm_lite.server.openai.tokenize_protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -58,7 +58,7 @@ from vllm_lite.server.openai.tokenize_protocol import (
 from vllm_lite.server.openai.tokenize_service import TokenizeService
 from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
 from vllm_lite.server.openapi import Described, openapi_document
-from vllm_lite.server.peers import NoPeers, Peers
+from vllm_lite.server.process.peers import NoPeers, Peers
 from vllm_lite.server.web_page import WebPageService
 
 Endpoint = Callable[[Request], Awaitable[Response]]

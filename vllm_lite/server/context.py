@@ -27,7 +27,7 @@ from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations, note_request_id
 from vllm_lite.server.large_replies import LargeReplies
 from vllm_lite.server.parser_choice import choose_parsers
-from vllm_lite.server.peers import NoPeers, Peers, Snapshot
+from vllm_lite.server.process.peers import NoPeers, Peers, Snapshot
 from vllm_lite.server.template_pool import TemplatePool
 from vllm_lite.tokenizer.chat_template import choose_template, load_chat_template, shows_tools
 

@@ -13,7 +13,7 @@ from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, merge, render
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure
-from vllm_lite.server.peers import NoPeers
+from vllm_lite.server.process.peers import NoPeers
 
 logger = init_logger(__name__)
 

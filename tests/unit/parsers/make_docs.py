@@ -10,7 +10,7 @@ from vllm_lite.parsers import registry
 from vllm_lite.parsers.channels import ChannelReasoning
 from vllm_lite.parsers.reasoning import TaggedReasoning
 from vllm_lite.parsers.reasoning_formats import SWITCHES
-from vllm_lite.parsers.tool_envelopes import ENVELOPES
+from vllm_lite.parsers.tools.envelopes import ENVELOPES
 
 IDS = {"kimi_k2": "functions.get_weather:0", "mistral": "9 letters", "call": "call_…"}
 CALL = [("get_weather", {"city": "Rome", "days": 2})]

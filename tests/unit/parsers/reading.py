@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_lite.parsers.events import ParsedMessage, collect
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 
 TOOLS = (
     ToolSpec(

@@ -16,10 +16,10 @@ from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.events import ParsedMessage
-from vllm_lite.parsers.tool_constraint import has_own_envelope, tool_constraint
-from vllm_lite.parsers.tool_envelopes import ENVELOPES
-from vllm_lite.parsers.tool_schema import argument_schema
-from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.parsers.tools.constraint import has_own_envelope, tool_constraint
+from vllm_lite.parsers.tools.envelopes import ENVELOPES
+from vllm_lite.parsers.tools.schema import argument_schema
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.structured_output.compiler import Compiled, GrammarEngines
 from vllm_lite.structured_output.grammar import Vocabulary

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lite.parsers.literals import GEMMA, JSON, PYTHON, Dialect, convert, is_json
-from vllm_lite.parsers.tool_spec import ToolSpec
-from vllm_lite.parsers.tool_values import typed
+from vllm_lite.parsers.tools.spec import ToolSpec
+from vllm_lite.parsers.tools.values import typed
 
 SCALARS = st.one_of(
     st.none(),

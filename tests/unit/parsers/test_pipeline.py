@@ -18,7 +18,7 @@ from vllm_lite.parsers.events import (
     collect,
 )
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
-from vllm_lite.parsers.tool_spec import NamedTool
+from vllm_lite.parsers.tools.spec import NamedTool
 
 HERMES = OutputParserConfig(
     reasoning_parser="qwen3", tool_parser="hermes", tools=TOOLS, new_id=plain_id

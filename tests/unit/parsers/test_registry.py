@@ -11,7 +11,7 @@ from tests.unit.parsers.reading import read
 from vllm_lite.errors import UsageError
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS
-from vllm_lite.parsers.tool_formats import TOOL_FORMATS
+from vllm_lite.parsers.tools.formats import TOOL_FORMATS
 
 TOOL_NAMES = [
     "apertus",

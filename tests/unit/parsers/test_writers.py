@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.parsers.reading import TOOLS, read
 from tests.unit.parsers.writers import WRITERS, Calls
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 
 # Formats whose strings have no escapes cannot hold their own marks: a text of pieces that no
 # format uses for one, but that look like parts of them.

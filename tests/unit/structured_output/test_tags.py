@@ -14,8 +14,8 @@ from tests.unit.structured_output.test_schemas import CHECKED, ENFORCED, REFUSED
 from tests.unit.structured_output.walks import compiled, follows, walk
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import RequestError
-from vllm_lite.parsers.tool_constraint import tool_constraint
-from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.parsers.tools.constraint import tool_constraint
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.structured_output.compiler import GUIDANCE, XGRAMMAR, GrammarEngines
 from vllm_lite.structured_output.grammar import CompiledGrammar, Refusal

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from vllm_lite.outputs import CompletionOutput
 from vllm_lite.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallEnd
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
-from vllm_lite.parsers.tool_spec import NamedTool
+from vllm_lite.parsers.tools.spec import NamedTool
 
 
 class MessageReader:

@@ -15,8 +15,8 @@ from vllm_lite.errors import RequestError
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.pipeline import OutputParserConfig
 from vllm_lite.parsers.sink import new_call_id
-from vllm_lite.parsers.tool_constraint import tool_constraint
-from vllm_lite.parsers.tool_spec import ToolChoice, ToolSpec, is_forced
+from vllm_lite.parsers.tools.constraint import tool_constraint
+from vllm_lite.parsers.tools.spec import ToolChoice, ToolSpec, is_forced
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server.context import SHOWS_NO_TOOLS, ServingContext
 from vllm_lite.server.openai.beam_protocol import beam_search_of

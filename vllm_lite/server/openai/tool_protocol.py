@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_lite.errors import RequestError
-from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
 
 MAX_TOOL_NAME = 256
 _CHOICES = ("none", "auto", "required")

@@ -23,7 +23,7 @@ from vllm_lite.errors import EngineDeadError
 from vllm_lite.lifeline import ChildProcess
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.board import Board
-from vllm_lite.server.listen import Listener
+from vllm_lite.server.process.listen import Listener
 
 logger = init_logger(__name__)
 
@@ -160,7 +160,7 @@ def _start(job: ReplicaJob, exit_writer: int) -> ChildProcess:
         *job.peer_fds,
     )
     child = ChildProcess(
-        "vllm_lite.server.replica_process",
+        "vllm_lite.server.process.replica_process",
         [str(os.getpid())],
         pass_fds=descriptors,
         environment=envs.module_environment(),

@@ -19,7 +19,7 @@ from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse
 from vllm_lite.server.errors import BodyTooLargeError
 from vllm_lite.server.generation import current_origin
-from vllm_lite.server.openai.batch_store import (
+from vllm_lite.server.openai.batches.store import (
     MAX_EXPIRY,
     MIN_EXPIRY,
     BatchStore,

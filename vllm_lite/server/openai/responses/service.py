@@ -25,23 +25,23 @@ from vllm_lite.server.openai.logprobs import token_view
 from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.pages import page_of
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
-from vllm_lite.server.openai.responses_events import EventLog
-from vllm_lite.server.openai.responses_input import (
+from vllm_lite.server.openai.responses.events import EventLog
+from vllm_lite.server.openai.responses.input import (
     Item,
     chat_messages,
     continues_last,
     input_items,
 )
-from vllm_lite.server.openai.responses_items import shown
-from vllm_lite.server.openai.responses_output import Payload
-from vllm_lite.server.openai.responses_protocol import (
+from vllm_lite.server.openai.responses.items import shown
+from vllm_lite.server.openai.responses.output import Payload
+from vllm_lite.server.openai.responses.protocol import (
     CHAT_NAMES,
     RESPONSES_HARMLESS,
     RESPONSES_LATER,
     ResponsesRequest,
 )
-from vllm_lite.server.openai.responses_run import ResponseRun
-from vllm_lite.server.openai.responses_store import ResponseStore, StoredResponse
+from vllm_lite.server.openai.responses.run import ResponseRun
+from vllm_lite.server.openai.responses.store import ResponseStore, StoredResponse
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.output_log import logged
 from vllm_lite.server.sse import EventStream

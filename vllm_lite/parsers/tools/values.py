@@ -21,7 +21,7 @@ from vllm_lite.parsers.literals import (
     quoted,
 )
 from vllm_lite.parsers.source import SPACE, Put, Reading, Source
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 
 _STRING = frozenset(("string",))
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"

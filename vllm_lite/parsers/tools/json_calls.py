@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, convert, read_string, read_value
 from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, EndOfText, Malformed, Reading, Source
-from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tools.reader import CallWriter
 
 _OTHER_KEYS = frozenset(("id", "type", "index", "tool_call_id"))
 

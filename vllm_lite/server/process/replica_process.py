@@ -1,4 +1,4 @@
-"""One more process of a server: `python -m vllm_lite.server.replica_process`, its parent's pid.
+"""One more process of a server, started with its parent's pid as its argument.
 
 Started by `replicas.Replicas` with a ReplicaJob as msgpack on standard input. Serves as the first
 process does, on a socket and an engine core that it inherits, and dies with that process.
@@ -20,10 +20,10 @@ from vllm_lite.log import init_logger, make_stderr_lossy, set_process_name
 
 if TYPE_CHECKING:
     from vllm_lite.engine.front.async_llm import AsyncLLM
-    from vllm_lite.server.replicas import ReplicaJob
+    from vllm_lite.server.process.replicas import ReplicaJob
 
 # Run as a module, this one has no name of its own.
-logger = init_logger("vllm_lite.server.replica_process")
+logger = init_logger("vllm_lite.server.process.replica_process")
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     make_stderr_lossy()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imported here, once the death signal is set.
-    from vllm_lite.server.replicas import ReplicaJob
+    from vllm_lite.server.process.replicas import ReplicaJob
 
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ReplicaJob)
     set_process_name(f"APIServer_{job.index}")
@@ -75,10 +75,10 @@ def _serve(job: ReplicaJob, client: AsyncLLM) -> None:
     import uvloop
 
     from vllm_lite.server.app import build_app
-    from vllm_lite.server.garbage import settle
-    from vllm_lite.server.launch import serve
-    from vllm_lite.server.listen import Listener
-    from vllm_lite.server.peers import Peers
+    from vllm_lite.server.process.garbage import settle
+    from vllm_lite.server.process.launch import serve
+    from vllm_lite.server.process.listen import Listener
+    from vllm_lite.server.process.peers import Peers
 
     app = build_app(client, job.server_config, peers=Peers(job.index, job.peer_fds))
     settle()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
 from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, SPACE, EndOfText, Malformed, Reading
-from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_reader import CallWriter, is_control
-from vllm_lite.parsers.tool_values import coercion
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.reader import CallWriter, is_control
+from vllm_lite.parsers.tools.values import coercion
 
 _MARK = re.compile(r"<[^<>]+>")
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_lite.parsers.tool_envelopes import Envelope
-from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, has_keyword
-from vllm_lite.parsers.tool_spec import ToolSpec, resolve, schema_types
-from vllm_lite.parsers.tool_xml import XmlTools
+from vllm_lite.parsers.tools.envelopes import Envelope
+from vllm_lite.parsers.tools.schema import MAX_WHITESPACE, argument_schema, has_keyword
+from vllm_lite.parsers.tools.spec import ToolSpec, resolve, schema_types
+from vllm_lite.parsers.tools.xml_calls import XmlTools
 from vllm_lite.structured_output.grammar import GrammarError
 from vllm_lite.structured_output.schema import ASSERTIONS, FORMATS, read_schema
 

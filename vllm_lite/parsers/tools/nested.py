@@ -20,9 +20,9 @@ from vllm_lite.parsers.source import (
     Reading,
     Source,
 )
-from vllm_lite.parsers.tool_reader import CallWriter
-from vllm_lite.parsers.tool_spec import item_schema, property_schema, schema_types
-from vllm_lite.parsers.tool_values import beginning, typed
+from vllm_lite.parsers.tools.reader import CallWriter
+from vllm_lite.parsers.tools.spec import item_schema, property_schema, schema_types
+from vllm_lite.parsers.tools.values import beginning, typed
 
 _MAX_TAG = MAX_NAME + 32
 _MAX_DEPTH = 128

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.server.tls import tls_context
+from vllm_lite.server.process.tls import tls_context
 
 
 class Listener:

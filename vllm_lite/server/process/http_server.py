@@ -13,8 +13,8 @@ from uvicorn.config import LOGGING_CONFIG
 from vllm_lite import envs
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.server.access_log import add_request_ids, silence_paths, silence_start
-from vllm_lite.server.http_protocol import limited_protocol
+from vllm_lite.server.process.access_log import add_request_ids, silence_paths, silence_start
+from vllm_lite.server.process.http_protocol import limited_protocol
 
 # Seconds that replies may take to reach their clients once nothing is generated any more.
 FLUSH_TIMEOUT = 2.0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.chat_protocol import MAX_TOOLS
-from vllm_lite.server.openai.responses_input import MAX_ITEMS
+from vllm_lite.server.openai.responses.input import MAX_ITEMS
 from vllm_lite.server.openai.sampling_protocol import Bias, TokenIds, Words
 
 MAX_METADATA = 16

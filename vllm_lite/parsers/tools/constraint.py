@@ -15,11 +15,11 @@ from typing import Any
 
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers.registry import tool_format
-from vllm_lite.parsers.tool_arguments import free_arguments, tagged_arguments
-from vllm_lite.parsers.tool_envelopes import ENVELOPES, Envelope
-from vllm_lite.parsers.tool_schema import MAX_WHITESPACE, argument_schema, as_definitions
-from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice, ToolSpec, is_forced
-from vllm_lite.parsers.tool_xml import XmlTools
+from vllm_lite.parsers.tools.arguments import free_arguments, tagged_arguments
+from vllm_lite.parsers.tools.envelopes import ENVELOPES, Envelope
+from vllm_lite.parsers.tools.schema import MAX_WHITESPACE, argument_schema, as_definitions
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec, is_forced
+from vllm_lite.parsers.tools.xml_calls import XmlTools
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 Format = dict[str, Any]

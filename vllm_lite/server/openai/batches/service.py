@@ -18,7 +18,8 @@ from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import current_origin
-from vllm_lite.server.openai.batch_store import (
+from vllm_lite.server.openai.batches.files_service import ExpiresAfter
+from vllm_lite.server.openai.batches.store import (
     COMPLETION_WINDOW,
     ENDED,
     MAX_EXPIRY,
@@ -26,7 +27,6 @@ from vllm_lite.server.openai.batch_store import (
     BatchStore,
     new_id,
 )
-from vllm_lite.server.openai.files_service import ExpiresAfter
 from vllm_lite.server.openai.pages import page_of
 
 # What a row may ask for.

@@ -17,9 +17,9 @@ from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generations
-from vllm_lite.server.http_server import FLUSH_TIMEOUT, HttpServer
-from vllm_lite.server.listen import Listener
-from vllm_lite.server.replicas import NoReplicas, Replicas
+from vllm_lite.server.process.http_server import FLUSH_TIMEOUT, HttpServer
+from vllm_lite.server.process.listen import Listener
+from vllm_lite.server.process.replicas import NoReplicas, Replicas
 
 logger = init_logger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from vllm_lite.parsers.channels import HARMONY, MUSE, ChannelTools
 from vllm_lite.parsers.literals import FUNCTION_GEMMA, GEMMA
-from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_named import NamedTools
-from vllm_lite.parsers.tool_nested import NestedTools
-from vllm_lite.parsers.tool_pythonic import PythonicTools
-from vllm_lite.parsers.tool_reader import ToolFormat
-from vllm_lite.parsers.tool_xml import Tag, XmlTools
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.named import NamedTools
+from vllm_lite.parsers.tools.nested import NestedTools
+from vllm_lite.parsers.tools.pythonic import PythonicTools
+from vllm_lite.parsers.tools.reader import ToolFormat
+from vllm_lite.parsers.tools.xml_calls import Tag, XmlTools
 
 # Objects of name and arguments.
 HERMES = JsonTools(openers=("<tool_call>",), closers=("</tool_call>",))

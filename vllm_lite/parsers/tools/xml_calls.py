@@ -24,10 +24,10 @@ from vllm_lite.parsers.source import (
     Reading,
     Source,
 )
-from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_reader import CallWriter, is_control
-from vllm_lite.parsers.tool_spec import ToolSpec, type_named
-from vllm_lite.parsers.tool_values import read_text_value
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.reader import CallWriter, is_control
+from vllm_lite.parsers.tools.spec import ToolSpec, type_named
+from vllm_lite.parsers.tools.values import read_text_value
 
 _STOPS_WORD = re.compile(r"[\s=>\"'<]")
 _MAX_ATTRIBUTES = 8

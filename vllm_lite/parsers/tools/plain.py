@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, read_value
 from vllm_lite.parsers.source import Reading
-from vllm_lite.parsers.tool_json import JsonTools
-from vllm_lite.parsers.tool_reader import CallWriter, ToolFormat
-from vllm_lite.parsers.tool_spec import NamedTool, ToolChoice
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.reader import CallWriter, ToolFormat
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice
 
 
 @dataclass(frozen=True)

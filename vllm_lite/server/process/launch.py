@@ -23,17 +23,17 @@ from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
-from vllm_lite.server.garbage import settle
-from vllm_lite.server.listen import Listener
 from vllm_lite.server.parser_choice import check_reply_options
-from vllm_lite.server.peers import NoPeers, Peers
-from vllm_lite.server.replicas import NoReplicas, Replicas
+from vllm_lite.server.process.garbage import settle
+from vllm_lite.server.process.listen import Listener
+from vllm_lite.server.process.peers import NoPeers, Peers
+from vllm_lite.server.process.replicas import NoReplicas, Replicas
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vllm_lite.engine.front.async_llm import AsyncLLM
-    from vllm_lite.server.lifecycle import Beside
+    from vllm_lite.server.process.lifecycle import Beside
 
 logger = init_logger(__name__)
 
@@ -167,9 +167,9 @@ async def serve(
     beside: Beside | None = None,
 ) -> None:
     """Serve until a signal, or a death in the engine or among the replicas; raises the latter."""
-    from vllm_lite.server.http_server import http_server
-    from vllm_lite.server.lifecycle import Lifecycle
-    from vllm_lite.server.tls import CertificateWatch
+    from vllm_lite.server.process.http_server import http_server
+    from vllm_lite.server.process.lifecycle import Lifecycle
+    from vllm_lite.server.process.tls import CertificateWatch
 
     lifecycle = Lifecycle(
         http_server(app, server_config, listener.tls, client.config.logging),

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vllm_lite.errors import NotFoundError, RequestError
-from vllm_lite.server.openai.responses_events import EventLog
+from vllm_lite.server.openai.responses.events import EventLog
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 << 20

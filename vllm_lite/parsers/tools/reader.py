@@ -17,7 +17,7 @@ from typing import Protocol
 from vllm_lite.parsers.literals import ending
 from vllm_lite.parsers.sink import EventSink
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 
 _CONTROL = re.compile(r"[|\uff5c\]]|<.*[_:]")
 _MAX_REREAD = 4 * MAX_NAME  # characters of a failed call in which another one is looked for

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_lite.parsers.tool_spec import ToolSpec
+from vllm_lite.parsers.tools.spec import ToolSpec
 
 MAX_WHITESPACE = 16  # characters of white space in a row, where a constraint allows any
 # Keywords whose value maps names to schemas, and those whose value is data.

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from vllm_lite.parsers.literals import PYTHON, Dialect, quoted, read_value
 from vllm_lite.parsers.source import MAX_NAME, Malformed, Reading, Source
-from vllm_lite.parsers.tool_reader import CallWriter
+from vllm_lite.parsers.tools.reader import CallWriter
 
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_.\-]")
 

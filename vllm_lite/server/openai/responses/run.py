@@ -17,9 +17,9 @@ from vllm_lite.parsers.events import ContentDelta, ReasoningDelta
 from vllm_lite.server.errors import Failure, failure_of
 from vllm_lite.server.openai.logprobs import TokenView, chat_logprobs
 from vllm_lite.server.openai.message_reader import ChoiceReaders
-from vllm_lite.server.openai.responses_events import EventLog
-from vllm_lite.server.openai.responses_output import Payload, ResponseOutput
-from vllm_lite.server.openai.responses_protocol import ResponsesRequest
+from vllm_lite.server.openai.responses.events import EventLog
+from vllm_lite.server.openai.responses.output import Payload, ResponseOutput
+from vllm_lite.server.openai.responses.protocol import ResponsesRequest
 from vllm_lite.server.openai.timings import request_timings
 
 Outputs = AsyncIterable[tuple[int, RequestOutput]]
