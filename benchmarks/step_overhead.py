@@ -42,7 +42,7 @@ from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
 from vllm_lite.engine.core.constraints import Constraints
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
-from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.channel import CoreChannel, FrontEndChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.engine.link.messages import AddRequests, Shutdown, StepOutputs
 from vllm_lite.executor.uniproc import UniprocExecutor
@@ -62,7 +62,7 @@ SAMPLING = {
     "logprobs": {"temperature": 0.0, "logprobs": 1},
 }
 PHASES: list[tuple[str, Any, str]] = [
-    ("messages in", Channel, "receive"),
+    ("messages in", CoreChannel, "receive"),
     ("schedule", Scheduler, "schedule"),
     ("constraints", Constraints, "masks"),
     ("constraints", Constraints, "advance"),
@@ -73,7 +73,7 @@ PHASES: list[tuple[str, Any, str]] = [
     ("update from output", Scheduler, "update_from_output"),
     ("statistics", EngineCore, "make_stats"),
     ("core: rest", EngineCore, "step"),
-    ("message out", Channel, "send"),
+    ("message out", CoreChannel, "send"),
 ]
 
 
@@ -196,7 +196,7 @@ def configuration(sequences: int, groups: int) -> VllmConfig:
 
 def front_end(args: argparse.Namespace) -> None:
     """Send the requests, receive until all have ended, say stop."""
-    channel = Channel.for_front_end(args.directory)
+    channel = FrontEndChannel(args.directory)
     print("bound", flush=True)
     channel.wait(60)
     channel.receive(block=True)
@@ -234,7 +234,7 @@ def measure(sequences: int, groups: int, sampling: str, args: argparse.Namespace
         originals = [(owner, name, getattr(owner, name)) for _, owner, name in PHASES]
         for label, owner, name in PHASES:
             clock.watch(label, owner, name)
-        channel = Channel.for_core(Path(directory))
+        channel = CoreChannel(Path(directory))
         try:
             begun = time.process_time()
             CoreLoop(channel, Heartbeat.create()).run(

@@ -24,8 +24,7 @@ from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.front.async_llm import AsyncLLM
-from vllm_lite.engine.link.core_launch import launch_core
-from vllm_lite.engine.link.core_process import CoreProcess
+from vllm_lite.engine.link.core_process import CoreProcess, launch_core
 from vllm_lite.errors import CheckpointError, EngineDeadError
 
 SMALL = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 300}

@@ -22,8 +22,8 @@ from vllm_lite.engine.front.fan_out import fan_out
 from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.front.sleep import check_sleep, wakes_up
-from vllm_lite.engine.link.codec import core_codec, front_end_codec
-from vllm_lite.engine.link.messages import AddRequests, Prepare, ToCore
+from vllm_lite.engine.link.channel import decode_to_core, message_encoder
+from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
 from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
@@ -79,7 +79,7 @@ class ByteTokenizer:
 
 def assert_travels(message: ToCore) -> None:
     """What a route lets through reaches the engine core as it is."""
-    assert core_codec().decode(front_end_codec().encode(message)) == message
+    assert decode_to_core(message_encoder().encode(message)) == message
 
 
 def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
@@ -150,7 +150,7 @@ class FakeEngineClient:
             self.prepared.append(params.structured_outputs)
             asked = PreparedConstraints().unknown([self._inputs.process_constraint(params)])
             for checked in asked.values():
-                assert_travels(Prepare(7, checked))
+                assert_travels(Call(7, Prepare(checked)))
             if self.constraint_refusal is not None:
                 raise self.constraint_refusal
 

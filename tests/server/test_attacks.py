@@ -20,7 +20,7 @@ from tests.server.harness import HI, chat, error_of, http, post
 from tests.server.running import running
 from tests.unit.engine.engines import async_engine
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.channel import decode_from_core, decode_to_core
 from vllm_lite.engine.link.messages import Undecodable
 from vllm_lite.parsers.events import collect
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
@@ -44,8 +44,8 @@ def test_bytes_between_processes_cannot_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     for data in (pickle.dumps(Bomb(mark)), b"\x81\xa4type\xa5shell", b"", b"\xc1"):
         with pytest.raises(msgspec.DecodeError):
-            front_end_codec().decode(data)
-        assert isinstance(core_codec().decode(data), Undecodable)
+            decode_from_core(data)
+        assert isinstance(decode_to_core(data), Undecodable)
     assert not mark.exists()
 
 

@@ -21,7 +21,7 @@ from vllm_lite.batch.urls import Reach
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.engine.link.core_launch import launch_core
+from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.progress import progress_bar

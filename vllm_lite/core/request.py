@@ -61,6 +61,7 @@ class Request:
     cache_salt: str | None = None
     # Whose share it takes, under the fair policy.
     tenant: str = ""
+    front_end: int = 0
 
     status: RequestStatus = RequestStatus.WAITING
     # Prompt and output; grows by append_token only.
@@ -125,6 +126,7 @@ class Request:
             priority=message.priority,
             cache_salt=message.cache_salt,
             tenant=message.tenant,
+            front_end=message.front_end,
         )
 
     @property

@@ -80,10 +80,10 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.add(request)
 
-    def finish_requests(self, request_ids: str | Iterable[str], status: RequestStatus) -> list[str]:
-        """Let requests go, whatever they are doing; unknown ids are ignored.
+    def finish_requests(self, request_ids: str | Iterable[str], status: RequestStatus) -> None:
+        """Finish requests, whatever they are doing; unknown ids are ignored.
 
-        Returns the ids that were alive. A step in flight may still name them.
+        A step in flight may still name them.
         """
         ids = (request_ids,) if isinstance(request_ids, str) else request_ids
         found = [self.requests[i] for i in dict.fromkeys(ids) if i in self.requests]
@@ -92,7 +92,6 @@ class Scheduler:
                 self.waiting.remove(request)
             self._finish(request, status)
         self._drop_finished_from_running()
-        return [request.request_id for request in found]
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step.
@@ -287,7 +286,8 @@ class Scheduler:
             prompt_logprobs = _unsent(request, before, output.prompt_logprobs[request_id])
         status = append_tokens(request, sampled)
         new_token_ids = sampled[: request.num_tokens - num_known]
-        result = EngineCoreOutput(request_id, new_token_ids, None, prompt_logprobs)
+        result = EngineCoreOutput(request_id, new_token_ids, front_end=request.front_end)
+        result.new_prompt_logprobs = prompt_logprobs
         if output.logprobs and request_id in output.logprobs:
             result.new_logprobs = output.logprobs[request_id][: len(new_token_ids)]
         if self._drafted is not None and request_id in output.num_draft_tokens:
@@ -319,7 +319,8 @@ class Scheduler:
 
     def _fail(self, request: Request, cause: str) -> EngineCoreOutput:
         request.stop_reason = cause
-        result = EngineCoreOutput(request.request_id, [], finish_reason="error", stop_reason=cause)
+        result = EngineCoreOutput(request.request_id, [], front_end=request.front_end)
+        result.finish_reason, result.stop_reason = "error", cause
         _describe(request, result)
         self._finish(request, RequestStatus.FINISHED_ERROR)
         return result

@@ -55,6 +55,8 @@ class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
     cache_salt: str | None = None
     # Whose share it takes, under the fair policy.
     tenant: str = ""
+    # The index of the front end that it came from.
+    front_end: int = 0
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
@@ -79,6 +81,8 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     num_preemptions: int = 0
     # A pooling request's vector, float32 numbers.
     pooled: bytes | None = None
+    # The request's, which the output goes to.
+    front_end: int = 0
 
 
 @dataclass(slots=True)

@@ -287,7 +287,7 @@ def test_an_abort_frees_at_once_and_tells_the_workers_in_the_next_step() -> None
     advance(s)
     add(s, waiting)
     ids = [running.request_id, waiting.request_id, running.request_id, "nobody"]
-    assert s.finish_requests(ids, ABORTED) == ids[:2]
+    s.finish_requests(ids, ABORTED)
     assert s.make_stats().num_used_blocks == 0
     assert s.has_requests() and not s.has_unfinished_requests()
     step = s.schedule()

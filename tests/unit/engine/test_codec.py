@@ -16,8 +16,8 @@ from tests.unit.engine.engines import async_engine, byte_tokenizer, engine_confi
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.engine.front.fan_out import fan_out
 from vllm_lite.engine.front.input_processor import InputProcessor
-from vllm_lite.engine.link.codec import core_codec, front_end_codec
-from vllm_lite.engine.link.messages import AddRequests, Prepare, ToCore, Undecodable
+from vllm_lite.engine.link.channel import decode_to_core, message_encoder
+from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore, Undecodable
 from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.sampling_params import (
     RepetitionDetectionParams,
@@ -89,9 +89,9 @@ def test_what_is_let_in_arrives_as_it_is(
         return
     messages: list[ToCore] = [AddRequests(fan_out("r", processed, 0.5, 0))]
     if processed.params.structured_outputs is not None:
-        messages.append(Prepare(1, processed.params))
+        messages.append(Call(1, Prepare(processed.params)))
     for message in messages:
-        assert core_codec().decode(front_end_codec().encode(message)) == message
+        assert decode_to_core(message_encoder().encode(message)) == message
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), 1, 0.0])
@@ -101,26 +101,27 @@ def test_numbers_of_other_types_are_taken(value: Any) -> None:
 
 
 def _damaged(message: ToCore) -> bytes:
-    plain = msgspec.msgpack.decode(front_end_codec().encode(message))
+    plain = msgspec.msgpack.decode(message_encoder().encode(message))
     if isinstance(message, AddRequests):
         for request in plain["requests"]:
             request["task"]["top_k"] = "many"
     else:
-        plain["params"]["structured_outputs"] = {"regex": {"type": "object"}}
+        plain["command"]["params"]["structured_outputs"] = {"regex": {"type": "object"}}
     return msgspec.msgpack.encode(plain)
 
 
 def _unconstrained(message: ToCore) -> bytes:
-    plain = msgspec.msgpack.decode(front_end_codec().encode(message))
-    return msgspec.msgpack.encode({**plain, "params": {}})
+    plain = msgspec.msgpack.decode(message_encoder().encode(message))
+    plain["command"]["params"] = {}
+    return msgspec.msgpack.encode(plain)
 
 
 def test_an_unreadable_message_names_who_waits() -> None:
     processed = _processor().process("a", SamplingParams(n=2))
-    found = core_codec().decode(_damaged(AddRequests(fan_out("r", processed, 0.5, 0))))
+    found = decode_to_core(_damaged(AddRequests(fan_out("r", processed, 0.5, 0))))
     assert isinstance(found, Undecodable) and found.request_ids == ["0_r", "1_r"]
-    for damaged in (_damaged(Prepare(9, REGEX)), _unconstrained(Prepare(9, REGEX))):
-        found = core_codec().decode(damaged)
+    for damaged in (_damaged(Call(9, Prepare(REGEX))), _unconstrained(Call(9, Prepare(REGEX)))):
+        found = decode_to_core(damaged)
         assert isinstance(found, Undecodable) and found.call_id == 9
 
 
@@ -133,7 +134,7 @@ async def test_an_unreadable_message_ends_its_request_alone(
         encode, state = channel.encode, {"damages": True}
 
         def damage(message: ToCore) -> bytes:
-            is_hit = state["damages"] and isinstance(message, AddRequests | Prepare)
+            is_hit = state["damages"] and isinstance(message, AddRequests | Call)
             return _damaged(message) if is_hit else encode(message)
 
         monkeypatch.setattr(channel, "encode", damage)
@@ -157,5 +158,5 @@ async def test_what_cannot_be_sent_makes_no_step_due(monkeypatch: pytest.MonkeyP
         await engine.check_health()
         handle = engine._core._handle
         with pytest.raises(OverflowError):
-            handle.send(Prepare(2**70, REGEX))
+            handle.send(Call(2**70, Prepare(REGEX)))
         assert handle.heartbeat.stamp == 0

@@ -9,7 +9,7 @@ from tests.fakes import ScriptedExecutor
 from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.core.engine_core import MAX_FAILED_STEPS, EngineCore
-from vllm_lite.engine.link.codec import core_codec, front_end_codec
+from vllm_lite.engine.link.channel import decode_from_core, decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AbortRequests, AddRequests, StepOutputs
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.metrics.stats import SchedulerStats
@@ -154,9 +154,9 @@ def test_an_error_in_the_books_goes_up() -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    front, back = front_end_codec(), core_codec()
+    encode = message_encoder().encode
     request = message(7, temperature=0.5, stop_token_ids=[3], logit_bias={4: 1.5}, seed=2**62)
-    assert back.decode(front.encode(AddRequests([request]))) == AddRequests([request])
-    assert back.decode(front.encode(AbortRequests(["a"]))) == AbortRequests(["a"])
+    assert decode_to_core(encode(AddRequests([request]))) == AddRequests([request])
+    assert decode_to_core(encode(AbortRequests(["a"]))) == AbortRequests(["a"])
     outputs = StepOutputs([EngineCoreOutput("a", [1], finish_reason="stop")], SchedulerStats(1))
-    assert front.decode(back.encode(outputs)) == outputs
+    assert decode_from_core(encode(outputs)) == outputs

@@ -10,8 +10,7 @@ from tests.unit.engine.engines import engine_config
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.front.admission import Admission
 from vllm_lite.engine.front.input_processor import ProcessedInput
-from vllm_lite.engine.link.channel import Channel
-from vllm_lite.engine.link.front_ends import FrontEnds, FrontEndSeat
+from vllm_lite.engine.link.channel import CoreChannel, FrontEndChannel
 from vllm_lite.engine.link.messages import AbortRequests, CallResult, CoreFailed, StepOutputs
 from vllm_lite.errors import QueueFullError
 from vllm_lite.metrics.board import Board, Column, NoBoard
@@ -25,17 +24,14 @@ COUNT = 3
 
 
 def test_each_front_end_gets_its_own_and_all_hear_of_the_end(tmp_path: Path) -> None:
-    core = FrontEnds(tmp_path, COUNT)
-    seats = [FrontEndSeat(index, COUNT) for index in range(COUNT)]
-    channels = [Channel.for_front_end(tmp_path, seat.index) for seat in seats]
-    ids = [seat.sequence_id("same.7") for seat in seats]
-    calls = [next(seat.call_ids()) for seat in seats]
-    assert len(set(ids)) == len(set(calls)) == COUNT
-    core.send(StepOutputs([EngineCoreOutput(f"1_{ids[2]}", [5])], SchedulerStats(num_running=1)))
-    core.send(CallResult(calls[1], True))
+    core = CoreChannel(tmp_path, COUNT)
+    channels = [FrontEndChannel(tmp_path, index) for index in range(COUNT)]
+    output = EngineCoreOutput("1_same.1", [5], front_end=2)
+    core.send(StepOutputs([output], SchedulerStats(num_running=1)))
+    core.send(CallResult.of(7, True, front_end=1))
     core.send(CoreFailed("ValueError", "gone"))
 
-    def received(channel: Channel) -> list[object]:
+    def received(channel: FrontEndChannel) -> list[object]:
         found: list[object] = []
         while not (found and isinstance(found[-1], CoreFailed)):
             assert channel.wait(20)
@@ -45,7 +41,7 @@ def test_each_front_end_gets_its_own_and_all_hear_of_the_end(tmp_path: Path) -> 
     first, second, third = (received(channel) for channel in channels)
     # The first speaks for the engine, so it hears how that stands even with nothing to tell.
     assert first[0] == StepOutputs([], SchedulerStats(num_running=1))
-    assert second[0] == CallResult(calls[1], True)
+    assert second[0] == CallResult.of(7, True, front_end=1)
     assert isinstance(third[0], StepOutputs) and third[0].outputs[0].new_token_ids == [5]
     assert [len(first), len(second), len(third)] == [2, 2, 2]
     for index, channel in enumerate(channels):

@@ -52,7 +52,7 @@ def test_a_stop_string_cuts_the_text_and_frees_the_core(included: bool) -> None:
     assert choice.text == (expected + "stop" if included else expected)
     assert (choice.finish_reason, choice.stop_reason) == ("stop", "stop")
     core_of(engine).get_output()
-    assert core_of(engine).get_stats().num_used_blocks == 0
+    assert engine.get_stats().num_used_blocks == 0
 
 
 def test_length_is_the_finish_reason_at_max_tokens() -> None:
@@ -194,7 +194,7 @@ def test_an_output_that_cannot_be_processed_fails_alone(monkeypatch: pytest.Monk
     output = answer(engine)
     assert output.outputs[0].finish_reason == "error"
     core_of(engine).get_output()
-    assert core_of(engine).get_stats().num_used_blocks == 0
+    assert engine.get_stats().num_used_blocks == 0
 
 
 def test_an_aborted_request_shows_what_it_had() -> None:
@@ -205,7 +205,7 @@ def test_an_aborted_request_shows_what_it_had() -> None:
     (output,) = run_all(engine) or engine.step()
     assert output.finished
     assert [(c.text, c.finish_reason) for c in output.outputs] == [("n", "abort")] * 2
-    assert core_of(engine).get_stats().num_used_blocks == 0
+    assert engine.get_stats().num_used_blocks == 0
 
 
 def test_requests_may_share_an_id() -> None:

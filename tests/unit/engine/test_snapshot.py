@@ -10,8 +10,7 @@ from tests.builders import message
 from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.engine.core import snapshot
 from vllm_lite.engine.core.engine_core import EngineCore
-from vllm_lite.engine.link.codec import core_codec, front_end_codec
-from vllm_lite.engine.link.messages import SnapshotTaken
+from vllm_lite.engine.link.messages import CallResult, GetSnapshot
 
 
 def busy_core(num_blocks: int = 200) -> EngineCore:
@@ -68,5 +67,5 @@ def test_the_books_are_read_at_most_twice_a_second(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_snapshot_survives_the_wire() -> None:
-    answer = SnapshotTaken(1, busy_core().snapshot())
-    assert front_end_codec().decode(core_codec().encode(answer)) == answer
+    taken = busy_core().snapshot()
+    assert GetSnapshot().read(CallResult.of(1, taken).answer) == taken

@@ -1,9 +1,8 @@
 """The engine core as a process of its own: `python -m vllm_lite.engine.core`.
 
-Started by `core_child.CoreProcess` with the channel's directory, the heartbeat's descriptor,
-the parent's pid and the number of front ends as arguments, and the configuration as msgpack on
-standard input. Dies
-with its parent, whatever killed that, and leaves every other signal to it.
+CoreProcess passes the channel's directory, the heartbeat's descriptor, the parent's pid and the
+number of front ends as arguments, and the configuration as msgpack on standard input. The process
+dies with its parent and leaves every other signal to it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_lite.engine.core.loop import CoreLoop
-from vllm_lite.engine.link.front_ends import channel_of_core
+from vllm_lite.engine.link.channel import CoreChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import make_stderr_lossy, set_process_name, timeline
@@ -58,7 +57,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")
 
-    channel = channel_of_core(directory, int(arguments[3]))
+    channel = CoreChannel(directory, int(arguments[3]))
     error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(build_core)
     channel.close(LINGER)
     return 0 if error is None else 1

@@ -133,11 +133,10 @@ class Constraints:
                 self._waiting.pop(request_id, None)
                 self._forget(request_id)
 
-    def drop_waiting(self) -> list[str]:
-        """Forget every sequence that waits; their ids."""
-        ids = list(self._waiting)
-        self._waiting.clear()
-        return ids
+    @property
+    def waiting(self) -> list[Request]:
+        """Sequences that wait for their grammar."""
+        return [held.request for held in self._waiting.values()]
 
     def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
         """What the sequences that sample in `step` may say; None where all may say anything."""
@@ -200,7 +199,9 @@ class Constraints:
             elif must_end:
                 # The token that says so is forbidden by min_tokens, so the end is said without.
                 status = RequestStatus.FINISHED_STOPPED
-                outputs.append(EngineCoreOutput(request_id, [], finish_reason="stop"))
+                front_end = output.front_end
+                end = EngineCoreOutput(request_id, [], finish_reason="stop", front_end=front_end)
+                outputs.append(end)
             if not is_running or status is not None:
                 self._forget(request_id)
             if is_running and status is not None:

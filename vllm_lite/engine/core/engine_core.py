@@ -47,8 +47,6 @@ logger = init_logger(__name__)
 MAX_FAILED_STEPS = 8
 # So many steps that compute nothing while requests wait mean that none ever will.
 MAX_EMPTY_STEPS = 1000
-# Seconds that a core without other work waits for a grammar in one step.
-GRAMMAR_PATIENCE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,9 @@ class _Submitted:
 
 class EngineCore:
     """Takes sequences, gives their tokens."""
+
+    # Seconds that a core with nothing else to do waits for a grammar before it looks for messages.
+    grammar_patience = 0.005
 
     def __init__(self, config: VllmConfig, make_executor: Callable[[VllmConfig], Executor]) -> None:
         self.config = config
@@ -108,11 +109,11 @@ class EngineCore:
                 if not self.constraints.hold(sequence):
                     self._scheduler.add_request(sequence)
             except Exception:
-                self._refuse(request.request_id)
+                self._refuse(request)
 
-    def refuse(self, request_ids: Iterable[str], reason: str) -> None:
-        """End sequences that never came to be, with an error."""
-        self._ended += [_error_output(request_id, reason) for request_id in request_ids]
+    def refuse(self, request_ids: Iterable[str], reason: str, front_end: int) -> None:
+        """End sequences that never started with an error."""
+        self._ended += [_error_output(i, reason, front_end) for i in request_ids]
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences and free their blocks now; unknown ids are ignored."""
@@ -173,13 +174,12 @@ class EngineCore:
         """Hold new sequences; those begun end with "abort", go on, or stand still."""
         self._gate.close(mode)
         if mode == "abort":
-            ended = self._scheduler.finish_requests(
-                list(self._scheduler.requests), RequestStatus.FINISHED_ABORTED
-            )
-            ended += self.constraints.drop_waiting()
-            self.constraints.drop(ended)
-            self._ended += [EngineCoreOutput(i, [], finish_reason="abort") for i in ended]
-            self._stats_due = self._log_stats
+            ended = [*self._scheduler.requests.values(), *self.constraints.waiting]
+            self.abort_requests([request.request_id for request in ended])
+            self._ended += [
+                EngineCoreOutput(r.request_id, [], finish_reason="abort", front_end=r.front_end)
+                for r in ended
+            ]
 
     def sleep(self) -> None:
         """Give the cache's memory back until resume(); nothing may be running."""
@@ -216,9 +216,10 @@ class EngineCore:
     def _begin_constrained(self) -> None:
         """Queue the sequences whose grammar has come; with nothing else to do, wait for one."""
         is_idle = not (self._ended or self._is_step_due())
-        for sequence, refusal in self.constraints.take_ready(GRAMMAR_PATIENCE if is_idle else 0.0):
+        patience = self.grammar_patience if is_idle else 0.0
+        for sequence, refusal in self.constraints.take_ready(patience):
             if refusal is not None:
-                output = _error_output(sequence.request_id, refusal)
+                output = _error_output(sequence.request_id, refusal, sequence.front_end)
                 output.is_refused = True
                 self._ended.append(output)
                 continue
@@ -226,12 +227,13 @@ class EngineCore:
                 self._scheduler.add_request(sequence)
             except Exception:
                 self.constraints.drop([sequence.request_id])
-                self._refuse(sequence.request_id)
+                self._refuse(sequence)
 
-    def _refuse(self, request_id: str) -> None:
-        """For the exception in hand."""
-        logger.exception("Request %s could not be queued", request_id)
-        self.refuse([request_id], "the request could not be queued; see the engine's log")
+    def _refuse(self, request: Request | EngineCoreRequest) -> None:
+        """Log the current exception and end the request with an error."""
+        logger.exception("Request %s could not be queued", request.request_id)
+        reason = "the request could not be queued; see the engine's log"
+        self.refuse([request.request_id], reason, request.front_end)
 
     def _can_plan(self) -> bool:
         """Whether a step can be planned with what is known now."""
@@ -323,5 +325,7 @@ class EngineCore:
             raise EngineDeadError("requests wait but the scheduler can start none of them")
 
 
-def _error_output(request_id: str, reason: str) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id, [], finish_reason="error", stop_reason=reason)
+def _error_output(request_id: str, reason: str, front_end: int) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id, [], finish_reason="error", stop_reason=reason, front_end=front_end
+    )

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING, Any
 
-from vllm_lite.engine.link.front_ends import CoreChannel
+from vllm_lite.engine.core.calls import Calls
+from vllm_lite.engine.link.channel import CoreChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.engine.link.messages import (
     AbortRequests,
     AddRequests,
+    Call,
     CallResult,
     CoreFailed,
-    GetSnapshot,
-    GetStats,
-    IsPaused,
-    Pause,
-    Prepare,
-    Prepared,
-    ResetPrefixCache,
-    Resume,
     Shutdown,
-    SnapshotTaken,
     ToCore,
     Undecodable,
 )
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_output.grammar_cache import Result
 
 if TYPE_CHECKING:
     from vllm_lite.engine.core.engine_core import EngineCore
@@ -44,8 +36,6 @@ logger = init_logger(__name__)
 MAX_MESSAGE = 2000
 # A step may use so many times the processor time that was estimated, and so many seconds more.
 STEP_MARGIN, STEP_GRACE = 6, 10.0
-# Seconds that an idle core waits for a grammar before it looks for messages again.
-GRAMMAR_PATIENCE = 0.005
 
 
 class CoreLoop:
@@ -54,10 +44,6 @@ class CoreLoop:
     def __init__(self, channel: CoreChannel, heartbeat: Heartbeat) -> None:
         self._channel = channel
         self._heartbeat = heartbeat
-        # Pauses that wait for what was begun before them.
-        self._pauses: list[Pause] = []
-        # Calls whose constraint is being compiled.
-        self._prepares: list[tuple[Prepare, Future[Result]]] = []
 
     def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
         """Build a core, serve it until told to stop; returns what ended it otherwise.
@@ -86,8 +72,9 @@ class CoreLoop:
 
     def _serve(self, core: EngineCore) -> None:
         channel, heartbeat = self._channel, self._heartbeat
+        calls = Calls(core, self._answer)
         while True:
-            is_idle = not (core.has_work() or self._prepares)
+            is_idle = not (core.has_work() or calls)
             if is_idle:
                 heartbeat.end_step()
             message = channel.receive(block=is_idle, other_fd=core.failure_fd)
@@ -96,67 +83,36 @@ class CoreLoop:
             while message is not None:
                 if isinstance(message, Shutdown):
                     return
-                self._handle(core, message)
+                self._handle(core, calls, message)
                 message = channel.receive()
             if core.has_work():
                 outputs = core.step()
                 if outputs.outputs or outputs.stats:
                     channel.send(outputs)
-            elif self._prepares:
-                futures = [future for _, future in self._prepares]
-                wait(futures, GRAMMAR_PATIENCE, FIRST_COMPLETED)
-            self._answer_pauses(core)
-            self._answer_prepares(core)
+            elif calls:
+                wait(calls.futures, core.grammar_patience, FIRST_COMPLETED)
+            calls.advance()
 
-    def _handle(self, core: EngineCore, message: ToCore) -> None:
+    def _handle(self, core: EngineCore, calls: Calls[Call], message: ToCore | Undecodable) -> None:
         if isinstance(message, AddRequests):
             core.add_requests(message.requests)
         elif isinstance(message, AbortRequests):
             core.abort_requests(message.request_ids)
-        elif isinstance(message, ResetPrefixCache):
-            self._channel.send(CallResult(message.call_id, core.reset_prefix_cache()))
-        elif isinstance(message, GetStats):
-            self._channel.send(CallResult(message.call_id, core.make_stats()))
-        elif isinstance(message, GetSnapshot):
-            self._channel.send(SnapshotTaken(message.call_id, core.snapshot()))
+        elif isinstance(message, Call):
+            calls.begin(message, message.command)
         elif isinstance(message, Undecodable):
             self._refuse(core, message)
-        elif isinstance(message, Prepare):
-            found = core.constraints.prepare(message.params)
-            self._prepares.append((message, found))
-        elif isinstance(message, Pause):
-            core.pause(message.mode)
-            self._pauses.append(message)
-        elif isinstance(message, Resume):
-            self._channel.send(CallResult(message.call_id, core.is_paused))
-            core.resume()
-        elif isinstance(message, IsPaused):
-            self._channel.send(CallResult(message.call_id, core.is_paused))
+
+    def _answer(self, call: Call, value: Any) -> None:
+        self._channel.send(CallResult.of(call.call_id, value, call.front_end))
 
     def _refuse(self, core: EngineCore, message: Undecodable) -> None:
         logger.error("A message to the engine core cannot be read: %s", message.reason)
-        core.refuse(message.request_ids, "the engine core cannot read the request")
+        reason = "the engine core cannot read the request"
+        core.refuse(message.request_ids, reason, message.front_end)
         if message.call_id is not None:
             refusal = Refusal("the engine cannot read the constraint", "structured_outputs")
-            self._channel.send(Prepared(message.call_id, refusal))
-
-    def _answer_pauses(self, core: EngineCore) -> None:
-        if not self._pauses or not (core.is_quiet or not core.is_paused):
-            return
-        pauses, self._pauses = self._pauses, []
-        for pause in pauses:
-            clears = core.is_paused and pause.clear_cache and pause.mode != "keep"
-            if clears and core.reset_prefix_cache() and pause.sleeps:
-                core.sleep()
-            self._channel.send(CallResult(pause.call_id, core.is_paused))
-
-    def _answer_prepares(self, core: EngineCore) -> None:
-        done = [call for call in self._prepares if call[1].done()]
-        for call in done:
-            self._prepares.remove(call)
-            asked, future = call
-            refusal = core.constraints.verdict(asked.params, future)
-            self._channel.send(Prepared(asked.call_id, refusal))
+            self._channel.send(CallResult.of(message.call_id, refusal, message.front_end))
 
 
 def _one_line(error: BaseException) -> str:

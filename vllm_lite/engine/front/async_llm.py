@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +27,17 @@ from vllm_lite.engine.front.request_state import RequestState
 from vllm_lite.engine.front.sleep import check_sleep, wakes_up
 from vllm_lite.engine.link.core_client import AsyncMPClient, log_ready
 from vllm_lite.engine.link.core_handle import CoreHandle
-from vllm_lite.engine.link.core_launch import launch_core
-from vllm_lite.engine.link.messages import CoreReady
+from vllm_lite.engine.link.core_process import launch_core
+from vllm_lite.engine.link.messages import (
+    CoreReady,
+    GetSnapshot,
+    GetStats,
+    IsPaused,
+    Pause,
+    Prepare,
+    ResetPrefixCache,
+    Resume,
+)
 from vllm_lite.errors import (
     EngineDeadError,
     EngineGenerateError,
@@ -82,7 +92,7 @@ class AsyncLLM:
         self._prepared = PreparedConstraints()
         board = board or NoBoard()
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
-            config, self._core.ready.num_blocks, board, is_first=core.seat.index == 0
+            config, self._core.ready.num_blocks, board, is_first=core.front_end == 0
         )
         self._admission = Admission(config.scheduler, self._metrics, board)
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,41 +218,41 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
-        return await self._attached.reset_prefix_cache()
+        return await self._attached.call(ResetPrefixCache())
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """See EngineClient.pause_generation."""
-        await self._attached.pause(mode, clear_cache)
+        await self._attached.call(Pause(mode, clear_cache))
 
     async def resume_generation(self) -> None:
-        """Let go on what a pause holds back."""
-        await self._attached.resume()
+        """See EngineClient.resume_generation."""
+        await self._attached.call(Resume())
 
     async def is_paused(self) -> bool:
         """Whether new requests wait for resume_generation()."""
-        return await self._attached.is_paused()
+        return await self._attached.call(IsPaused())
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """See EngineClient.sleep."""
         check_sleep(self.config, level, mode)
-        await self._attached.pause(mode, clear_cache=True, sleeps=level > 0)
+        await self._attached.call(Pause(mode, clear_cache=True, releases_cache=level > 0))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """See EngineClient.wake_up."""
         if wakes_up(tags):
-            await self._attached.resume()
+            await self._attached.call(Resume())
 
     async def is_sleeping(self) -> bool:
         """Whether the cache's memory is given back."""
-        return (await self._attached.get_stats()).is_asleep
+        return (await self.get_stats()).is_asleep
 
     async def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
-        return await self._attached.get_stats()
+        return await self._attached.call(GetStats())
 
     async def snapshot(self) -> EngineSnapshot:
         """See EngineClient.snapshot."""
-        taken = await self._attached.snapshot()
+        taken = await self._attached.call(GetSnapshot())
         taken.start = self.ready.timeline
         return taken
 
@@ -278,7 +288,7 @@ class AsyncLLM:
         await self._prepare(processed.params)
         place.leave()
         # Callers may repeat an id; the core must never see the same twice.
-        core_id = core.sequence_id(request_id)
+        core_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         sequences = fan_out(core_id, processed, arrival_time, priority)
         kind = processed.params.output_kind
         collector = OutputCollector(is_delta=kind is RequestOutputKind.DELTA)
@@ -301,7 +311,7 @@ class AsyncLLM:
     async def _prepare(self, params: Task) -> None:
         """prepare() for parameters that were processed."""
         for name, asked in self._prepared.unknown([params]).items():
-            self._prepared.learn(name, await self._attached.prepare(asked))
+            self._prepared.learn(name, await self._attached.call(Prepare(asked)))
 
     @property
     def _attached(self) -> AsyncMPClient:

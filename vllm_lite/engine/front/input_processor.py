@@ -19,7 +19,7 @@ import msgspec
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
-from vllm_lite.engine.link.codec import message_encoder
+from vllm_lite.engine.link.channel import message_encoder
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.pooling_params import PoolingParams

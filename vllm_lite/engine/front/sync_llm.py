@@ -21,8 +21,9 @@ from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInpu
 from vllm_lite.engine.front.output_processor import OutputProcessor
 from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.front.sleep import check_sleep, wakes_up
-from vllm_lite.engine.link.core_client import CoreClient, SyncMPClient, log_ready
-from vllm_lite.engine.link.core_launch import launch_core
+from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
+from vllm_lite.engine.link.core_process import launch_core
+from vllm_lite.engine.link.messages import GetStats, Pause, Prepare, ResetPrefixCache, Resume
 from vllm_lite.errors import EngineDeadError, RequestError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
@@ -32,6 +33,8 @@ from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from vllm_lite.engine.link.inproc_client import InprocClient
 
 # Sequences that travel to the core in one message.
 BATCH_SIZE = 512
@@ -57,7 +60,9 @@ class _Outputs:
 class LLMEngine:
     """An engine driven step by step."""
 
-    def __init__(self, config: VllmConfig, core: CoreClient, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, config: VllmConfig, core: SyncMPClient | InprocClient, tokenizer: Tokenizer | None
+    ) -> None:
         self.config = config
         self._core = core
         self._tokenizer = tokenizer
@@ -81,7 +86,7 @@ class LLMEngine:
             from vllm_lite.executor.select import make_executor
 
             tokenizer = _tokenizer_of(config)
-            core: CoreClient = InprocClient(config, make_executor)
+            core: SyncMPClient | InprocClient = InprocClient(config, make_executor)
         else:
             handle = launch_core(config)
             try:
@@ -124,7 +129,7 @@ class LLMEngine:
         """Compile what the requests constrain their texts to, side by side; raises RequestError."""
         unknown = self._prepared.unknown(request.params for request in requests)
         if unknown:
-            refusals = self._core.prepare(unknown.values())
+            refusals = self._core.call_all(Prepare(params) for params in unknown.values())
             for name, refusal in zip(unknown, refusals, strict=True):
                 self._prepared.learn(name, refusal)
 
@@ -182,11 +187,11 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
-        return self._core.reset_prefix_cache()
+        return self._core.call(ResetPrefixCache())
 
     def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
-        return self._core.get_stats()
+        return self._core.call(GetStats())
 
     def sleep(self, level: int = 1) -> None:
         """Take no requests until wake_up(); raises RequestError, also while requests run.
@@ -196,13 +201,13 @@ class LLMEngine:
         check_sleep(self.config, level)
         if self.has_unfinished_requests():
             raise RequestError("requests are running; sleep once they have ended")
-        self._core.sleep(releases=level > 0)
+        self._core.call(Pause("abort", clear_cache=True, releases_cache=level > 0))
         self._is_asleep = True
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Go on after sleep(), unless `tags` name weights alone; raises RequestError."""
         if wakes_up(tags):
-            self._core.wake_up()
+            self._core.call(Resume())
             self._is_asleep = False
 
     def shutdown(self) -> None:

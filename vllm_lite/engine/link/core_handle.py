@@ -1,13 +1,14 @@
 """A front end's hold on an engine core: start it, know when it ends and why, end it.
 
-core_child has the real thing, a process; core_thread the same core inside this process;
-core_joined one that another front end started. All speak through a Channel and stamp a
-Heartbeat, so whoever holds one cannot tell the difference.
+A CoreProcess is the real thing; a CoreThread runs the same core inside this process; a JoinedCore
+was started by another front end. All have a channel and a heartbeat, so that clients cannot tell
+the difference.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -15,8 +16,7 @@ from pathlib import Path
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.link.channel import Channel
-from vllm_lite.engine.link.front_ends import FrontEndSeat
+from vllm_lite.engine.link.channel import FrontEndChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown, ToCore
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
@@ -31,14 +31,13 @@ _USER_ERRORS: dict[str, type[VLLMLiteError]] = {
 
 
 class CoreHandle(ABC):
-    """What all kinds share: the channel, the heartbeat, the start, the last words."""
+    """The channel, the heartbeat, the start and the last words of any core."""
 
-    def __init__(
-        self, directory: Path, heartbeat: Heartbeat, exit_fd: int, seat: FrontEndSeat
-    ) -> None:
+    def __init__(self, directory: Path, heartbeat: Heartbeat, exit_fd: int, front_end: int) -> None:
         self.directory = directory
-        self.seat = seat
-        self.channel = Channel.for_front_end(directory, seat.index)
+        # The index of the front end that holds this.
+        self.front_end = front_end
+        self.channel = FrontEndChannel(directory, front_end)
         self.heartbeat = heartbeat
         # Readable (end of file) once the core has ended.
         self.exit_fd = exit_fd
@@ -54,9 +53,11 @@ class CoreHandle(ABC):
     def exit_cause(self) -> str:
         """How the core ended, once it has."""
 
-    @abstractmethod
     def wait_ended(self, timeout: float) -> bool:
         """Whether the core ends within `timeout` seconds."""
+        poller = select.poll()
+        poller.register(self.exit_fd, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
 
     def send(self, message: ToCore) -> None:
         """Queue a message for the core, which is expected to wake for it."""
@@ -124,8 +125,8 @@ class StartedCore(CoreHandle):
 
     def __init__(self, num_front_ends: int = 1) -> None:
         exit_fd, self._exit_writer = os.pipe()
-        seat = FrontEndSeat(0, num_front_ends)
-        super().__init__(_private_directory(), Heartbeat.create(), exit_fd, seat)
+        self.num_front_ends = num_front_ends
+        super().__init__(_private_directory(), Heartbeat.create(), exit_fd, front_end=0)
 
     @abstractmethod
     def start(self, config: VllmConfig) -> None:
@@ -133,12 +134,12 @@ class StartedCore(CoreHandle):
 
     def wait_ready(self) -> CoreReady:
         ready = super().wait_ready()
-        if self.seat.count == 1:
+        if self.num_front_ends == 1:
             self.remove_directory()
         return ready
 
     def remove_directory(self) -> None:
-        """All front ends are connected: nobody needs the names of the sockets any more."""
+        """Remove the sockets' names, once all front ends are connected."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def stop(self, timeout: float) -> None:
@@ -152,6 +153,22 @@ class StartedCore(CoreHandle):
         """Give back what this side holds; the core must have ended."""
         super().close()
         self.remove_directory()
+
+
+class JoinedCore(CoreHandle):
+    """A core that another process of the same server started and ends."""
+
+    def __init__(self, directory: Path, heartbeat_fd: int, exit_fd: int, front_end: int) -> None:
+        super().__init__(directory, Heartbeat(heartbeat_fd), exit_fd, front_end)
+
+    def kill(self) -> None:
+        """Do nothing: the process that started the core notices for itself."""
+
+    def exit_cause(self) -> str:
+        return "its process ended"
+
+    def stop(self, timeout: float) -> None:
+        self.close()
 
 
 def _private_directory() -> Path:

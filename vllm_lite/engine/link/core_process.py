@@ -1,11 +1,9 @@
-"""An engine core in a child process, as its parent sees it.
-
-The child's own side is engine/core/__main__.py. Its end shows on `exit_fd`, whatever the cause.
-"""
+"""An engine core in a child process, as its parent sees it; the child runs engine/core/__main__."""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import weakref
 from pathlib import Path
@@ -15,8 +13,11 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.core_handle import StartedCore
-from vllm_lite.errors import EngineDeadError
+from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.lifeline import ChildProcess
+
+# Files that an engine's processes open before the first client comes, and that many clients take.
+_FEWEST_FILES, _ENOUGH_FILES = 96, 65535
 
 
 class CoreProcess(StartedCore):
@@ -59,11 +60,45 @@ class CoreProcess(StartedCore):
     def exit_cause(self) -> str:
         return self._child.exit_cause()
 
-    def wait_ended(self, timeout: float) -> bool:
-        return self._child.ended.wait(timeout)
-
 
 def _clean_up(child: ChildProcess, directory: Path) -> None:
     """For a handle that nobody stopped: at interpreter exit, or when it is collected."""
     child.kill()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def launch_core(
+    config: VllmConfig,
+    *,
+    in_process: bool = False,
+    num_front_ends: int = 1,
+) -> StartedCore:
+    """Start an engine core in a child process, or in a thread of this one, and return at once.
+
+    Only a child can have several front ends. Raises UsageError where too few files may be opened.
+    """
+    _allow_open_files()
+    if in_process:
+        # Imported here: they bring torch into this process.
+        from vllm_lite.engine.link.core_thread import CoreThread
+        from vllm_lite.executor.select import make_executor
+
+        handle: StartedCore = CoreThread(make_executor)
+    else:
+        handle = CoreProcess(num_front_ends)
+    handle.start(config)
+    return handle
+
+
+def _allow_open_files() -> None:
+    """Raise the limit that connections count against, as far as this user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft != resource.RLIM_INFINITY and soft < _FEWEST_FILES:
+        raise UsageError(
+            f"This process may open only {soft} files, an engine needs {_FEWEST_FILES} and more "
+            "for its clients; raise the limit (ulimit -n)"
+        )

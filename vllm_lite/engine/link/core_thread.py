@@ -1,7 +1,6 @@
 """An engine core in a thread of this process, for --disable-frontend-multiprocessing.
 
-Held as core_child.CoreProcess is, but it cannot be killed, and it shares Python's lock with
-whoever holds it.
+Unlike a CoreProcess it cannot be killed, and it shares Python's lock with its front end.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
-from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.channel import CoreChannel
 from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.engine.link.messages import Shutdown
@@ -46,11 +45,6 @@ class CoreThread(StartedCore):
             return f"{type(self._error).__name__}: {self._error}"
         return "it was stopped"
 
-    def wait_ended(self, timeout: float) -> bool:
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return self._thread is None or not self._thread.is_alive()
-
     def close(self) -> None:
         if self._thread is None:
             os.close(self._exit_writer)
@@ -58,7 +52,7 @@ class CoreThread(StartedCore):
 
     def _run(self, config: VllmConfig) -> None:
         timeline.restart()
-        channel = Channel.for_core(self.directory)
+        channel = CoreChannel(self.directory)
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(
             lambda: EngineCore(config, self._executor_class)

@@ -1,10 +1,12 @@
-"""What travels between the front end and the engine core, as plain data.
+"""Messages between front ends and the engine core, as plain data.
 
-Every message is a tagged msgspec struct, so the wire carries no code and an unknown tag is an
-error. A step's outputs go as one message, whatever the number of requests in it.
+Every message is a tagged msgspec struct, so no code travels and an unknown tag is an error.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -14,6 +16,8 @@ from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
 
+Answer = TypeVar("Answer")
+
 
 class AddRequests(msgspec.Struct, tag="add"):
     """Sequences to generate; the choices of one request come together."""
@@ -22,61 +26,59 @@ class AddRequests(msgspec.Struct, tag="add"):
 
 
 class AbortRequests(msgspec.Struct, tag="abort"):
-    """Sequences nobody waits for any more; unknown ids are ignored."""
+    """Sequences to drop; unknown ids are ignored."""
 
     request_ids: list[str]
 
 
-class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
-    """Forget every cached prefix; the answer is False where blocks are in use."""
+class Command(msgspec.Struct, Generic[Answer], tag=True):
+    """A utility call to the core; the type parameter is that of its answer."""
 
-    call_id: int
-
-
-class GetStats(msgspec.Struct, tag="get_stats"):
-    """Ask for the scheduler's counters now."""
-
-    call_id: int
+    def read(self, answer: msgspec.Raw) -> Answer:
+        """Decode the answer that a CallResult carries."""
+        (kind,) = get_args(type(self).__orig_bases__[0])  # type: ignore[attr-defined]
+        decoded: Answer = msgspec.msgpack.decode(answer, type=kind)
+        return decoded
 
 
-class GetSnapshot(msgspec.Struct, tag="get_snapshot"):
-    """Ask for all that the core holds now."""
-
-    call_id: int
+class ResetPrefixCache(Command[bool]):
+    """Forget every cached prefix; False where blocks are in use."""
 
 
-class Pause(msgspec.Struct, tag="pause"):
-    """Hold new sequences; the answer, once the others have ended or stand still, is True.
+class GetStats(Command[SchedulerStats]):
+    """The scheduler's counters now."""
 
-    It is False where a resume came first.
+
+class GetSnapshot(Command[EngineSnapshot]):
+    """The requests and blocks of the core now."""
+
+
+class Pause(Command[bool]):
+    """Hold new sequences; answered once the running ones have ended or stand still.
+
+    The answer is False where a resume came first.
     """
 
-    call_id: int
     mode: PauseMode
     clear_cache: bool
-    # Give the cache's memory back then, until a resume.
-    sleeps: bool = False
+    # Give the cache's memory back until a resume.
+    releases_cache: bool = False
 
 
-class Resume(msgspec.Struct, tag="resume"):
-    """Let go on what a pause holds back; the answer tells whether there was one."""
-
-    call_id: int
+class Resume(Command[bool]):
+    """End a pause; False where there was none."""
 
 
-class IsPaused(msgspec.Struct, tag="is_paused"):
-    """Ask whether new sequences are held."""
-
-    call_id: int
+class IsPaused(Command[bool]):
+    """Whether new sequences are held."""
 
 
-class Prepare(msgspec.Struct, tag="prepare"):
-    """Compile a canonical constraint; the answer is a Prepared.
+class Prepare(Command[Refusal | None]):
+    """Compile a canonical constraint; the answer says why it is refused, if it is.
 
-    Beside it, `params` has what else may leave no token.
+    `params` also has the bans that may leave no token to sample.
     """
 
-    call_id: int
     params: SamplingParams
 
     def __post_init__(self) -> None:
@@ -84,35 +86,36 @@ class Prepare(msgspec.Struct, tag="prepare"):
             raise ValueError("there is no constraint to compile")
 
 
+AnyCommand = ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | IsPaused | Prepare
+
+
+class Call(msgspec.Struct, tag="call", omit_defaults=True):
+    """A command, and the front end that waits for the CallResult with the same id."""
+
+    call_id: int
+    command: AnyCommand
+    front_end: int = 0
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
-    """Stop after the step in hand."""
+    """Stop after the current step."""
 
 
-class Undecodable(msgspec.Struct, tag="undecodable"):
-    """Made by the core's codec of a message that it cannot read: who waits for an answer."""
+ToCore = AddRequests | AbortRequests | Call | Shutdown
+
+
+@dataclass
+class Undecodable:
+    """Stands for a message that the core cannot decode, and names who waits for an answer."""
 
     reason: str
-    request_ids: list[str] = []
+    request_ids: list[str] = field(default_factory=list)
     call_id: int | None = None
-
-
-ToCore = (
-    AddRequests
-    | AbortRequests
-    | ResetPrefixCache
-    | GetStats
-    | GetSnapshot
-    | Pause
-    | Resume
-    | IsPaused
-    | Prepare
-    | Shutdown
-    | Undecodable
-)
+    front_end: int = 0
 
 
 class CoreReady(msgspec.Struct, tag="ready"):
-    """The core can take requests; what it found out about itself on the way."""
+    """The core takes requests; facts that it found out while starting."""
 
     num_blocks: int
     block_size: int
@@ -131,32 +134,24 @@ class CoreFailed(msgspec.Struct, tag="failed"):
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", omit_defaults=True):
-    """What one step gave to all of its requests."""
+    """The outputs of one step, of all its requests."""
 
     outputs: list[EngineCoreOutput]
     # Absent where statistics are off.
     stats: SchedulerStats | None = None
 
 
-class Prepared(msgspec.Struct, tag="prepared", omit_defaults=True):
-    """The answer to a Prepare: nothing, or why the constraint is refused."""
+class CallResult(msgspec.Struct, tag="result", omit_defaults=True):
+    """The answer to a Call, of the type that its command expects."""
 
     call_id: int
-    refusal: Refusal | None = None
+    answer: msgspec.Raw
+    front_end: int = 0
+
+    @classmethod
+    def of(cls, call_id: int, answer: Any, front_end: int = 0) -> CallResult:
+        """The result with an answer that is to be encoded."""
+        return cls(call_id, msgspec.Raw(msgspec.msgpack.encode(answer)), front_end)
 
 
-class SnapshotTaken(msgspec.Struct, tag="snapshot"):
-    """The answer to a GetSnapshot."""
-
-    call_id: int
-    value: EngineSnapshot
-
-
-class CallResult(msgspec.Struct, tag="result"):
-    """The answer to a message with a call_id."""
-
-    call_id: int
-    value: bool | SchedulerStats
-
-
-FromCore = CoreReady | CoreFailed | StepOutputs | Prepared | SnapshotTaken | CallResult
+FromCore = CoreReady | CoreFailed | StepOutputs | CallResult

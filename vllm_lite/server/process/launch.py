@@ -18,7 +18,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.core_handle import StartedCore
-from vllm_lite.engine.link.core_launch import launch_core
+from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard

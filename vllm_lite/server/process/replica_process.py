@@ -57,15 +57,14 @@ def main(arguments: list[str]) -> int:
 def _join(job: ReplicaJob) -> AsyncLLM:
     """The engine, once it is ready; raises what keeps it from starting."""
     from vllm_lite.engine.front.async_llm import AsyncLLM
-    from vllm_lite.engine.link.core_joined import JoinedCore
-    from vllm_lite.engine.link.front_ends import FrontEndSeat
+    from vllm_lite.engine.link.core_handle import JoinedCore
     from vllm_lite.metrics.board import Board
 
     core = JoinedCore(
         Path(job.directory),
         job.heartbeat_fd,
         job.core_exit_fd,
-        FrontEndSeat(job.index, job.count),
+        job.index,
     )
     board = Board(job.board_fd, job.index, job.count)
     return AsyncLLM(job.config, core, board=board)

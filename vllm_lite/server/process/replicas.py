@@ -84,7 +84,7 @@ class Replicas:
     ) -> None:
         """Start them; they wait for the core by themselves."""
         self._core = core
-        count = core.seat.count
+        count = core.num_front_ends
         pairs = _socket_pairs(count)
         self.peer_fds = pairs[0]
         self._replicas: list[_Replica] = []
