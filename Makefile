@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine:
 #   make demo    install into .venv, build, fetch a small real model, serve it
-#   make test    install into .venv, lint, type-check, run the whole suite
+#   make test    install into .venv, lint, type-check, run the tests but the slow ones
 # PYTHON picks the interpreter (3.11 or 3.12), PORT the demo's port.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit sanitize bench peers compare docs wheel site format clean help
+.PHONY: demo serve test lint types unit slow sanitize bench peers compare docs wheel site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -58,7 +58,7 @@ demo: $(VENV)/.installed ## install, build, fetch the demo model, serve it
 	@echo
 	exec $(BIN)/vllm-lite serve demo --port $(PORT)
 
-test: lint types unit ## lint, types and the whole suite
+test: lint types unit ## lint, types, and all tests but the slow ones
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -68,9 +68,12 @@ types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
 # What starts servers and times them goes alone, the rest by two workers.
-unit: $(VENV)/.dev ## pytest, all but what needs a GPU
-	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e
-	$(BIN)/python -m pytest tests/e2e
+unit: $(VENV)/.dev ## pytest, without the slow tests
+	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m 'not slow'
+	$(BIN)/python -m pytest tests/e2e -m 'not slow'
+
+slow: $(VENV)/.dev ## pytest, the slow tests
+	$(BIN)/python -m pytest -m slow
 
 sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tests/sanitize.py

@@ -1,13 +1,16 @@
-"""What holds for every test: Triton interprets its kernels, Ctrl-C works, parsers can be undone."""
+"""Settings of the whole suite: interpreted Triton, Ctrl-C, marks, and each folder's time."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
+from vllm_lite.config.machine import cuda_obstacle
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS
 from vllm_lite.parsers.tools.formats import TOOL_FORMATS
 
@@ -17,9 +20,36 @@ os.environ["TRITON_INTERPRET"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Minutes that a folder's tests may take on an idle machine with two cores, by one worker.
+BUDGETS = {"attack": 3, "e2e": 8, "gpu": 0, "kernels": 6, "models": 6, "server": 5, "unit": 5}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        obstacle = cuda_obstacle()
+        if obstacle is not None:
+            pytest.skip(obstacle)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Prints each folder's time beside its budget."""
+    spent: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[report.nodeid.split("/")[1]] += report.duration
+    if sum(spent.values()) < 60:
+        return
+    terminalreporter.section("minutes by folder")
+    for folder, seconds in sorted(spent.items()):
+        budget = BUDGETS.get(folder)
+        over = " over" if budget is not None and seconds > 60 * budget else ""
+        terminalreporter.write_line(f"{folder:<24}{seconds / 60:6.1f} of {budget or '-'}{over}")
+
+
 @pytest.fixture
 def parser_names() -> Iterator[None]:
-    """Takes the names that a test's plugins registered away again."""
+    """Removes the parser names that a test's plugins registered."""
     tools, reasoning = dict(TOOL_FORMATS), dict(REASONING_FORMATS)
     yield
     TOOL_FORMATS.clear()

@@ -7,7 +7,7 @@ q and k rows are put back in transformers' order here, independently of the load
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gguf
@@ -20,24 +20,13 @@ from vllm_lite.config.demo import fetch_demo
 
 NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE = 30, 576, 9, 3, 64
 
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-GLOBAL_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+
+def gguf_name(name: str, architecture: str, num_layers: int) -> str:
+    """What a GGUF file of `architecture` calls transformers' tensor `name`."""
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    found = gguf.get_tensor_name_map(arch, num_layers).get_name(name, (".weight", ".bias"))
+    assert found is not None, name
+    return found
 
 
 def unpermute(rows: np.ndarray[Any, Any], head_size: int) -> np.ndarray[Any, Any]:
@@ -51,22 +40,26 @@ def unpermute(rows: np.ndarray[Any, Any], head_size: int) -> np.ndarray[Any, Any
     return result
 
 
-def gguf_state_dict(path: str, head_size: int, *, permuted: bool = True) -> dict[str, torch.Tensor]:
-    """All weights of a GGUF file in float32, named and ordered as transformers has them."""
+def gguf_state_dict(
+    path: str, names: Iterable[str], head_size: int, *, permuted: bool = True
+) -> dict[str, torch.Tensor]:
+    """The weights `names` of transformers from a GGUF file, in float32 and transformers' order.
+
+    A name that the file has no tensor for is left out.
+    """
+    reader = gguf.GGUFReader(path)
+    architecture = reader.get_field("general.architecture").contents()
+    num_layers = reader.get_field(f"{architecture}.block_count").contents()
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     state = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        stem, suffix = tensor.name.rsplit(".", 1)
-        if stem.startswith("blk."):
-            _, layer, part = stem.split(".")
-            name = f"model.layers.{layer}.{BLOCK_NAMES[part]}"
-            if permuted and part in ("attn_q", "attn_k"):
-                values = unpermute(values, head_size)
-        elif stem in GLOBAL_NAMES:
-            name = GLOBAL_NAMES[stem]
-        else:
+    for name in names:
+        tensor = tensors.get(gguf_name(name, architecture, num_layers))
+        if tensor is None:
             continue
-        state[f"{name}.{suffix}"] = torch.from_numpy(values)
+        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if permuted and name.split(".")[-2] in ("q_proj", "k_proj"):
+            values = unpermute(values, head_size)
+        state[name] = torch.from_numpy(values)
     return state
 
 
@@ -89,7 +82,7 @@ def demo_hf_model() -> LlamaForCausalLM:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to_empty(device="cpu")
-    state = gguf_state_dict(str(fetch_demo()), HEAD_SIZE)
+    state = gguf_state_dict(str(fetch_demo()), model.state_dict(), HEAD_SIZE)
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True, assign=True)
     rotary = model.model.rotary_emb

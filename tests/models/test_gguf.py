@@ -39,10 +39,6 @@ RANDOM_SCALES = {
     GGML.Q5_K: (0, 2),
     GGML.Q6_K: (208,),
 }
-EXPERT_NAMES = {
-    "mlp.gate": "ffn_gate_inp",
-    **{f"mlp.{name}_exps": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
-}
 Array = np.ndarray[Any, Any]
 
 
@@ -72,10 +68,10 @@ def named_arrays(model: torch.nn.Module) -> Iterator[tuple[str, Array]]:
         block, _, last = name.rpartition(".experts.")
         if last == "gate_up_proj":
             gate, up = np.split(values, 2, axis=1)
-            yield f"{block}.gate_exps.weight", gate
-            yield f"{block}.up_exps.weight", up
+            yield f"{block}.experts.gate_proj.weight", gate
+            yield f"{block}.experts.up_proj.weight", up
         elif last == "down_proj":
-            yield f"{block}.down_exps.weight", values
+            yield f"{block}.experts.down_proj.weight", values
         else:
             yield name, values
 
@@ -101,21 +97,16 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(131)
     rng = np.random.default_rng(0)
-    blocks = {name: short for short, name in oracle.BLOCK_NAMES.items()} | EXPERT_NAMES
     if family.endswith("moe"):
         writer.add_expert_count(model.config.num_experts)
         writer.add_expert_used_count(model.config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(model.config.moe_intermediate_size)
-    outer = {name: short for short, name in oracle.GLOBAL_NAMES.items()}
+    num_layers = len(model.get_submodule("model.layers"))
     for name, values in named_arrays(model):
-        stem, suffix = name.rsplit(".", 1)
-        if stem in outer:
-            short = outer[stem]
-        else:
-            _, _, layer, part = stem.split(".", 3)
-            short = f"blk.{layer}.{blocks[part]}"
-            if family == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
-                values = permute(values, HEADS if part == "self_attn.q_proj" else KV_HEADS)
+        short, suffix = oracle.gguf_name(name, family, num_layers).rsplit(".", 1)
+        part = name.split(".")[-2]
+        if family == "llama" and part in ("q_proj", "k_proj"):
+            values = permute(values, HEADS if part == "q_proj" else KV_HEADS)
         if values.ndim == 1:
             writer.add_tensor(f"{short}.{suffix}", np.ascontiguousarray(values))
         else:
@@ -132,7 +123,7 @@ def write_gguf(
 
 
 def assert_equal_to_transformers(path: Path, reference: Any, permuted: bool) -> None:
-    state = oracle.gguf_state_dict(str(path), HEAD_SIZE, permuted=permuted)
+    state = oracle.gguf_state_dict(str(path), reference.state_dict(), HEAD_SIZE, permuted=permuted)
     if "lm_head.weight" not in state:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     reference.load_state_dict(state, strict=True)
