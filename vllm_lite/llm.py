@@ -94,21 +94,21 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        pooling_task: str = "embed",
+        pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """A vector for each prompt, in their order; needs runner="pooling".
+        """The vectors of each prompt, in their order; needs runner="pooling".
 
-        It is the last token's hidden state behind the final norm, divided by its length unless the
-        parameters or the checkpoint say otherwise. Raises RequestError before anything runs, and
+        A vector is a token's hidden state behind the final norm, divided by its length unless the
+        parameters or the checkpoint say otherwise: the last token's ("embed", the default task), or
+        every token's ("token_embed"). Raises RequestError before anything runs, and
         EngineGenerateError where a request fails in the engine.
         """
         listed = _as_prompts(prompts)
         params = pooling_params or PoolingParams()
         if isinstance(params, PoolingParams):
             params = [params] * len(listed)
-        PoolingParams(task=pooling_task)  # refuses other tasks
         inputs = [
-            self.llm_engine.process(prompt, own)
+            self.llm_engine.process(prompt, own.for_task(pooling_task))
             for prompt, own in zip(
                 listed, _one_each("pooling_params", params, len(listed)), strict=True
             )
@@ -127,8 +127,8 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """What encode() gives, as lists of numbers."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        """The last tokens' vectors that encode() gives, as lists of numbers."""
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="embed")
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def chat(

@@ -65,7 +65,7 @@ class RequestOutput:
 class PoolingOutput:
     """What a model made of a prompt."""
 
-    data: Any  # a torch tensor, [N] float32
+    data: Any  # a torch tensor, float32: [N], or [T, N] with a vector for each token
 
 
 @dataclass(slots=True)

@@ -12,8 +12,10 @@ import msgspec
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import RequestOutputKind
 
-# vLLM's names of what a request may ask of a pooling model; one is available.
-POOLING_TASKS = ("embed", "classify", "score", "token_embed", "token_classify", "plugin")
+# vLLM's names of what a request may ask of a pooling model: the vector of its last token, of every
+# token, and what is not available.
+_TASKS = ("embed", "token_embed")
+_ABSENT_TASKS = ("classify", "score", "token_classify", "plugin")
 _FLAGS = ("use_activation", "normalize", "skip_reading_prefix_cache")
 _ABSENT = ("dimensions", "step_tag_id", "returned_token_ids", "requires_token_ids", "extra_kwargs")
 
@@ -26,7 +28,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
 
     # Keep so many of a prompt's last tokens; -1: as many as the context holds.
     truncate_prompt_tokens: int | None = None
-    # Whether the vector is divided by its length; None: what the checkpoint says, else it is.
+    # Whether a vector is divided by its length; None: what the checkpoint says, else it is.
     use_activation: bool | None = None
     # The older name of it.
     normalize: bool | None = None
@@ -39,10 +41,23 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
     requires_token_ids: Any = False
     extra_kwargs: Any = None
 
-    # A request has one vector, told once.
+    # A request has one result, sent once.
     n: ClassVar[int] = 1
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     truncation_side: ClassVar[str] = "left"
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether each token of the prompt has a vector, not the last alone."""
+        return self.task == "token_embed"
+
+    def for_task(self, task: str | None) -> PoolingParams:
+        """These parameters for `task`; None: for their own. Raises RequestError if they differ."""
+        if task is None or task == self.task:
+            return self
+        if self.task is not None:
+            raise RequestError(f"task is {self.task} and pooling_task {task}; drop one", "task")
+        return msgspec.structs.replace(self, task=task)
 
     def __post_init__(self) -> None:
         for name in _ABSENT:
@@ -60,6 +75,15 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
             if self.use_activation not in (None, self.normalize):
                 raise RequestError("normalize and use_activation differ; drop one", "normalize")
             self.use_activation, self.normalize = self.normalize, None
-        if self.task not in (None, "embed"):
-            known = "is not available in this build" if self.task in POOLING_TASKS else "is unknown"
-            raise RequestError(f"pooling task {self.task!r:.40} {known}; use embed", "task")
+        if self.task not in (None, *_TASKS):
+            known = "not available in this build" if self.task in _ABSENT_TASKS else "unknown"
+            names = " or ".join(_TASKS)
+            raise RequestError(f"pooling task {self.task!r:.40} is {known}; use {names}", "task")
+        if self.is_per_token:
+            if self.skip_reading_prefix_cache is False:
+                raise RequestError(
+                    "token_embed computes every token of the prompt; leave "
+                    "skip_reading_prefix_cache out",
+                    "skip_reading_prefix_cache",
+                )
+            self.skip_reading_prefix_cache = True

@@ -1,4 +1,4 @@
-"""The vector of a prompt is transformers' last hidden state, bit for bit in any schedule."""
+"""Vectors of a prompt are transformers' last hidden states, bit for bit in any schedule."""
 
 from __future__ import annotations
 
@@ -86,6 +86,31 @@ def test_no_schedule_changes_a_bit_of_transformers_vectors(family: str, tmp_path
             torch.frombuffer(bytearray(unit), dtype=torch.float32),
             torch.nn.functional.normalize(numbers, dim=0),
         )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba2"])
+def test_every_token_of_a_prompt_has_its_vector(family: str, tmp_path: Path) -> None:
+    reference = make_model(family)
+    path = str(save(reference, tmp_path))
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    seen = set()
+    for options in (TIGHT, ROOMY):
+        with LLM(path, **COMMON, **IN_PROCESS, **options) as llm:
+            last, _ = vectors(llm, RAW, 1)  # leaves a warm prefix of each
+            found = llm.encode(prompts, RAW, use_tqdm=False, pooling_task="token_embed")
+            units = llm.encode(prompts, PoolingParams(task="token_embed"), use_tqdm=False)
+        assert not any(output.num_cached_tokens for output in found)
+        assert [o.outputs.data[-1].numpy().tobytes() for o in found] == last
+        for ids, output, unit in zip(PROMPTS, found, units, strict=True):
+            with torch.inference_mode():
+                want = reference.base_model(torch.tensor([ids])).last_hidden_state[0].float()
+            data = output.outputs.data
+            torch.testing.assert_close(data, want, atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                unit.outputs.data, torch.nn.functional.normalize(data, dim=-1)
+            )
+        seen.add(tuple(output.outputs.data.numpy().tobytes() for output in found))
+    assert len(seen) == 1
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +229,7 @@ def test_a_vector_that_is_not_finite_fails_alone(
         ({"use_activation": 3}, "use_activation must be true or false"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be"),
         ({"task": "classify"}, "task 'classify' is not available"),
+        ({"skip_reading_prefix_cache": False, "task": "token_embed"}, "computes every token"),
         ({"task": "clasify"}, "task 'clasify' is unknown"),
         ({"use_activation": True, "normalize": False}, "differ"),
     ],
@@ -218,8 +244,10 @@ def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
     with LLM(model, **TINY, **IN_PROCESS) as llm:
         with pytest.raises(RequestError, match=r"context length is 64 .* prompt has 65; shorten"):
             llm.encode([1] * 65)
-        with pytest.raises(RequestError, match="token_embed"):
-            llm.encode([1], pooling_task="token_embed")
+        with pytest.raises(RequestError, match="token_classify"):
+            llm.encode([1], pooling_task="token_classify")
+        with pytest.raises(RequestError, match="task is token_embed and pooling_task embed"):
+            llm.embed([1], PoolingParams(task="token_embed"))
         with pytest.raises(RequestError, match="--runner pooling and generates no text"):
             llm.generate([1])
         with pytest.raises(RequestError, match="2 entries for 1 prompts"):

@@ -26,7 +26,7 @@ else:
     MaskBits = Any  # fields are read by type where a step travels: without numpy
 
 
-# What is wanted of a request: tokens after its prompt, or a vector for it.
+# What is wanted of a request: tokens after its prompt, or vectors of it.
 Task = SamplingParams | PoolingParams
 
 
@@ -79,7 +79,7 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     # Monotonic seconds of the request's first schedule, set in its first output.
     scheduled_time: float | None = None
     num_preemptions: int = 0
-    # A pooling request's vector, float32 numbers.
+    # A pooling request's vector, or those of its tokens in order, as float32.
     pooled: bytes | None = None
     # The request's, which the output goes to.
     front_end: int = 0
@@ -177,7 +177,7 @@ class ModelRunnerOutput:
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    # request id -> the vector of a pooling request whose prompt is computed, float32 numbers.
+    # request id -> what `EngineCoreOutput.pooled` says, for prompts that are computed.
     pooled: dict[str, bytes] = field(default_factory=dict)
     # request id -> cause, for requests that alone failed in this step.
     errors: dict[str, str] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Forward, StepInputs
 from vllm_lite.worker.drafter import make_drafter
-from vllm_lite.worker.pooling import pool_last
+from vllm_lite.worker.pooling import pool
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
 
@@ -74,7 +74,7 @@ class ModelRunner:
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
         if self._requests.pooling:
-            pool_last(hidden, self._requests, plan, output)
+            pool(hidden, self._requests, plan, output)
         if not len(plan.sampling):
             return DoneOutput(output)
         if batch.last_tokens is not None:

@@ -88,8 +88,8 @@ class RequestStates:
         self.has_states = has_states
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
-        # slot -> what is wanted, for the requests that pool.
-        self.pooling: dict[int, PoolingParams] = {}
+        # slot -> what is wanted, and the vectors so far, for the requests that pool.
+        self.pooling: dict[int, tuple[PoolingParams, list[bytes]]] = {}
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -151,7 +151,7 @@ class RequestStates:
         self.tables.set_row(slot, request.block_ids)
         task = request.task
         if isinstance(task, PoolingParams):
-            self.pooling[slot] = task
+            self.pooling[slot] = (task, [])
         # One that has outputs had its whole prompt reported before it was preempted.
         elif task.prompt_logprobs is not None and not output:
             self.prompt_logprobs[slot] = task.prompt_logprobs

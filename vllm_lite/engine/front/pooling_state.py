@@ -1,4 +1,4 @@
-"""The front end's state of a pooling request: nothing until its vector comes."""
+"""The front end's state of a pooling request: nothing until its vectors come."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.front.request_state import ChoiceState, RequestState
 from vllm_lite.metrics.request_stats import StepStats
 from vllm_lite.outputs import PoolingOutput, PoolingRequestOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 
 _NO_TEXT = SamplingParams(detokenize=False)
 
 
 class PooledChoice(ChoiceState):
-    """The one vector of a request."""
+    """The one result of a request."""
 
     def __init__(self, request: RequestState, core_id: str) -> None:
         super().__init__(request, core_id, 0, None, _NO_TEXT)
@@ -49,6 +50,9 @@ class PoolingState(RequestState):
         assert isinstance(choice, PooledChoice)
         vector = bytearray(choice.vector)
         data = torch.frombuffer(vector, dtype=torch.float32) if vector else torch.empty(0)
+        params = self.input.params
+        if vector and isinstance(params, PoolingParams) and params.is_per_token:
+            data = data.view(len(self.input.prompt_token_ids), -1)
         return PoolingRequestOutput(
             request_id=self.request_id,
             outputs=PoolingOutput(data),
