@@ -26,11 +26,11 @@ import vllm_lite
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.front.async_llm import AsyncLLM
-from vllm_lite.engine.link.channel import Channel
+from vllm_lite.engine.link.channel import FrontEndChannel
 from vllm_lite.server.app import build_app
 
 ROOT = Path(vllm_lite.__file__).parent
-_SENT = Channel.send_encoded.__code__
+_SENT = FrontEndChannel.send_encoded.__code__
 # The code objects called so far, of the request that this task serves.
 _calls: ContextVar[dict[CodeType, None] | None] = ContextVar("calls", default=None)
 
