@@ -21,13 +21,13 @@ import pytest
 from tests.flag_effects import EFFECTS
 from vllm_lite.bench.options import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options import ServeOptions as BenchServeOptions
+from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli import docs, run_batch
-from vllm_lite.cli.bench import SWEEPS
 from vllm_lite.cli.chat import ChatOptions
 from vllm_lite.cli.complete import CompleteOptions
 from vllm_lite.config.argv import spellings_of
 from vllm_lite.config.cli import OptionParser, serve_parser
-from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
+from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.option import Option, make, option_table
 from vllm_lite.config.server import ServerConfig
@@ -41,7 +41,15 @@ ADDED: list[Row] = json.loads((ROOT / "tests/data/cli_flags_032.json").read_text
 ROWS = LONG_KNOWN + ADDED
 # Read by the parser itself, before there are options.
 NOT_OPTIONS = ("--help", "--version", "--config")
-OPTIONS = [row for row in ROWS if row["flag"] not in NOT_OPTIONS]
+# Commands that are refused as a whole, whatever their flags.
+REFUSED = tuple(
+    f"bench sweep {name}" for name in ("serve_workload", "startup", "plot", "plot_pareto")
+)
+OPTIONS = [
+    {**row, "commands": [name for name in row["commands"] if name not in REFUSED]}
+    for row in ROWS
+    if row["flag"] not in NOT_OPTIONS and not set(row["commands"]) <= set(REFUSED)
+]
 CLASSES: dict[str, tuple[type, ...]] = {
     "chat": (ChatOptions,),
     "complete": (CompleteOptions,),
@@ -49,7 +57,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "bench throughput": (ThroughputOptions, VllmConfig),
     "bench startup": (StartupOptions, VllmConfig),
     "bench serve": (BenchServeOptions,),
-    **{f"bench sweep {name}": (cls,) for name, (cls, _, _) in SWEEPS.items()},
+    "bench sweep serve": (SweepOptions,),
 }
 # Flags whose default here is another one, and why.
 OTHER_DEFAULTS = {
@@ -66,7 +74,7 @@ OTHER_DEFAULTS = {
     "--prefix-repetition-suffix-len": "that of bench serve",
     "--prefix-repetition-num-prefixes": "that of bench serve",
     "--prefix-repetition-output-len": "that of bench serve",
-    "--startup-cmd": "this package's own",
+    "--asr-max-audio-len-sec": "none means no limit",
     "--input-file": "asked for when it is missing",
     "--output-file": "asked for when it is missing",
 }
@@ -78,15 +86,9 @@ def ids(row: Row) -> str:
     return f"{row['flag']}-{row['commands'][0] if row['commands'] else 'all'}"
 
 
-def where(**rules: Any) -> pytest.MarkDecorator:
-    """Parametrize over rows of options whose own level is one of `levels`, or whose tier is."""
-    levels, tier = rules.get("levels"), rules.get("tier")
-    chosen = [
-        row
-        for row in OPTIONS
-        if (levels is None or option_of(row).level in levels)
-        and (tier is None or row["tier"] == tier)
-    ]
+def where(levels: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Parametrize over rows of options whose own level is one of `levels`."""
+    chosen = [row for row in OPTIONS if option_of(row).level in levels]
     return pytest.mark.parametrize("row", chosen, ids=ids)
 
 
@@ -207,20 +209,46 @@ def consequential(entry: Option) -> Any:
     return "x"
 
 
-@where(levels=("absent",))
-def test_an_absent_option_passes_what_is_off_and_refuses_the_rest(
-    row: Row, capsys: pytest.CaptureFixture[str]
+@where(levels=("absent", "idle", "deprecated"))
+def test_an_option_without_effect_says_what_to_do_instead(
+    row: Row, capsys: pytest.CaptureFixture[str], warnings: Any
 ) -> None:
+    """Refuses an absent option, warns of an idle one, and replaces or drops an old one."""
     entry = option_of(row)
-    assert row["tier"] in (1, 2, 3)
-    value = consequential(entry)
-    line = refusal(row, value, capsys)
-    assert f"error: {entry.flag}" in line
-    _, _, remedy = line.partition(" is not available in this build; ")
-    assert remedy == entry.rules["remedy"]
-    # Python programs get the same answer.
-    with pytest.raises(NotInBuildError, match="is not available in this build"):
+    value = {entry.keys[0].name: 1} if entry.keys else consequential(entry)
+    if entry.level == "absent":
+        assert row["tier"] in (1, 2, 3)
+        remedy = f" is not available in this build; {entry.rules['remedy']}"
+        line = refusal(row, value, capsys)
+        assert f"error: {entry.flag}" in line and line.endswith(remedy)
+        # Python programs get the same answer.
+        with pytest.raises(NotInBuildError, match="is not available in this build"):
+            entry.check(value)
+        return
+    if entry.level == "idle":
         entry.check(value)
+        found = parsed(row, value)
+        # The parser warns of options that are not the engine's.
+        if entry.name in option_table(VllmConfig):
+            warn_of_idle({entry.name: entry.flat_default, **found}, {entry.name: entry})
+        (line,) = warnings()
+        assert line.startswith(entry.flag) and " changes nothing in this build: " in line
+        return
+    table = {known.name: known for known in parser_of(row["commands"][0]).entries}
+    values = without_deprecated({entry.name: value}, table)
+    (line,) = warnings()
+    assert line.startswith(f"{entry.flag} is deprecated")
+    if "retired" in entry.rules:
+        assert values == {} and " and changes nothing: " in line
+        return
+    assert "; use " in line
+    assert set(values) <= set(table) and all(table[name].level != "deprecated" for name in values)
+
+
+def test_deprecated_flags_are_replaced_or_better() -> None:
+    for row in OPTIONS:
+        if row["tier"] == 4 and row["flag"] not in BETTER:
+            assert option_of(row).level == "deprecated"
 
 
 @where(levels=("partial",))
@@ -239,41 +267,6 @@ def test_a_partial_option_takes_what_works_and_refuses_the_rest(
     for value in refused or [fallback]:
         line = refusal(row, value, capsys)
         assert f"error: {entry.flag} {value}" in line and entry.rules["remedy"] in line
-
-
-@where(levels=("idle",))
-def test_an_idle_option_says_that_it_changes_nothing(row: Row, warnings: Any) -> None:
-    entry = option_of(row)
-    value = {entry.keys[0].name: 1} if entry.keys else consequential(entry)
-    entry.check(value)
-    found = parsed(row, value)
-    # What is not the engine's, the parser tells of.
-    if entry.name in option_table(VllmConfig):
-        tell_of_idle({entry.name: entry.flat_default, **found}, {entry.name: entry})
-    (line,) = warnings()
-    assert line.startswith(entry.flag) and " changes nothing in this build: " in line
-
-
-@where(tier=4)
-def test_a_deprecated_option_warns_once_and_sets_what_replaced_it(row: Row, warnings: Any) -> None:
-    entry = option_of(row)
-    if row["flag"] in BETTER:
-        assert entry.level in ("full", "partial")
-        return
-    value = consequential(entry)
-    table = spellings_table(row["commands"][0])
-    values = without_deprecated({entry.name: value}, table)
-    (line,) = warnings()
-    assert line.startswith(f"{entry.flag} is deprecated")
-    if "retired" in entry.rules:
-        assert values == {} and " and changes nothing: " in line
-        return
-    assert "; use " in line
-    assert set(values) <= set(table) and all(table[name].level != "deprecated" for name in values)
-
-
-def spellings_table(command: str) -> dict[str, Option]:
-    return {entry.name: entry for entry in parser_of(command).entries}
 
 
 @pytest.mark.parametrize(
@@ -374,8 +367,8 @@ def test_keys_of_json_options_are_checked_by_their_own_rules() -> None:
         entry.check({"nothing": 1})
     with pytest.raises(UsageError, match=r"--structured-outputs-config\.backend must be one of"):
         entry.check({"backend": "nothing"})
-    with pytest.raises(UsageError, match=r"--compilation-config\.level must be at least 0"):
-        option_table(VllmConfig)["compilation_config"].check({"level": 9})
+    with pytest.raises(UsageError, match=r"--max-cudagraph-capture-size must be at least 0"):
+        option_table(VllmConfig)["max_cudagraph_capture_size"].check(-1)
 
 
 def real(row: Row) -> bool:

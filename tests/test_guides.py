@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from vllm_lite import envs
-from vllm_lite.cli.bench import BENCHMARKS, SWEEPS, benchmark_parser, sweep_parser
+from vllm_lite.cli.bench import BENCHMARKS, benchmark_parser, sweep_parser
 from vllm_lite.cli.main import COMMANDS
 from vllm_lite.config.argv import spellings_of
 
@@ -42,7 +42,7 @@ def options() -> set[str]:
     modules = (importlib.import_module(module) for module, _ in COMMANDS.values())
     parsers = [module.parser() for module in modules if hasattr(module, "parser")]
     parsers += [benchmark_parser(name) for name in BENCHMARKS if name != "sweep"]
-    parsers += [sweep_parser(name) for name in SWEEPS]
+    parsers += [sweep_parser()]
     for parser in parsers:
         for spelling in spellings_of(parser.entries):
             found |= {spelling, f"--no-{spelling.removeprefix('--')}"}

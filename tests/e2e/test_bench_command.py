@@ -11,12 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-import tokenizers
-import transformers
 
 from tests.e2e.server_process import ServerProcess, free_port
-from vllm_lite.cli.bench import run
-from vllm_lite.errors import UsageError
 
 TINY_ENGINE = ["--model", "demo", "--max-model-len", "128", "--num-gpu-blocks-override", "64"]
 
@@ -237,45 +233,3 @@ def test_startup_times_fresh_processes(tmp_path: Path) -> None:
     assert out.index("COLD STARTUP:") < out.index("WARM STARTUP:")
     code, out, err = bench("startup", "--model", "./none", "--num-iters-cold", "1")
     assert (code, out) == (1, "") and err.count("\n") == 1
-
-
-def tiny_model(folder: Path) -> Path:
-    """A random model with a tokenizer of single bytes, as transformers saves them."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=260, special_tokens=["</s>"], initial_alphabet=alphabet
-    )
-    backend.train_from_iterator([], trainer)
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="</s>"
-    ).save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=backend.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def test_transformers_does_the_same_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["throughput", "--input-len", "9", "--output-len", "5", "--num-prompts", "3"]
-    words += ["--n", "2", "--backend", "hf", "--hf-max-batch-size", "2", "--num-warmups", "1"]
-    model = ["--model", str(tiny_model(tmp_path)), "--dtype", "float32"]
-    # In this process, which has loaded transformers anyway.
-    assert run([*words, *model]) == 0
-    rates, prompt, output = capsys.readouterr().out.splitlines()
-    assert rates.startswith("Throughput: ")
-    assert prompt == f"Total num prompt tokens:  {3 * 9}"
-    assert output == f"Total num output tokens:  {3 * 5 * 2}"
-    with pytest.raises(UsageError, match="--backend hf needs a directory"):
-        run([*words, *TINY_ENGINE])

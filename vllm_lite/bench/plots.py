@@ -111,11 +111,11 @@ class Plotter:
 
         return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
-    def save(self, figure: Figure, path: Path, dpi: int = _DPI) -> Path:
+    def save(self, figure: Figure, path: Path) -> Path:
         """Write `figure` to `path`; raises UsageError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, format="png", dpi=dpi)
+            figure.savefig(path, format="png")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         return path

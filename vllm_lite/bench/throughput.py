@@ -6,13 +6,12 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options import TEMPLATED, DatasetOptions, ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
-from vllm_lite.bench.work import Job, Work, warmups
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.front.async_llm import AsyncLLM
@@ -25,17 +24,32 @@ from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt, as text or ids, and how many tokens to generate."""
+
+    prompt: str | list[int]
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The tokens and seconds of a run."""
+
+    num_requests: int
+    num_prompt: int
+    num_output: int
+    seconds: float
+
+
 def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
     """Generate for every prompt of the dataset and print the rates; raises UsageError."""
     config = engine_args.create_engine_config("llm")
     # Before the engine starts: what cannot work should not take so long to say so.
     jobs = _jobs(options, load_tokenizer(config), config.model.seed)
     _check_lengths(jobs, config.model.max_model_len)
-    if options.backend == "hf":
-        from vllm_lite.bench.hf_engine import run_transformers  # loads transformers
-
-        work = run_transformers(options, config, jobs)
-    elif options.async_engine:
+    if options.async_engine:
         work = asyncio.run(_run_async(options, config, jobs))
     else:
         work = _run_llm(options, engine_args, jobs)
@@ -67,7 +81,7 @@ def _report(options: ThroughputOptions, model: str, work: Work) -> None:
 def _run_llm(options: ThroughputOptions, engine_args: EngineArgs, jobs: Sequence[Job]) -> Work:
     given = dict(engine_args.given)
     with LLM(given.pop("model", engine_args.model), **given) as llm:
-        warm = warmups(options, jobs)
+        warm = _warmups(options, jobs)
         if warm:
             llm.generate([job.prompt for job in warm], _params(warm, options), use_tqdm=False)
         prompts, params = [job.prompt for job in jobs], _params(jobs, options)
@@ -79,7 +93,7 @@ def _run_llm(options: ThroughputOptions, engine_args: EngineArgs, jobs: Sequence
 async def _run_async(options: ThroughputOptions, config: VllmConfig, jobs: Sequence[Job]) -> Work:
     engine = AsyncLLM.from_vllm_config(config)
     try:
-        warm = warmups(options, jobs)
+        warm = _warmups(options, jobs)
         await _generate_all(engine, warm, _params(warm, options), "warmup")
         params = _params(jobs, options)
         if options.prequeue_requests:
@@ -94,6 +108,11 @@ async def _run_async(options: ThroughputOptions, config: VllmConfig, jobs: Seque
         return _work(await task, time.perf_counter() - began)
     finally:
         await engine.shutdown()
+
+
+def _warmups(options: ThroughputOptions, jobs: Sequence[Job]) -> list[Job]:
+    """Jobs to run first that do not count."""
+    return [jobs[index % len(jobs)] for index in range(options.num_warmups)]
 
 
 async def _num_waiting(engine: AsyncLLM) -> int:

@@ -13,13 +13,7 @@ from vllm_lite.bench.options import (
     StartupOptions,
     ThroughputOptions,
 )
-from vllm_lite.bench.options.sweep import (
-    SweepParetoOptions,
-    SweepPlotOptions,
-    SweepServeOptions,
-    SweepStartupOptions,
-    SweepWorkloadOptions,
-)
+from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.option import make
@@ -32,7 +26,7 @@ BENCHMARKS = {
     "throughput": "Generate for many prompts at once in this process.",
     "serve": "Load a running server, of whatever make, over its OpenAI API.",
     "startup": "Time how long the engine takes to start, cold and warm.",
-    "sweep": "Run serve or startup over combinations of options, and draw the results.",
+    "sweep": "Run serve over combinations of options.",
 }
 # Benchmarks of an engine in this process, and what they are told beside its options.
 _ENGINE_BENCHMARKS = {
@@ -41,36 +35,15 @@ _ENGINE_BENCHMARKS = {
     "startup": StartupOptions,
 }
 EngineOptions = LatencyOptions | ThroughputOptions | StartupOptions
-# Sweep -> its options, the function that runs it, and what it is for.
-SWEEPS: dict[str, tuple[type, str, str]] = {
-    "serve": (
-        SweepServeOptions,
-        "serve.run_sweep_serve",
-        "Load servers with combinations of options.",
-    ),
-    "serve_workload": (
-        SweepWorkloadOptions,
-        "workload.run_sweep_workload",
-        "Load servers more and more, to see what latency throughput costs.",
-    ),
-    "startup": (
-        SweepStartupOptions,
-        "startup.run_sweep_startup",
-        "Time starts with combinations of options.",
-    ),
-    "plot": (
-        SweepPlotOptions,
-        "figures.run_sweep_plot",
-        "Draw curves over an experiment's results.",
-    ),
-    "plot_pareto": (
-        SweepParetoOptions,
-        "figures.run_sweep_pareto",
-        "Draw an experiment's best trade-offs between users and devices.",
-    ),
+SWEEPS = {"serve": "Load servers with combinations of options."}
+# What to use instead of vLLM's other benchmarks.
+_ABSENT = {
+    "mm-processor": "this build takes text only",
+    "serve_workload": "use bench sweep serve with a --bench-params file of request rates",
+    "startup": "run bench startup once for each setting",
+    "plot": "plot summary.csv of bench sweep serve with a tool of your choice",
+    "plot_pareto": "plot summary.csv of bench sweep serve with a tool of your choice",
 }
-# Sweeps that read the experiment in a directory.
-_READERS = ("plot", "plot_pareto")
 _SWEEP_USAGE = "usage: vllm-lite bench sweep [-h] {" + ",".join(SWEEPS) + "} ...\n"
 _USAGE = "usage: vllm-lite bench [-h] {" + ",".join(BENCHMARKS) + "} ...\n"
 
@@ -92,32 +65,19 @@ def run(argv: Sequence[str]) -> int:
 
 def run_sweep(argv: Sequence[str]) -> int:
     """Run the sweep that the first word names; returns the exit code."""
-    abouts = {name: about for name, (_, _, about) in SWEEPS.items()}
-    name = _choose(argv, abouts, _SWEEP_USAGE, "Measure combinations of options.")
+    name = _choose(argv, SWEEPS, _SWEEP_USAGE, "Measure combinations of options.")
     if not isinstance(name, str):
         return name
-    cls, function, _ = SWEEPS[name]
-    parser = sweep_parser(name)
-    if name not in _READERS:
-        options: object = make(cls, parser.parse_options(argv[1:])[0])
-        return int(_run_in("sweep." + function, options))
-    words, _, (given,) = parser.parse(argv[1:])
-    if len(words) != 1:
-        parser.error("it takes one EXPERIMENT_DIR, such as results/20260101_120000")
-    return int(_run_in("sweep." + function, words[0], make(cls, given)))
+    (values,) = sweep_parser().parse_options(argv[1:])
+    return int(_run_in("sweep.serve.run_sweep_serve", make(SweepOptions, values)))
 
 
-def sweep_parser(name: str) -> OptionParser:
-    """The parser of `vllm-lite bench sweep NAME`."""
-    cls, _, about = SWEEPS[name]
-    usage, example = "[options]", ""
-    if name in _READERS:
-        usage, example = "EXPERIMENT_DIR [options]", " results/20260101_120000"
-    elif name.startswith("serve"):
-        usage = "--serve-cmd COMMAND --bench-cmd COMMAND [options]"
-        example = " --serve-cmd 'vllm-lite serve demo' --bench-cmd 'vllm-lite bench serve'"
-    prog = f"vllm-lite bench sweep {name}"
-    return OptionParser(prog, usage, about, (cls,), examples=(prog + example,))
+def sweep_parser() -> OptionParser:
+    """The parser of `vllm-lite bench sweep serve`."""
+    prog = "vllm-lite bench sweep serve"
+    usage = "--serve-cmd COMMAND --bench-cmd COMMAND [options]"
+    example = f"{prog} --serve-cmd 'vllm-lite serve demo' --bench-cmd 'vllm-lite bench serve'"
+    return OptionParser(prog, usage, SWEEPS["serve"], (SweepOptions,), examples=(example,))
 
 
 def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: str) -> str | int:
@@ -129,8 +89,8 @@ def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: s
         return 0
     if name in abouts:
         return name
-    if name == "mm-processor":
-        cause = "bench mm-processor is not available in this build: it takes text only"
+    if name in _ABSENT:
+        cause = f"{name} is not available in this build; {_ABSENT[name]}"
     else:
         close = nearest(name, abouts)
         hint = f"did you mean {close}?" if close else f"choose from {', '.join(abouts)}"

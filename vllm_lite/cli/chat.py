@@ -10,21 +10,16 @@ from vllm_lite.cli.conversation import Conversation, SamplingOptions
 from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, ReplyOptions
 from vllm_lite.cli.session import run_session
 from vllm_lite.cli.terminal import Terminal
+from vllm_lite.config.absent import rows
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.option import Option, config, make, option, option_table
-from vllm_lite.config.rows import rows
-
-_NO_IMAGES = rows("""
-[options, after system_prompt] leave it out: models read text here
-image str? | File of an image to ask about.
-""")
 
 
 @config
 class DialogueOptions(ReplyOptions, SamplingOptions):
     """How to talk, whatever the server."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = _NO_IMAGES
+    ROWS: ClassVar[tuple[Option, ...]] = rows("chat")
 
     system_prompt: str = option("", "Instructions that come before the conversation.")
 

@@ -46,8 +46,7 @@ def _add_benchmarks(bench: argparse.ArgumentParser) -> None:
             _fill(parser, benchmark_parser(name))
             continue
         sweeps = parser.add_subparsers()
-        for sweep, (_, _, what) in SWEEPS.items():
-            _fill(sweeps.add_parser(sweep, help=what), sweep_parser(sweep))
+        _fill(sweeps.add_parser("serve", help=SWEEPS["serve"]), sweep_parser())
 
 
 def _fill(parser: argparse.ArgumentParser, own: OptionParser) -> None:

@@ -16,6 +16,7 @@ from vllm_lite.bench.options import (
     StartupOptions,
     ThroughputOptions,
 )
+from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli.bench import BENCHMARKS, SWEEPS
 from vllm_lite.cli.chat import ChatOptions, DialogueOptions
 from vllm_lite.cli.complete import CompleteOptions
@@ -133,8 +134,7 @@ def _commands() -> Iterator[str]:
         yield _command(name, COMMANDS[name][1], cls)
     for name, cls in _BENCHMARK_OPTIONS.items():
         yield _command(f"bench {name}", BENCHMARKS[name], cls)
-    for name, (sweep, _, about) in SWEEPS.items():
-        yield _command(f"bench sweep {name}", about, sweep)
+    yield _command("bench sweep serve", SWEEPS["serve"], SweepOptions)
 
 
 def _command(name: str, about: str, cls: type) -> str:
@@ -175,7 +175,7 @@ def _rows(entry: Option) -> Iterator[tuple[str, ...]]:
     names = [entry.flag, *entry.rules.get("aliases", ())]
     if entry.kind.types == (bool,):
         names[1:1] = [f"--no-{entry.flag[2:]}"]
-    text = f"{entry.help}{_choices(entry)}{'' if entry.keys else remark_on(entry)}"
+    text = f"{entry.help}{_choices(entry)}{'' if entry.keys else remark_on(entry)}".lstrip()
     state, _ = _STATES[entry.level]
     yield ", ".join(f"`{name}`" for name in names), _default(entry), state, text
     for key in entry.keys:

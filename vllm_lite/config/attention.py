@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.absent import ATTENTION_KEYS
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import JsonOption, Option, config, option
 
 
@@ -12,7 +12,7 @@ from vllm_lite.config.option import JsonOption, Option, config, option
 class AttentionConfig:
     """The attention kernel."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = ATTENTION_KEYS
+    ROWS: ClassVar[tuple[Option, ...]] = rows("--attention-config")
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "attention_config", "JSON: the attention kernel and its settings.", ("-ac",)

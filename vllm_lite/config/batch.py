@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vllm_lite.config.absent import BATCH
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import Option, config, option
 
 
@@ -12,7 +12,7 @@ from vllm_lite.config.option import Option, config, option
 class BatchConfig:
     """Input, output and metrics of a batch."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = BATCH
+    ROWS: ClassVar[tuple[Option, ...]] = rows("run-batch")
 
     GROUP: ClassVar[str] = "run-batch"
 

@@ -25,7 +25,7 @@ from vllm_lite.config.argv import (
     with_dashes,
     without_abbreviations,
 )
-from vllm_lite.config.deprecation import tell_of_idle, without_deprecated
+from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.help import groups_of, help_text
 from vllm_lite.config.option import Option, make, option_table
@@ -116,7 +116,7 @@ class OptionParser(argparse.ArgumentParser):
                 pass  # A value that makes no sense anywhere: the config says so when it is made.
         # An engine's config tells of its own, for those who make it without a command line.
         if cls is not VllmConfig:
-            tell_of_idle(values, table)
+            warn_of_idle(values, table)
         return values
 
     def parse_options(self, argv: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.absent import COMPILATION_KEYS
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import JsonOption, Option, config, option
 
 # What is said of a key that counts on a GPU where the model runs on a CPU.
@@ -18,7 +18,7 @@ NO_GRAPHS_ON_CPU = "nothing is compiled and no graphs are captured on a CPU"
 class CompilationConfig:
     """Compilation and graph capture."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = COMPILATION_KEYS
+    ROWS: ClassVar[tuple[Option, ...]] = rows("--compilation-config")
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "compilation_config", "JSON: what is compiled and captured at start.", ("-cc",)

@@ -39,7 +39,7 @@ def without_deprecated(
     return kept
 
 
-def tell_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+def warn_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
     """Warn of each option in `values` that is set to something and changes nothing here."""
     for name, value in values.items():
         entry = table[name]
@@ -48,7 +48,7 @@ def tell_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None
                 logger.warning("%s changes nothing in this build: %s", own.flag, own.rules["why"])
 
 
-def tell_of_gpu_only(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+def warn_of_gpu_only(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
     """Warn of each option in `values` that is set to something and counts on a GPU alone."""
     for name, value in values.items():
         for own, item in _parts(table[name], value):

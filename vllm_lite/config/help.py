@@ -154,7 +154,7 @@ def _option(entry: Option) -> str:
         names.append(f"--no-{entry.flag[2:]}")
     head = ", ".join(names)
     metavar = _metavar(entry)
-    body = f"{entry.help} (default: {default_of(entry)}){remark_on(entry)}"
+    body = f"{entry.help} (default: {default_of(entry)}){remark_on(entry)}".lstrip()
     indent = " " * 6
     text = textwrap.fill(
         body, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

@@ -133,8 +133,6 @@ class Option:
     parent: str = ""
     # The keys of this JSON option.
     keys: tuple[Option, ...] = ()
-    # The option that a row of a table stands after: "" before all, None behind all.
-    after: str | None = None
 
     @property
     def flag(self) -> str:
@@ -288,10 +286,7 @@ def _walk(cls: type) -> list[Option]:
         entries = _walk(section)
         found += json_option(whole, whole.group or group_of(cls), entries) if whole else entries
     found += options(cls)
-    for row in _rows(cls):
-        names = ["", *(entry.name for entry in found)]
-        found.insert(len(found) if row.after is None else names.index(row.after), row)
-    return found
+    return [*found, *_rows(cls)]
 
 
 def _rows(cls: type) -> list[Option]:
@@ -299,14 +294,12 @@ def _rows(cls: type) -> list[Option]:
     return [row for base in reversed(cls.__mro__) for row in vars(base).get("ROWS", ())]
 
 
-def json_option(
-    whole: JsonOption, group: str, keys: Sequence[Option], after: str | None = None
-) -> list[Option]:
-    """A JSON option of `keys`, behind those of them that are options of their own, too."""
+def json_option(whole: JsonOption, group: str, keys: Sequence[Option]) -> list[Option]:
+    """A JSON option of `keys`, after those of them that are options of their own, too."""
     alone = [replace(k, name=k.rules["alone"], parent="") for k in keys if "alone" in k.rules]
     kind = Kind((dict,), None, True, ())
     rules = Rules(aliases=whole.aliases)
-    own = Option(whole.name, group, whole.help, kind, {}, {}, rules, keys=tuple(keys), after=after)
+    own = Option(whole.name, group, whole.help, kind, {}, {}, rules, keys=tuple(keys))
     return [*alone, own]
 
 

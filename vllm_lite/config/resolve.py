@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vllm_lite import envs
 from vllm_lite.config.checkpoint import read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
-from vllm_lite.config.deprecation import tell_of_gpu_only, tell_of_idle, without_deprecated
+from vllm_lite.config.deprecation import warn_of_gpu_only, warn_of_idle, without_deprecated
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
@@ -53,11 +53,11 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
         table[name].check(_checkable(name, value))
-    tell_of_idle(values, table)
+    warn_of_idle(values, table)
     _check_environment(is_strict=values.get("fail_on_environ_validation", False))
     device = _device(values)
     if device == "cpu":
-        tell_of_gpu_only(values, table)
+        warn_of_gpu_only(values, table)
     facts = _find_model(values)
     _derive_model(values, facts, device)
     _derive_reasoning(values)

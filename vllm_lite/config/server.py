@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.config.absent import REPLIES, SERVER
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import Option, config, option
-from vllm_lite.config.retired import RETIRED_REPLIES, RETIRED_SERVER
 from vllm_lite.errors import UsageError
 
 
@@ -15,7 +14,7 @@ from vllm_lite.errors import UsageError
 class ReplyConfig:
     """How requests are read and answered, over HTTP or from a file."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = (*REPLIES, *RETIRED_REPLIES)
+    ROWS: ClassVar[tuple[Option, ...]] = rows("replies")
 
     GROUP: ClassVar[str] = "Frontend"
 
@@ -88,7 +87,7 @@ class ReplyConfig:
 class ServerConfig(ReplyConfig):
     """Where the server listens, whom it admits and how it answers."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = (*SERVER, *RETIRED_SERVER)
+    ROWS: ClassVar[tuple[Option, ...]] = rows("server")
 
     GROUP: ClassVar[str] = "Frontend"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vllm_lite.config.absent import SPECULATIVE_KEYS
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import JsonOption, Option, config, option
 from vllm_lite.errors import UsageError
 
@@ -16,7 +16,7 @@ _DEFAULT_LOOKUP = 5
 class SpeculativeConfig:
     """Drafts, which the model verifies several at a time."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = SPECULATIVE_KEYS
+    ROWS: ClassVar[tuple[Option, ...]] = rows("--speculative-config")
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "speculative_config",

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from vllm_lite import envs
-from vllm_lite.config.absent import ENGINE
+from vllm_lite.config.absent import rows
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.cache import CacheConfig
@@ -22,22 +22,26 @@ from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
-from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.option import JsonOption, Option, config, json_option, option
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.quantized_checkpoint import check_quantization
 from vllm_lite.config.reasoning import ReasoningConfig
-from vllm_lite.config.retired import RETIRED_ENGINE
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.errors import UsageError
+
+_KERNELS = JsonOption("kernel_config", "JSON: which library computes what.")
 
 
 @config
 class VllmConfig:
     """The engine as a whole: where it runs, its parts and its checkpoint."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = (*ENGINE, *RETIRED_ENGINE)
+    ROWS: ClassVar[tuple[Option, ...]] = (
+        *rows("engine"),
+        *json_option(_KERNELS, "VllmConfig", rows("--kernel-config")),
+    )
 
     facts: ModelFacts
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,4 +1,4 @@
-"""A sweep runs every combination once, keeps what it has, and draws what it kept.
+"""A sweep runs every combination once and keeps its results.
 
 Server and load are small scripts here: the sweep knows them by their command lines only.
 """
@@ -18,12 +18,8 @@ from typing import Any
 
 import pytest
 
-from vllm_lite.bench.options.sweep import SweepPlotOptions
-from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.sweep.commands import SweptServer
-from vllm_lite.bench.sweep.figures import Point, _draw_figure, frontier, points_of
 from vllm_lite.bench.sweep.overrides import Overrides, read_overrides
-from vllm_lite.bench.sweep.table import SOURCE, Bins, Filters
 from vllm_lite.cli.bench import run
 from vllm_lite.errors import UsageError
 
@@ -75,9 +71,9 @@ class Sweep:
         path.write_text(json.dumps(content))
         return str(path)
 
-    def words(self, *further: str, kind: str = "serve") -> list[str]:
+    def words(self, *further: str) -> list[str]:
         return [
-            *("sweep", kind, "--output-dir", str(self.folder), "--experiment-name", "exp"),
+            *("sweep", "serve", "--output-dir", str(self.folder), "--experiment-name", "exp"),
             *("--serve-cmd", f"{sys.executable} {self.folder / 'server.py'} --port {self.port}"),
             *("--bench-cmd", f"{sys.executable} {self.folder / 'load.py'}"),
             *further,
@@ -177,19 +173,6 @@ def test_a_failure_ends_a_sweep_or_is_noted(
     assert len(list(sweep.results.rglob("summary.json"))) == 1
 
 
-def test_the_load_grows_between_its_ends(sweep: Sweep) -> None:
-    words = sweep.words("--num-runs", "1", "--after-bench-cmd", "true", kind="serve_workload")
-    words += ["--workload-var", "max_concurrency", "--workload-iters", "4"]
-    at = words.index("--bench-cmd") + 1
-    words[at] += " --num-prompts 8"
-    assert run(words) == 0
-    levels = {
-        int(path.parent.name.rpartition("=")[2]) for path in sweep.results.rglob("run=0.json")
-    }
-    # The ends are 1 and 8 and reached 1 and 8: two levels lie evenly between.
-    assert levels == {1, 3, 6, 8}
-
-
 def test_linked_options_must_be_equal(sweep: Sweep) -> None:
     serve = sweep.write("s.json", [{"max_num_seqs": 1}, {"max_num_seqs": 2}])
     load = sweep.write("b.json", [{"max_concurrency": 1}, {"max_concurrency": 2}])
@@ -221,77 +204,29 @@ def test_ctrl_c_stops_the_server_too(sweep: Sweep) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped early; go on with --experiment-name exp --resume" in err
+    assert "stopped early; continue with --experiment-name exp --resume" in err
     assert "vllm_lite" not in err, "no traceback of ours"
     assert not SweptServer(["--port", str(sweep.port)]).is_ready()
 
 
-def test_starts_are_swept_without_a_server(sweep: Sweep, capfd: pytest.CaptureFixture[str]) -> None:
-    params = sweep.write("s.json", [{"max_num_seqs": 1, "port": 3}])
-    words = ["sweep", "startup", "--serve-params", params, "--output-dir", str(sweep.folder)]
-    assert run([*words, "--dry-run"]) == 0
-    out, err = capfd.readouterr()
-    assert "vllm-lite bench startup --max-num-seqs 1 --output-json" in out
-    assert "does not know port of max_num_seqs=1-port=3; left out" in err
-    with pytest.raises(UsageError, match="drop --strict-params"):
-        run([*words, "--strict-params"])
-
-
-def summary(sweep: Sweep, name: str, rows: list[dict[str, Any]]) -> None:
-    folder = sweep.results / name
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(rows))
-
-
-def test_figures_are_drawn_from_summaries(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    for seqs in (4, 32):
-        for users in (1, 2, 4):
-            row = {"max_num_seqs": seqs, "max_concurrency": users, "request_rate": "inf"}
-            row |= {"median_ttft_ms": 10.0 * users, "output_throughput": 50.0 * users}
-            runs = [{**row, "total_token_throughput": 90.0 * users + number} for number in (0, 1)]
-            summary(sweep, f"{seqs}-{users}", runs)
-    words = ["sweep", "plot", str(sweep.results), "--fig-dpi", "30", "--curve-by", "max_num_seqs"]
-    assert run([*words, "--fig-by", "max_concurrency", "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("4 runs") == 3
-    grid = ["--row-by", "max_num_seqs", "--col-by", "max_concurrency", "--scale-x", "sqrt"]
-    assert run([*words, *grid, "--no-error-bars", "--bin-by", "median_ttft_ms%5"]) == 0
-    assert (sweep.results / "FIGURE.png").read_bytes().startswith(b"\x89PNG")
-    assert run(["sweep", "plot_pareto", str(sweep.results)]) == 0
-    assert (sweep.results / "pareto" / "PARETO.png").read_bytes().startswith(b"\x89PNG")
-    for wrong, cause in (
-        (["--var-y", "speed"], "not every run has speed; they have max_concurrency"),
-        (["--filter-by", "max_num_seqs"], "has none of == !="),
-        (["--filter-by", "max_num_seqs<1"], "no run is left"),
-        (["--bin-by", "max_num_seqs"], "is not such as request_throughput%1"),
-    ):
-        with pytest.raises(UsageError, match=cause):
-            run([*words, *wrong])
-    with pytest.raises(UsageError, match="no results of a sweep"):
-        run(["sweep", "plot", str(sweep.folder / "none")])
-
-
-def test_a_point_is_the_mean_of_a_combination() -> None:
-    rows = [
-        {"x": x, "y": y, SOURCE: name} for name, x, y in (("b", 4, 1), ("a", 1, 2), ("a", 3, 4))
-    ]
-    rows.append({"x": "inf", "y": 1, SOURCE: "c"})
-    assert points_of(rows, "x", "y", SOURCE) == [Point(2, 3, 1, 1), Point(4, 1, 0, 0)]
-    best = frontier(
-        [{"tokens_per_user": u, "tokens_per_gpu": g} for u, g in ((1, 9), (5, 5), (4, 4), (9, 1))]
-    )
-    assert [row["tokens_per_user"] for row in best] == [1, 5, 9]
-
-
-def test_filters_and_bins_compare_numbers_as_numbers() -> None:
-    rows = [{"n": 9, "rate": "inf"}, {"n": 10, "rate": "2.5"}, {"n": 11.5, "rate": 3}]
-    assert [row["n"] for row in Filters.parse("n>=10,rate!=inf").keep(rows)] == [10, 11.5]
-    assert Filters.parse("rate==inf").keep(rows) == rows[:1]
-    assert [row["n"] for row in Bins.parse("n%5").apply(rows)] == [5, 10, 10]
-
-
 @pytest.mark.parametrize(
-    "words", [["sweep", "nothing"], ["sweep", "plot"], ["sweep", "serve", "word"]]
+    ("name", "remedy"),
+    [
+        ("serve_workload", "--bench-params file of request rates"),
+        ("startup", "run bench startup once"),
+        ("plot", "summary.csv"),
+        ("plot_pareto", "summary.csv"),
+    ],
 )
+def test_other_sweeps_name_what_to_use(
+    name: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", name, "--dry-run"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {name} is not available in this build; " in line and remedy in line
+
+
+@pytest.mark.parametrize("words", [["sweep", "nothing"], ["sweep", "serve", "word"]])
 def test_a_wrong_word_is_exit_code_2(words: list[str]) -> None:
     try:
         code: object = run(words)
@@ -304,24 +239,3 @@ def test_a_wrong_word_is_exit_code_2(words: list[str]) -> None:
 def test_a_sweep_without_commands_is_one_line() -> None:
     with pytest.raises(UsageError, match="needs --serve-cmd and --bench-cmd"):
         run(["sweep", "serve"])
-
-
-def test_no_point_of_any_panel_is_cut_and_counts_have_whole_ticks(tmp_path: Path) -> None:
-    found: list[Any] = []
-
-    class Kept(Plotter):
-        def save(self, figure: Any, path: Path, dpi: int = 100) -> Path:
-            found[:] = figure.axes
-            return super().save(figure, path, dpi)
-
-    rows = [
-        {"kind": kind, "max_concurrency": users, "completed": most * users / 3, SOURCE: str(users)}
-        for kind, most in (("a", 1), ("b", 30), ("c", 3))
-        for users in (1, 2, 3)
-    ]
-    options = SweepPlotOptions(var_x="max_concurrency", var_y="completed", col_by="kind")
-    _draw_figure(Kept(), rows, [], ["kind"], options, tmp_path / "x.png")
-    assert len(found) == 3
-    for axes in found:
-        assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3.18), (0, pytest.approx(31.8)))
-        assert all(tick == int(tick) for tick in (*axes.get_xticks(), *axes.get_yticks()))

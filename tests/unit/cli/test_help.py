@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_lite.cli.bench import BENCHMARKS, SWEEPS, benchmark_parser, sweep_parser
+from vllm_lite.cli.bench import BENCHMARKS, benchmark_parser, sweep_parser
 from vllm_lite.cli.completion import SHELLS
 from vllm_lite.cli.main import COMMANDS, main
 from vllm_lite.config.cli import OptionParser
@@ -26,7 +26,7 @@ def parsers() -> dict[str, OptionParser]:
         if name != "bench"
     }
     found |= {f"bench {name}": benchmark_parser(name) for name in BENCHMARKS if name != "sweep"}
-    return found | {f"bench sweep {name}": sweep_parser(name) for name in SWEEPS}
+    return found | {"bench sweep serve": sweep_parser()}
 
 
 PARSERS = parsers()
@@ -65,7 +65,6 @@ def test_what_the_usage_line_requires_is_demanded(name: str, capsys: Captured) -
     [
         ("run-batch", ["-i", "-o"]),
         ("bench sweep serve", ["--serve-cmd", "--bench-cmd"]),
-        ("bench sweep plot", ["EXPERIMENT_DIR"]),
     ],
 )
 def test_usage_lines_name_what_is_required(
@@ -95,7 +94,7 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path, capsys: Capt
     assert main(["--print-completion", "bash"]) == 0
     (tmp_path / "vllm-lite").write_text(capsys.readouterr().out)
     assert completed(tmp_path, "vllm-lite", "s") == ["serve", "stop", "show"]
-    assert completed(tmp_path, "vllm-lite", "bench", "sweep", "serve_") == ["serve_workload"]
+    assert completed(tmp_path, "vllm-lite", "bench", "sweep", "s") == ["serve"]
     options = completed(tmp_path, "vllm-lite", "serve", "--max-model")
     assert options == ["--max-model-len"]
     values = completed(tmp_path, "vllm-lite", "serve", "--kv-cache-dtype", "int8")

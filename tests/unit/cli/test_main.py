@@ -52,7 +52,7 @@ def test_an_unknown_command_is_exit_code_2(word: str, capsys: pytest.CaptureFixt
         ("pull demo --revison main", "--revision"),
         ("stop --alll", "--all"),
         ("bench latenci", "latency"),
-        ("bench sweep strtup", "startup"),
+        ("bench sweep srve", "serve"),
     ],
 )
 def test_a_mistyped_word_is_answered_with_the_nearest(
@@ -84,8 +84,8 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
         ("collect-env", ["listgroup"]),
         ("bench", ["latency", "sweep"]),
         ("bench serve", ["listgroup"]),
-        ("bench sweep", ["plot"]),
-        ("bench sweep plot", ["listgroup"]),
+        ("bench sweep", ["serve"]),
+        ("bench sweep serve", ["listgroup"]),
         *((name, ["listgroup"]) for name in ("run", "ps", "stop", "pull", "list", "show", "rm")),
     ],
 )

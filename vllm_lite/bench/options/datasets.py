@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.absent import rows
+from vllm_lite.config.option import Option, config, option
 from vllm_lite.errors import UsageError
 
 # Name -> whether it needs --dataset-path.
@@ -33,6 +34,8 @@ _WITH_INPUT_LEN = ("random", "sonnet")
 @config
 class DatasetOptions:
     """Where prompts come from."""
+
+    ROWS: ClassVar[tuple[Option, ...]] = rows("datasets")
 
     GROUP: ClassVar[str] = "dataset"
 

@@ -7,7 +7,6 @@ import secrets
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.bench.options.absent import AbsentDatasetOptions
 from vllm_lite.bench.options.datasets import (
     ALL_DATASETS,
     DATASET_REMEDY,
@@ -33,7 +32,6 @@ class ServeOptions:
 
     target: TargetOptions = field(default_factory=TargetOptions)
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
-    absent: AbsentDatasetOptions = field(default_factory=AbsentDatasetOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     dataset_name: str = option(
         "random",

@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
-from vllm_lite.bench.options.absent import (
-    INTERRUPTED,
-    LATENCY,
-    THROUGHPUT,
-    AbsentDatasetOptions,
-)
 from vllm_lite.bench.options.datasets import (
     ALL_DATASETS,
     DATASET_REMEDY,
@@ -18,6 +12,7 @@ from vllm_lite.bench.options.datasets import (
     DatasetOptions,
     check_dataset,
 )
+from vllm_lite.config.absent import rows
 from vllm_lite.config.option import Option, config, option
 from vllm_lite.errors import UsageError
 
@@ -26,7 +21,7 @@ from vllm_lite.errors import UsageError
 class LatencyOptions:
     """What one batch is, and how often it is timed."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = (*INTERRUPTED, *LATENCY)
+    ROWS: ClassVar[tuple[Option, ...]] = (*rows("bench"), *rows("latency"))
 
     GROUP: ClassVar[str] = "options"
 
@@ -46,19 +41,17 @@ class LatencyOptions:
 class ThroughputOptions:
     """What is generated, and by which engine."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = (*INTERRUPTED, *THROUGHPUT)
+    ROWS: ClassVar[tuple[Option, ...]] = (*rows("bench"), *rows("throughput"))
 
     GROUP: ClassVar[str] = "options"
 
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
-    absent: AbsentDatasetOptions = field(default_factory=AbsentDatasetOptions)
     backend: str = option(
         "vllm",
-        "What generates: this engine (vllm), with prompts as chats (vllm-chat), or transformers "
-        "on the same prompts (hf).",
+        "What is generated from: prompts as they are (vllm), or as chats (vllm-chat).",
         choices=("vllm", "hf", "mii", "vllm-chat"),
-        works=("vllm", "hf", "vllm-chat"),
-        remedy="use vllm, vllm-chat or hf",
+        works=("vllm", "vllm-chat"),
+        remedy="use vllm or vllm-chat, and time other engines with bench serve",
     )
     dataset_name: str = option(
         "sharegpt",
@@ -73,10 +66,6 @@ class ThroughputOptions:
     )
     num_warmups: int = option(0, "Prompts to run first that do not count.", ge=0)
     n: int = option(1, "Sequences generated for each prompt.", ge=1)
-    hf_max_batch_size: int | None = option(
-        None, "hf: prompts that transformers generates for together.", ge=1
-    )
-    hf_enable_torch_compile: bool = option(False, "hf: compile the model.")
     async_engine: bool = option(False, "Use AsyncLLM instead of LLM.")
     prequeue_requests: bool = option(
         False, "With --async-engine: let the engine begin once it has all requests."
@@ -92,15 +81,6 @@ class ThroughputOptions:
         check_dataset(self.dataset, self.dataset_kind)
         if self.prequeue_requests and not self.async_engine:
             raise UsageError("--prequeue-requests needs --async-engine")
-        if self.backend == "hf":
-            if self.hf_max_batch_size is None:
-                raise UsageError("--backend hf needs --hf-max-batch-size")
-            if self.async_engine:
-                raise UsageError("--async-engine is for --backend vllm, not hf")
-        elif self.hf_max_batch_size is not None or self.hf_enable_torch_compile:
-            raise UsageError(
-                "--hf-max-batch-size and --hf-enable-torch-compile are for --backend hf"
-            )
 
     @property
     def dataset_kind(self) -> str:
@@ -113,7 +93,7 @@ class ThroughputOptions:
 class StartupOptions:
     """How often the engine is started."""
 
-    ROWS: ClassVar[tuple[Option, ...]] = INTERRUPTED
+    ROWS: ClassVar[tuple[Option, ...]] = rows("bench")
 
     GROUP: ClassVar[str] = "options"
 

@@ -1,1 +1,1 @@
-"""`bench sweep`: benchmarks over combinations of options, and figures of what came of them."""
+"""`bench sweep serve`: a benchmark over combinations of options."""

@@ -1,7 +1,7 @@
-"""An experiment's directory: one folder for each combination, one file for each run.
+"""An experiment's directory: a folder for each combination with a file for each run.
 
-`EXPERIMENT/COMBINATION/run=N.json` and `summary.json` there, `summary.csv` over all. A run
-whose file exists is not run again.
+`EXPERIMENT/COMBINATION/run=N.json` and `summary.json`, and `EXPERIMENT/summary.csv` over all. A
+run whose file exists is not repeated.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.bench.options.sweep import ExperimentOptions
+from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.bench.report import write_json
 from vllm_lite.bench.sweep.overrides import Overrides
 from vllm_lite.errors import UsageError
@@ -23,19 +22,11 @@ from vllm_lite.errors import UsageError
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Options of one kind in a combination, such as SERVE or BENCH."""
-
-    kind: str
-    overrides: Overrides
-
-
 class Experiment:
-    """Where one sweep keeps its results."""
+    """The results of one sweep."""
 
-    def __init__(self, options: ExperimentOptions) -> None:
-        """Makes nothing yet; raises UsageError where there are results not meant to be there."""
+    def __init__(self, options: SweepOptions) -> None:
+        """Raises UsageError if there are results already and --resume is not given."""
         name = options.experiment_name or datetime.now().strftime("%Y%m%d_%H%M%S")
         self.path = Path(options.output_dir).expanduser() / name
         if options.resume and not self.path.exists():
@@ -47,43 +38,40 @@ class Experiment:
         self.is_dry = options.dry_run
         self._records: list[Record] = []
 
-    def folder(self, *parts: Part, suffix: str = "") -> Path:
-        """The folder of a combination."""
-        words = [f"{part.kind}--{part.overrides.name}" for part in parts if part.overrides]
-        return self.path / file_name("-".join([*words, *([suffix] if suffix else [])]) or "default")
+    def folder(self, serve: Overrides, bench: Overrides | None = None) -> Path:
+        """The folder of a combination, or of all those of one server."""
+        parts = (("SERVE", serve), ("BENCH", bench))
+        name = "-".join(f"{kind}--{part.name}" for kind, part in parts if part) or "default"
+        # No name may lead out of the experiment's folder.
+        return self.path / name.replace("/", "_").replace("..", "__").strip("'\"")
 
     def is_done(self, folder: Path) -> bool:
-        """Whether a combination has its summary."""
+        """Whether a combination has a summary."""
         return (folder / "summary.json").exists()
 
-    def run(
-        self, path: Path, parts: Sequence[Part], number: int, make: Callable[[Path], None]
-    ) -> Record:
-        """The results in `path`, which `make` writes unless it is there; raises UsageError."""
+    def run(self, path: Path, about: Mapping[str, Any], make: Callable[[], None]) -> Record:
+        """The results in `path`, which `make` writes unless it exists; raises UsageError."""
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            make(path)
-        record = read_record(path)
-        record["run_number"] = number
-        for part in parts:
-            record |= part.overrides.record
+            make()
+        record = {**_read_record(path), **about}
         write_json(path, record)
         return record
 
     def summarise(self, folder: Path, records: Sequence[Record]) -> None:
-        """Keep a combination's runs together."""
+        """Write a combination's runs to its summary."""
         if records:
             write_json(folder / "summary.json", list(records))
             self._records += records
 
     def note_failure(self, path: Path, error: Exception, about: Mapping[str, Any]) -> None:
-        """Write why a run failed, and say so."""
+        """Write the cause of a failure to `path` and print it."""
         content = {**about, "error_type": type(error).__name__, "error": str(error)}
         write_json(path, content)
         sys.stderr.write(f"vllm-lite bench: {error}; noted in {path}\n")
 
     def close(self) -> None:
-        """Write the table of all runs. Lists, such as latencies, are in the JSON files only."""
+        """Write the table of all runs, without lists such as latencies."""
         if self.is_dry:
             sys.stdout.write(f"Results would be under {self.path}\n")
             return
@@ -103,8 +91,7 @@ class Experiment:
         sys.stdout.write(f"{len(self._records)} runs are under {self.path}\n")
 
 
-def read_record(path: Path) -> Record:
-    """The object of a run's file; raises UsageError."""
+def _read_record(path: Path) -> Record:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -114,8 +101,3 @@ def read_record(path: Path) -> Record:
     if not isinstance(record, dict):
         raise UsageError(f"{path} holds no results; delete it to run again")
     return record
-
-
-def file_name(text: str) -> str:
-    """`text` without what would lead out of a folder."""
-    return text.replace("/", "_").replace("..", "__").strip("'\"")

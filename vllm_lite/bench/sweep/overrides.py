@@ -48,13 +48,9 @@ class Overrides:
         return next((v for k, v in self.values.items() if _plain(k) == _plain(key)), None)
 
     def having(self, **values: Any) -> Overrides:
-        """These options with others on top."""
+        """These options updated with `values`."""
         kept = {k: v for k, v in self.values.items() if _plain(k) not in values}
         return Overrides({**kept, **values}, self.given_name)
-
-    def without(self, keys: Sequence[str]) -> Overrides:
-        """These options but for `keys`."""
-        return Overrides({k: v for k, v in self.values.items() if k not in keys}, self.given_name)
 
     def apply(self, command: Sequence[str]) -> list[str]:
         """`command` with these options, in place where it had them, else at its end."""
