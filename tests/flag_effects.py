@@ -214,8 +214,9 @@ EFFECTS = {
     # run-batch
     "run-batch --port": _BATCH_OPTIONS,
     "run-batch --url": _BATCH_OPTIONS,
-    "run-batch --enable-metrics": _BATCH + "test_metrics_are_served_while_the_batch_runs",
-    "run-batch --output-tmp-dir": _BATCH + "test_both_ways_with_patience",
+    "run-batch --enable-metrics": "tests/unit/batch/test_records.py::"
+    "test_metrics_are_served_while_the_batch_runs",
+    "run-batch --output-tmp-dir": "tests/unit/batch/test_transfer.py::test_both_ways_with_patience",
     "run-batch --input-file": _BATCH + "test_options_reach_their_configs",
     "run-batch --output-file": _BATCH + "test_options_reach_their_configs",
 }

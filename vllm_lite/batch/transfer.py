@@ -1,7 +1,6 @@
-"""A batch's files over HTTP: the input comes with GET, the output goes with PUT.
+"""A batch's files over HTTP: GET for the input, PUT for the output.
 
-Both go through files, never through memory, and only to hosts within reach. No message shows a
-URL's query or password.
+Both stream between a file and an allowed host. No message shows a URL's query or password.
 """
 
 from __future__ import annotations
@@ -12,33 +11,30 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urljoin
 
 from vllm_lite import __version__
-from vllm_lite.batch.urls import HttpUrl, Reach
+from vllm_lite.batch.urls import HttpUrl, Reach, parse_url
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
 
 TRIES = 5
-# Seconds from one try to the next, until a silent server is given up, and for a whole download.
+# Seconds between tries, of silence from a server, and of a whole download.
 DELAY = 5.0
 TIMEOUT = 300.0
 MAX_SECONDS = 12 * 3600.0
 MAX_INPUT_BYTES = 64 << 30
-_MAX_REDIRECTS = 5
 _CHUNK = 1 << 20
-_SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
-_REDIRECTS = (*_SAME_METHOD, HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER)
-# Of what is below 500 only these may be mended by another try.
+# The statuses below 500 that another try may change.
 _PASSING = (408, 425, 429)
 
 
 class _RefusedError(Exception):
-    """A reply that is neither a success nor a redirect to follow."""
+    """A reply other than success."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         super().__init__(f"HTTP {response.status} {response.reason}")
@@ -46,7 +42,7 @@ class _RefusedError(Exception):
 
 
 def fetch(url: HttpUrl, path: Path, reach: Reach) -> None:
-    """Put what is at `url` into the file; raises UsageError after TRIES tries."""
+    """Download `url` to the file; raises UsageError after TRIES tries."""
 
     def attempt() -> None:
         with _reply("GET", url, reach) as response:
@@ -59,7 +55,7 @@ def fetch(url: HttpUrl, path: Path, reach: Reach) -> None:
 
 
 def upload(path: Path, url: HttpUrl, reach: Reach) -> None:
-    """Put the file to `url`; raises UsageError after TRIES tries."""
+    """Upload the file to `url`; raises UsageError after TRIES tries."""
 
     def attempt() -> None:
         with path.open("rb") as file, _reply("PUT", url, reach, file):
@@ -72,19 +68,16 @@ def upload(path: Path, url: HttpUrl, reach: Reach) -> None:
 def _reply(
     method: str, url: HttpUrl, reach: Reach, body: BinaryIO | None = None
 ) -> Iterator[http.client.HTTPResponse]:
-    """The reply of success at the end of the redirects; raises _RefusedError and OSError."""
-    for _ in range(_MAX_REDIRECTS + 1):
-        with contextlib.closing(_Connection(url, reach.addresses(url))) as connection:
-            response = _send(connection, method, url, body)
-            location = response.getheader("Location")
-            if location and response.status in (_REDIRECTS if body is None else _SAME_METHOD):
-                url = reach.redirected(url, location)
-                continue
-            if not 200 <= response.status < 300:
-                raise _RefusedError(response)
-            yield response
-            return
-    raise UsageError(f"{url.name} redirects in a circle")
+    """A successful reply; raises _RefusedError, OSError and, on a redirect, UsageError."""
+    with contextlib.closing(_Connection(url, reach.addresses(url))) as connection:
+        response = _send(connection, method, url, body)
+        location = response.getheader("Location")
+        if location and 300 <= response.status < 400:
+            there = parse_url(urljoin(url.name, location)).name
+            raise UsageError(f"{url.name} redirects to {there}; give the address that it leads to")
+        if not 200 <= response.status < 300:
+            raise _RefusedError(response)
+        yield response
 
 
 def _send(
@@ -100,14 +93,14 @@ def _send(
     try:
         connection.request(method, url.target, body=body, headers=headers)
     except (BrokenPipeError, ConnectionResetError):
-        # Refused before all was sent: the reply says why, if there is one.
+        # The server may have refused early, with a reply that says why.
         if connection.sock is None:
             raise
     return connection.getresponse()
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to one of the addresses that were checked, under the URL's own name."""
+    """A connection to one of the checked addresses, under the URL's host name."""
 
     def __init__(self, url: HttpUrl, addresses: list[tuple[Any, ...]]) -> None:
         super().__init__(url.host, url.port, timeout=TIMEOUT, blocksize=_CHUNK)
@@ -142,7 +135,7 @@ def _copy(response: http.client.HTTPResponse, path: Path) -> int:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     with file:
-        # One piece as it arrives, so that a trickle meets the deadline too.
+        # read1 returns what has arrived, so that a slow download meets the deadline too.
         while chunk := response.read1(_CHUNK):
             size += len(chunk)
             if size > MAX_INPUT_BYTES:
@@ -154,7 +147,7 @@ def _copy(response: http.client.HTTPResponse, path: Path) -> int:
                 while rest:
                     rest = rest[file.write(rest) :]
             except OSError as error:
-                # Not the server's fault: trying again cannot help.
+                # Trying again cannot help.
                 raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return size
 

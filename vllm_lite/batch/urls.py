@@ -1,7 +1,6 @@
-"""Which host a URL names, and whether a batch may go there.
+"""URLs of a batch's files, and which hosts they may name.
 
-A URL is parsed once, and the addresses that were checked are those that are connected to, so
-that no second look-up can lead elsewhere. Knows no transfer.
+A URL is parsed and resolved once: the checked addresses are the ones to connect to.
 """
 
 from __future__ import annotations
@@ -12,47 +11,47 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from vllm_lite.errors import UsageError
 
 _PORTS = {"http": 80, "https": 443}
-# What may stand in a path or query as it is; a percent sign is an escape already.
+# Characters that stay as they are in a path or query; a percent sign is already an escape.
 _TARGET_SAFE = "%/?:@!$&'()*+,;=~[]"
-# Addresses whose last 32 bits are an IPv4 address that a gateway goes to (RFC 6052).
+# Addresses that embed an IPv4 address in their last 32 bits (RFC 6052).
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpUrl:
-    """The parts of an http(s) URL. `target` is path and query, as a request line has them."""
+    """An http(s) URL; `target` is its path and query, as in a request line."""
 
     scheme: str
     host: str
     port: int
     target: str
-    # The value of an Authorization header, from a login in the URL.
+    # The Authorization header for a login in the URL.
     authorization: str | None = None
 
     @property
     def netloc(self) -> str:
-        """Host and port, as a Host header has them."""
+        """Host and port, as in a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def name(self) -> str:
-        """The URL without login and query, which may be what gives access."""
+        """The URL without login and query, which may be secret."""
         return f"{self.scheme}://{self.netloc}{self.target.partition('?')[0]}"
 
 
 def is_url(location: str) -> bool:
-    """Whether a file is meant to come or go over HTTP."""
+    """Whether a file's location is an http(s) URL."""
     return location.lower().startswith(("http://", "https://"))
 
 
 def parse_url(url: str) -> HttpUrl:
-    """The URL's parts; raises UsageError, which does not repeat the URL."""
+    """Parse a URL; raises a UsageError that does not repeat it."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -75,10 +74,7 @@ def parse_url(url: str) -> HttpUrl:
 
 
 class Reach:
-    """The hosts that a batch may go to.
-
-    Those of `domains`, whatever their addresses; without any, hosts with public addresses.
-    """
+    """The hosts that a batch may reach: `domains`, or without any, hosts with public addresses."""
 
     def __init__(self, domains: Sequence[str] = ()) -> None:
         self._domains = frozenset(domain.lower().strip("[]").rstrip(".") for domain in domains)
@@ -86,7 +82,7 @@ class Reach:
     def addresses(self, url: HttpUrl) -> list[tuple[Any, ...]]:
         """(family, socket address) of the host, in the order to try them.
 
-        Raises UsageError where the host may not be reached, and OSError where it is unknown.
+        Raises UsageError if the host is not allowed, and OSError if it is unknown.
         """
         self._check(url)
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
@@ -98,23 +94,6 @@ class Reach:
                     f"--allowed-url-domains {url.host}"
                 )
         return [(family, place) for family, _, _, _, place in found]
-
-    def redirected(self, url: HttpUrl, location: str) -> HttpUrl:
-        """Where a reply of `url` points to; raises UsageError where that is out of reach."""
-        there = parse_url(urljoin(f"{url.scheme}://{url.netloc}{url.target}", location))
-        if url.scheme == "https" and there.scheme == "http":
-            raise UsageError(f"{url.name} redirects to {there.name}, which is not encrypted")
-        if there.host == url.host:
-            is_same = (there.scheme, there.port) == (url.scheme, url.port)
-            login = url.authorization if is_same else None
-        elif there.host in self._domains:
-            login = None
-        else:
-            raise UsageError(
-                f"{url.name} redirects to {there.netloc}; if that is meant, give "
-                f"--allowed-url-domains {url.host} {there.host}"
-            )
-        return HttpUrl(there.scheme, there.host, there.port, there.target, login)
 
     def _check(self, url: HttpUrl) -> None:
         if self._domains and url.host not in self._domains:

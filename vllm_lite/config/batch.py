@@ -33,9 +33,8 @@ class BatchConfig:
     )
     allowed_url_domains: list[str] = option(
         [],
-        "Hosts to which --input-file, --output-file and their redirects may go, private addresses "
-        "included.",
-        auto="any host with public addresses, and no redirect to another",
+        "Hosts that --input-file and --output-file may name, private addresses included.",
+        auto="any host with public addresses",
     )
     resume: bool = option(
         False, "Continue an interrupted run: lines that its journal holds are not run again."

@@ -1,4 +1,4 @@
-"""Where a batch's URLs may lead: what is parsed, which addresses are refused, redirects."""
+"""URLs of a batch: how they are parsed and which addresses are refused."""
 
 from __future__ import annotations
 
@@ -87,43 +87,6 @@ def test_a_list_of_domains_shuts_out_all_others(monkeypatch: pytest.MonkeyPatch)
     for host in ("other.example", "x.files.example", "files.example.evil.example"):
         with pytest.raises(UsageError, match="not among the --allowed-url-domains"):
             Reach(["files.example"]).addresses(parse_url(f"http://{host}/"))
-
-
-class TestRedirects:
-    """What a reply's Location may say."""
-
-    url = parse_url("https://me:pw@files.example/a/b?c")
-
-    @pytest.mark.parametrize(
-        ("location", "target", "login"),
-        [
-            ("d?e", "/a/d?e", True),
-            ("//files.example/x", "/x", True),
-            ("https://files.example:444/x", "/x", False),
-        ],
-    )
-    def test_the_same_host_is_followed(self, location: str, target: str, login: bool) -> None:
-        there = Reach().redirected(self.url, location)
-        assert (there.host, there.target) == ("files.example", target)
-        assert (there.authorization is not None) is login
-
-    @pytest.mark.parametrize(
-        ("location", "cause"),
-        [
-            ("https://cdn.example/x", "--allowed-url-domains files.example cdn.example"),
-            ("http://files.example/x", "not encrypted"),
-            ("file:///etc/passwd", "must begin with http"),
-            ("//:444/x", "names no host"),
-        ],
-    )
-    def test_others_are_not(self, location: str, cause: str) -> None:
-        with pytest.raises(UsageError, match=cause):
-            Reach().redirected(self.url, location)
-
-    def test_a_named_host_is_followed_without_the_login(self) -> None:
-        reach = Reach(["files.example", "cdn.example"])
-        there = reach.redirected(self.url, "https://cdn.example/x?s")
-        assert there == HttpUrl("https", "cdn.example", 443, "/x?s")
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
