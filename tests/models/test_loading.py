@@ -6,14 +6,17 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from vllm_lite.errors import CheckpointError
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 IDS = [5, 9, 2, 77, 130, 0, 31]
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -165,3 +168,25 @@ def test_dummy_weights_depend_on_the_seed_alone(tiny: Path) -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert one.isfinite().all() and one.std() > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_unpacked_weights_live_only_while_their_layer_is_filled(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading otherwise takes twice the model's memory: the packed weights and what they were."""
+    path = save(make_model(family), tmp_path)
+    finished: list[StorageWeakRef] = []
+    most = 0
+    pack = UnquantizedLinearMethod.process_weights_after_loading
+
+    def watch(self: UnquantizedLinearMethod, weights: Any, *others: Any) -> Any:
+        nonlocal most
+        finished.append(StorageWeakRef(weights["weight"].data.untyped_storage()))
+        most = max(most, sum(not one.expired() for one in finished))
+        return pack(self, weights, *others)
+
+    monkeypatch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", watch)
+    load(path)
+    # One for each thread that loads, and what it has just finished.
+    assert len(finished) > 8 and most <= 2 * torch.get_num_threads()

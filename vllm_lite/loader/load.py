@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
@@ -70,8 +70,13 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
         )
         with torch.device(device):
             model = model_class(facts, options)
-        fills = _fills(config, rules, weight_targets(model))
-        _fill(model, fills, config.load.use_tqdm_on_load)
+        jobs = _jobs(_fills(config, rules, weight_targets(model)))
+        _run_jobs(jobs, config.load.use_tqdm_on_load)
+        # Layers without tensors of their own come last: they may depend on others'.
+        filled = {id(job.layer) for job in jobs}
+        for module in model.modules():
+            if isinstance(module, WeightedLayer) and id(module) not in filled:
+                module.process_weights_after_loading()
     return model
 
 
@@ -165,17 +170,13 @@ def _listed(names: Sequence[str]) -> str:
     return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
 
 
-def _fill(model: nn.Module, fills: Iterable[_Fill], show_progress: bool) -> None:
-    """Fill and finish every layer, several at a time, in the order of the file."""
+def _jobs(fills: Iterable[_Fill]) -> list[_LayerJob]:
+    """The layers in the order of the file, each with what fills it."""
     jobs: dict[int, _LayerJob] = {}
     for fill in fills:
         layer = fill.target.layer
         jobs.setdefault(id(layer), _LayerJob(layer)).fills.append(fill)
-    _run_jobs(list(jobs.values()), show_progress)
-    # Layers without tensors of their own come last: they may depend on others'.
-    for module in model.modules():
-        if isinstance(module, WeightedLayer) and id(module) not in jobs:
-            module.process_weights_after_loading()
+    return list(jobs.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +193,15 @@ class _LayerJob:
     @torch.inference_mode()
     def run(self) -> int:
         """Fill and finish the layer; the bytes that were read."""
+        nbytes = self.nbytes
         for fill in self.fills:
             fill.tensor.fill(fill.target.slot, fill.part)
             if fill.target.slot.keep is None:
                 _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
+        # Packing frees the layer's own tensors, as long as nothing here refers to them.
+        self.fills.clear()
         self.layer.process_weights_after_loading()
-        return self.nbytes
+        return nbytes
 
 
 def _check_magnitude(name: str, filled: Tensor) -> None:
@@ -216,8 +220,11 @@ def _check_magnitude(name: str, filled: Tensor) -> None:
 
 
 def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
-    """Each thread takes whole layers: splitting every copy over all threads would make them wait
-    for each other at each of hundreds of copies, which on a busy machine takes seconds."""
+    """Fill and finish layers, several at a time.
+
+    Each thread takes whole layers: splitting every copy over all threads would make them wait
+    for each other at each of hundreds of copies, which on a busy machine takes seconds.
+    """
     num_threads = torch.get_num_threads()
     total = sum(job.nbytes for job in jobs)
     pool = ThreadPoolExecutor(num_threads, "load", torch.set_num_threads, (1,))
