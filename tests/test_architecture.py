@@ -259,7 +259,7 @@ def test_server_reaches_the_engine_only_through_its_client(path: Path) -> None:
             assert not name.startswith("vllm_lite.worker"), f"{ids(path)}:{line}"
         if unit == "server" and name.startswith("vllm_lite.engine"):
             # These make the processes of a server and their engine; the rest see the protocol.
-            starts = path.name in ("launch.py", "replicas.py", "replica_process.py")
+            starts = path.name in ("launch.py", "replicas.py", "serving.py")
             wall = starts or name.startswith("vllm_lite.engine.client")
             assert wall, f"{ids(path)}:{line} imports {name}"
 

@@ -31,7 +31,7 @@ from vllm_lite.server.process import launch
 from vllm_lite.server.process.http_server import http_server
 from vllm_lite.server.process.tls import tls_context
 from vllm_lite.structured_output.canonical import canonical
-from vllm_lite.tokenizer import transformers_tokenizer
+from vllm_lite.tokenizer import hf_tokenizer
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -276,7 +276,7 @@ def test_code_of_a_tokenizer_runs_only_where_trusted(
         asked.append(trust_remote_code)
         raise UsageError("enough")
 
-    monkeypatch.setattr(transformers_tokenizer, "tokenizer_from_transformers", read)
+    monkeypatch.setattr(hf_tokenizer, "tokenizer_from_transformers", read)
     for trusted in (False, True):
         with pytest.raises(UsageError, match="enough"):
             load_tokenizer(resolved(model=model, trust_remote_code=trusted))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_lite.server.body import MAX_BODY_BYTES
+from vllm_lite.server.errors import MAX_BODY_BYTES
 
 # A line holds a body and a few short fields around it.
 MAX_LINE_BYTES = MAX_BODY_BYTES + (1 << 20)

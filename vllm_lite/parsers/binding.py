@@ -33,6 +33,7 @@ def bind_parsers(
     _check_forced_end(config)
     facts: dict[str, Any] = {}
     if registry.needs_tokenizer(tool_parser) or registry.needs_tokenizer(reasoning_parser):
+        # Imported here: `serve` checks its parsers before the engine core starts to load.
         from vllm_lite.tokenizer.tokenizer import tokenizer_path
 
         facts = _tokenizer_facts(tokenizer_path(config))

@@ -6,6 +6,7 @@ unless the table says that it is open, and no failure leaves in another shape th
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,16 +29,14 @@ from vllm_lite.server.anthropic.messages_protocol import CountTokensRequest, Mes
 from vllm_lite.server.anthropic.messages_service import MessagesService, error_response
 from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.custom_middleware import add_middleware, load_middleware
+from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.dev_service import DevService
 from vllm_lite.server.documents import DocumentService
 from vllm_lite.server.errors import Failure, failure_of, router_failure
 from vllm_lite.server.generation import ClientLeftError, begin_request
-from vllm_lite.server.health import HealthService
-from vllm_lite.server.http_metrics import CountRequests
+from vllm_lite.server.health import HealthService, add_load_report
 from vllm_lite.server.live import LiveService
-from vllm_lite.server.load_report import add_load_report
-from vllm_lite.server.middleware import Cors, RequestIdHeader, RootPath
+from vllm_lite.server.middleware import Cors, CountRequests, RequestIdHeader, RootPath
 from vllm_lite.server.openai.batches.files_service import FilesService, FileUpload
 from vllm_lite.server.openai.batches.service import BatchesService, BatchRequest
 from vllm_lite.server.openai.batches.store import BatchStore
@@ -345,4 +344,9 @@ def _add_middleware(app: FastAPI, context: ServingContext) -> None:
         app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
-    add_middleware(app, load_middleware(server_config.middleware))
+    for one in load_middleware(server_config.middleware):
+        if inspect.isclass(one):
+            factory: Any = one
+            app.add_middleware(factory)
+        else:
+            app.middleware("http")(one)

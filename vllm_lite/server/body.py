@@ -20,14 +20,13 @@ from starlette.requests import Request
 
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
-from vllm_lite.server.errors import BodyTooLargeError
+from vllm_lite.server.errors import MAX_BODY_BYTES, BodyTooLargeError
 from vllm_lite.server.generation import note_user
 
 logger = init_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_BODY_BYTES = 12 << 20
 # Values in lists and objects, and among them names, lists and objects, which cost more.
 MAX_VALUES = 1 << 18
 MAX_NAMES = 3 << 14

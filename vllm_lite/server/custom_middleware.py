@@ -1,8 +1,4 @@
-"""--middleware: what a user's own code wraps around every request.
-
-Knows neither routes nor what the code does. Invariant: a name that cannot be used is found
-before the model loads.
-"""
+"""--middleware: the user's own code around every request, imported before the model loads."""
 
 from __future__ import annotations
 
@@ -11,24 +7,12 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
-
 from vllm_lite.errors import UsageError
 
 
 def load_middleware(paths: Sequence[str]) -> list[Any]:
     """The classes and async functions at `paths`, in order; raises UsageError."""
     return [_load(path) for path in paths]
-
-
-def add_middleware(app: FastAPI, loaded: Sequence[Any]) -> None:
-    """Wrap `app`; the last one is the outermost."""
-    for one in loaded:
-        if inspect.isclass(one):
-            factory: Any = one
-            app.add_middleware(factory)
-        else:
-            app.middleware("http")(one)
 
 
 def _load(path: str) -> Any:

@@ -42,6 +42,9 @@ class AuthenticationError(RequestError):
     kind = "AuthenticationError"
 
 
+MAX_BODY_BYTES = 12 << 20
+
+
 class BodyTooLargeError(RequestError):
     """The request's body is larger than the server reads."""
 

@@ -1,8 +1,11 @@
-"""The routes that watch a server: /health, /ping, /version, /load, /metrics."""
+"""The routes that watch a server, /health, /ping, /version, /load, /metrics, and load reports."""
 
 from __future__ import annotations
 
+import json
+
 import msgspec
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +19,11 @@ from vllm_lite.server.errors import Failure
 from vllm_lite.server.process.peers import NoPeers
 
 logger = init_logger(__name__)
+
+# The header of an ORCA load report (Open Request Cost Aggregation, xds.data.orca.v3).
+ASKED_BY = "endpoint-load-metrics-format"
+HEADER = "endpoint-load-metrics"
+_METRICS = ("kv_cache_usage_perc", "num_requests_waiting")
 
 
 class HealthService:
@@ -59,6 +67,26 @@ class HealthService:
             collected = merge([one.families for one in snapshots])
         text = render(collected)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def add_load_report(
+    request: Request, response: Response, registry: CollectorRegistry | None
+) -> None:
+    """Put the report on `response` where `request` names a format that there is: text or json."""
+    form = request.headers.get(ASKED_BY, "").lower()
+    if form not in ("text", "json") or registry is None:
+        return
+    found = {
+        name: float(sample.value)
+        for family in registry.collect()
+        for sample in family.samples
+        if (name := sample.name.removeprefix("vllm:")) in _METRICS
+    }
+    if form == "json":
+        response.headers[HEADER] = "JSON " + json.dumps({"named_metrics": found})
+    else:
+        listed = (f"named_metrics.{name}={value}" for name, value in found.items())
+        response.headers[HEADER] = "TEXT " + ", ".join(listed)
 
 
 def _json(payload: dict[str, object]) -> Response:

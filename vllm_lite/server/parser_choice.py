@@ -31,7 +31,7 @@ def check_reply_options(config: VllmConfig, reply_config: ReplyConfig) -> None:
     """Raise UsageError for what the options name and nobody can use, before a model loads."""
     choose_parsers(config, reply_config)
     if reply_config.chat_template is not None:
-        # Imported here: Jinja takes its time, which the engine's start need not wait for.
+        # Imported here: without a template the engine core starts before Jinja is imported.
         from vllm_lite.tokenizer.chat_template import load_chat_template
 
         load_chat_template(reply_config.chat_template)

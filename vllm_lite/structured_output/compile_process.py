@@ -15,9 +15,12 @@ import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.lifeline import die_with_parent
+from vllm_lite.parsers.binding import bind_parsers
+from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.structured_output.compiler import GrammarEngines
 from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
 from vllm_lite.structured_output.grammar import Refusal, Vocabulary
+from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
 # Of processor time, for one constraint.
 MAX_COMPILE_SECONDS = 15.0
@@ -29,10 +32,6 @@ _NICENESS = 5
 
 def read_tokenizer(config: VllmConfig) -> Hello:
     """Every token's bytes, as wide as the model's logits, and what ends and marks its text."""
-    from vllm_lite.parsers.binding import bind_parsers
-    from vllm_lite.parsers.registry import reasoning_markers
-    from vllm_lite.tokenizer.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(config)
     size = config.facts.vocab_size
     eos = set(config.facts.eos_token_ids)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.tokenizer.parts import TokenizerParts
+from vllm_lite.tokenizer.transformers_tokenizer import tokenizer_from_transformers
 
 _NAMES = (
     "bos_token",
@@ -32,8 +33,6 @@ def tokenizer_from_directory(path: Path, *, trust_remote_code: bool = False) -> 
     config = _read_json(path / "tokenizer_config.json")
     templates = _chat_templates(path, config)
     if not (path / "tokenizer.json").is_file():
-        from vllm_lite.tokenizer.transformers_tokenizer import tokenizer_from_transformers
-
         return tokenizer_from_transformers(path, templates, trust_remote_code=trust_remote_code)
     try:
         backend = Tokenizer.from_file(str(path / "tokenizer.json"))

@@ -1,12 +1,11 @@
-"""`serve`, from options to exit code: what is started in which order, and what is logged.
+"""`serve`, from options to exit code.
 
-The one module of the server that makes an engine. The engine core is started as soon as it has
-a config and an address is taken, so that it loads while this process imports the HTTP stack.
+The engine core is started as soon as it has a config and an address is taken, so that it loads
+while this process imports the HTTP stack (serving.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,22 +16,16 @@ from vllm_lite import __version__
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board, NoBoard
 from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.parser_choice import check_reply_options
-from vllm_lite.server.process.garbage import settle
 from vllm_lite.server.process.listen import Listener
-from vllm_lite.server.process.peers import NoPeers, Peers
 from vllm_lite.server.process.replicas import NoReplicas, Replicas
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from vllm_lite.engine.front.async_llm import AsyncLLM
     from vllm_lite.server.process.lifecycle import Beside
 
 logger = init_logger(__name__)
@@ -121,81 +114,18 @@ def _start_and_serve(
     banner: _Banner,
     beside: Beside | None,
 ) -> None:
+    count = server_config.api_server_count
     core = launch_core(
         config,
         in_process=server_config.disable_frontend_multiprocessing,
-        num_front_ends=server_config.api_server_count,
+        num_front_ends=count,
     )
-    board, peers, replicas = _start_replicas(config, server_config, core, listener)
-    # Imported here, while the core loads.
-    import uvloop
+    board: Board | NoBoard = NoBoard()
+    replicas: Replicas | NoReplicas = NoReplicas()
+    if count > 1:
+        board = Board.create(count)
+        replicas = Replicas(config, server_config, core, listener, board)
+    # Imported here: the HTTP stack takes half a second, in which the core loads.
+    from vllm_lite.server.process.serving import serve_first
 
-    from vllm_lite.engine.front.async_llm import AsyncLLM
-    from vllm_lite.engine.link.core_client import log_ready
-    from vllm_lite.server.app import build_app
-
-    timeline.mark("HTTP imports")
-    client = AsyncLLM(config, core, board=board)
-    timeline.mark("waiting for the engine")
-    app = build_app(client, server_config, peers=peers)
-    timeline.mark("app")
-    banner.show()
-    log_ready(config, client.ready)
-    _log_listening(app, listener)
-    settle()
-    uvloop.run(serve(client, app, server_config, listener, replicas, beside))
-
-
-def _start_replicas(
-    config: VllmConfig, server_config: ServerConfig, core: StartedCore, listener: Listener
-) -> tuple[Board | NoBoard, Peers | NoPeers, Replicas | NoReplicas]:
-    """The other processes of --api-server-count, and the ways to hear of what they do."""
-    count = server_config.api_server_count
-    if count == 1:
-        return NoBoard(), NoPeers(), NoReplicas()
-    board = Board.create(count)
-    replicas = Replicas(config, server_config, core, listener, board)
-    return board, Peers(0, replicas.peer_fds), replicas
-
-
-async def serve(
-    client: AsyncLLM,
-    app: FastAPI,
-    server_config: ServerConfig,
-    listener: Listener,
-    replicas: Replicas | NoReplicas | None = None,
-    beside: Beside | None = None,
-) -> None:
-    """Serve until a signal, or a death in the engine or among the replicas; raises the latter."""
-    from vllm_lite.server.process.http_server import http_server
-    from vllm_lite.server.process.lifecycle import Lifecycle
-    from vllm_lite.server.process.tls import CertificateWatch
-
-    lifecycle = Lifecycle(
-        http_server(app, server_config, listener.tls, client.config.logging),
-        listener,
-        client,
-        app.state.context.generations,
-        server_config.shutdown_timeout,
-        replicas or NoReplicas(),
-        beside,
-    )
-    app.state.context.start()
-    if beside is not None:
-        beside.start(app.state.context)
-    watch = None
-    if server_config.enable_ssl_refresh and listener.tls is not None:
-        watch = asyncio.create_task(CertificateWatch(listener.tls, server_config).run())
-    try:
-        await lifecycle.run()
-    finally:
-        if watch is not None:
-            watch.cancel()
-
-
-def _log_listening(app: FastAPI, listener: Listener) -> None:
-    logger.info("Ready: %s", timeline)
-    logger.info("Starting vLLM-lite server on %s", listener.url)
-    for route in app.routes:
-        methods = ", ".join(sorted(getattr(route, "methods", None) or ()))
-        logger.debug("Route: %s, Methods: %s", getattr(route, "path", ""), methods)
+    serve_first(config, server_config, listener, core, board, replicas, banner.show, beside)
