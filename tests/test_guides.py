@@ -1,4 +1,4 @@
-"""The documents name what there is: options, commands, variables, files and links.
+"""The documents name what there is: options, commands, variables, modules, files and links.
 
 That their blocks run is tests/e2e/test_guides.py's.
 """
@@ -22,7 +22,11 @@ from vllm_lite.cli.main import COMMANDS
 from vllm_lite.config.argv import spellings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "vllm_lite"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+# Pages about the code, whose readers look up what they name.
+OF_CODE = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", *sorted(DOCS.glob("design/*.md"))]
 # Of docker, pip, mypy, llama.cpp and the scripts of benchmarks and tests.
 OF_OTHERS = """
     --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
@@ -80,6 +84,32 @@ def test_files_that_are_named_exist(page: Path) -> None:
             path = ROOT / name.rstrip(".")
             is_there = path.exists() or any(path.parent.glob(f"{path.name}.*"))
             assert is_there or "<" in code or "*" in code, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    packages = "|".join(path.name for path in PACKAGE.iterdir() if path.is_dir())
+    for code in codes(page):
+        for name in re.findall(rf"(?<![\w/.<-])(?:{packages})/[\w/]+(?:\.[a-z]+)?(?!\w|/|<)", code):
+            path = PACKAGE / name.rstrip("/")
+            assert path.exists() or path.with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize("page", OF_CODE, ids=[page.name for page in OF_CODE])
+def test_classes_that_are_named_exist(page: Path) -> None:
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "csrc").rglob("*.h")]
+    sources = "\n".join(path.read_text("utf-8") for path in files)
+    for code in codes(page):
+        for name in re.findall(r"^[A-Z][a-z]\w*[A-Z]\w*$|^[A-Z][a-z]\w+(?=[.(])", code):
+            assert re.search(rf"^((class|struct|using) {name}\b|{name} = )", sources, re.M), name
+
+
+def test_the_afternoon_path_is_an_afternoon() -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    named = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", text, re.M)
+    lengths = {name: len((PACKAGE / name).read_text("utf-8").splitlines()) for name in named}
+    assert 20 <= len(lengths) == len(named) <= 30
+    assert sum(lengths.values()) <= 5000, lengths
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
