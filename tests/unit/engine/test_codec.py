@@ -71,6 +71,8 @@ def _processor() -> InputProcessor:
     prompt=st.one_of(_texts, st.lists(st.integers(-1, 256), max_size=4), _anything),
     salt=st.one_of(st.none(), _texts),
 )
+@hypothesis.example({"bad_words_token_ids": 0.5}, None, None, "a", None)
+@hypothesis.example({"bad_words_token_ids": [["a"]]}, None, None, "a", None)
 @settings(max_examples=1500, deadline=None, database=None, derandomize=True)
 def test_what_is_let_in_arrives_as_it_is(
     fields: dict[str, Any],

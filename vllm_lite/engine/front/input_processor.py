@@ -139,8 +139,8 @@ class InputProcessor:
             _check_sendable(pooling)
             return ProcessedInput(text, token_ids, pooling, [], salt)
         fitted = self._fit(params, len(token_ids))
-        self._check_bans(fitted)
         changed = self.process_constraint(fitted)
+        self._check_bans(changed)
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
 
     def _check_task(self, params: object) -> None:
