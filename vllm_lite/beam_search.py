@@ -71,7 +71,7 @@ class BeamSearch:
         self._max_tokens = min(self._max_tokens, max_tokens)
 
     def prompts(self) -> list[list[int]]:
-        """What is to be continued by one token next; empty once the search is over."""
+        """The prompts to continue by one token next; empty once the search is over."""
         return [[*self._prompt, *beam.token_ids] for beam in self._running]
 
     def step_params(self, num_logprobs: int = 0) -> SamplingParams:

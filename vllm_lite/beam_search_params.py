@@ -1,4 +1,4 @@
-"""What a beam search is to do: vLLM's BeamSearchParams, and what it gives to a Python caller."""
+"""vLLM's BeamSearchParams, and the output of a beam search for Python callers."""
 
 from __future__ import annotations
 

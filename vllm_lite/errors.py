@@ -79,7 +79,7 @@ class EngineDeadError(VLLMLiteError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """What of `known` a mistyped `word` was most likely meant to be."""
+    """The `known` word that a mistyped `word` is closest to, if any."""
     import difflib
 
     close = difflib.get_close_matches(word, list(known), n=1)

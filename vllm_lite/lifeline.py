@@ -1,7 +1,6 @@
-"""Child processes that live no longer than their parents, and what the kernel tells of a process.
+"""Child processes that end with their parents, and a process's signs of life.
 
 The parent's side is ChildProcess, whose end shows on a descriptor; the child's is die_with_parent.
-Knows neither what runs in a child nor what the two say to each other.
 """
 
 from __future__ import annotations
@@ -111,21 +110,21 @@ class ChildProcess:
 
 
 def announce_exit(writer: int) -> None:
-    """Make the other end of the pipe readable; nobody may be there any more."""
+    """Make the other end of the pipe readable and close this one."""
     with contextlib.suppress(BrokenPipeError):
         os.write(writer, b"x")
     os.close(writer)
 
 
 class ProcessSign(NamedTuple):
-    """What the kernel says of a process: the state of its main thread, seconds of processor."""
+    """A process's sign of life: the state of its main thread, its processor seconds."""
 
     state: str
     cpu: float
 
 
 def process_sign(pid: int) -> ProcessSign | None:
-    """For a process of this machine; None where it is gone or nothing is told."""
+    """A process's sign of life; None where it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

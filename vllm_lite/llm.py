@@ -208,7 +208,7 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generate() uses without sampling parameters."""
+        """The sampling parameters that generate() uses by default."""
         return SamplingParams.from_optional(**self.llm_engine.config.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:

@@ -175,7 +175,7 @@ def init_logger(name: str) -> logging.Logger:
 
 
 class Timeline(threading.local):
-    """Where a thread's start-up time went: named marks since it was restarted, in seconds.
+    """The phases of a thread's start-up: seconds between named marks since the restart.
 
     That of the main thread began with the process.
     """

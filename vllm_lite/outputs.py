@@ -1,4 +1,4 @@
-"""What a caller gets back: RequestOutput and its parts. Plain data; no torch, no engine."""
+"""A caller's outputs: RequestOutput and its parts, as plain data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a model made of a prompt."""
+    """The vector of a prompt."""
 
     data: Any  # a torch tensor, float32: [N], or [T, N] with a vector for each token
 
@@ -102,7 +102,7 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
 
     @staticmethod
     def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-        """What `base` says, its tensor as a list."""
+        """The same output with its tensor as a list."""
         embedding = EmbeddingOutput(base.outputs.data.tolist())
         ids, num_cached = base.prompt_token_ids, base.num_cached_tokens
         return EmbeddingRequestOutput(base.request_id, embedding, ids, num_cached, base.finished)

@@ -1,7 +1,7 @@
-"""What this process may use of the machine: instruction sets, cores, memory, number types.
+"""The machine as far as this process may use it: instruction sets, cores, memory, dtypes.
 
-Plain reads of the operating system, no torch. Limits of the container count as the machine's:
-CPU affinity and quota, and memory limits of control groups v1 and v2, at every level.
+Limits of the container count: CPU affinity and quota, and memory limits of control groups v1 and
+v2, at every level.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _core_of(root: Path, cpu: int) -> tuple[str, str] | int:
-    """What two hardware threads of one core have in common."""
+    """An identifier that the hardware threads of one core share."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     package, core = _text(topology / "physical_package_id"), _text(topology / "core_id")
     return (package, core) if package is not None and core is not None else cpu

@@ -37,7 +37,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class RequestOutputKind(IntEnum):
-    """What each RequestOutput of a request carries."""
+    """The contents of each RequestOutput: cumulative, deltas, or the final one alone."""
 
     CUMULATIVE = 0
     DELTA = 1

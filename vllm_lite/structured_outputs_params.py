@@ -20,7 +20,9 @@ _FLAGS = ("disable_any_whitespace", "disable_additional_properties", "enable_in_
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+class StructuredOutputsParams(
+    msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, weakref=True
+):
     """See vLLM's StructuredOutputsParams; field names are the same.
 
     Raises RequestError, with `structured_outputs` or a field under it in `param`.

@@ -82,7 +82,7 @@ def on_stand_in(config: VllmConfig) -> GpuWorker:
 def serve(
     model: str, make_worker: Callable[[VllmConfig], StepWorker], **options: Any
 ) -> dict[str, list[Any]]:
-    """What a core tells of each request; new ones come while others run."""
+    """A core's outputs of each request; new ones come while others run."""
     settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
     settings |= {"skip_tokenizer_init": True, "block_size": 8, "max_num_batched_tokens": 24}
     num_requests = options.pop("requests", 2 * len(PROMPTS))

@@ -267,7 +267,7 @@ def test_a_cache_of_fp8_uses_the_checkpoint_s_scales(tmp_path: Path) -> None:
 
 
 def test_scales_keep_small_values_apart(tmp_path: Path) -> None:
-    """What lies below fp8's smallest number is lost without a scale, and kept with one."""
+    """Values below fp8's smallest number are lost without a scale and kept with one."""
     attend = ScaledCacheAttention(0.3)
     for slot, number in zip(attend.weight_slots(), (0.5, 2.0**-12), strict=True):
         slot.slot.tensor.fill_(number)

@@ -1,4 +1,4 @@
-"""What the start tells of a model's weights."""
+"""The start-up log of a model's weights."""
 
 from __future__ import annotations
 

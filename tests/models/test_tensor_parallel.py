@@ -30,7 +30,7 @@ IDS = [5, 9, 2, 77, 130, 0, 31, 64, 65, 66, 128]
 
 
 class Meeting:
-    """Where the threads of a group swap tensors."""
+    """A meeting point where the threads of a group swap tensors."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=30)

@@ -17,11 +17,9 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
-from vllm_lite.engine.front.fan_out import fan_out
-from vllm_lite.engine.front.input_processor import InputProcessor
+from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt, check_sleep, wakes_up
+from vllm_lite.engine.front.input_processor import InputProcessor, fan_out
 from vllm_lite.engine.front.prepared import PreparedConstraints
-from vllm_lite.engine.front.sleep import check_sleep, wakes_up
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError

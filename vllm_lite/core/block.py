@@ -1,8 +1,8 @@
 """A block of KV cache and the hash chain that names its content.
 
-Knows no pool. Invariant: two full blocks have one hash iff their tokens, all tokens before them and
-the extra keys of both are equal (SHA-256; the chain starts from a secret that is
-drawn for each process, so that nobody outside can aim at a collision or guess a key).
+Invariant: two full blocks have one hash iff their tokens, all tokens before them and the extra
+keys of both are equal. The SHA-256 chain starts from a random secret of the process, so that
+nobody outside can aim at a collision or guess a key.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hashlib import sha256
 
 from vllm_lite.core.request import Request
 
-# The block that nobody owns: padding and out-of-window table entries point to it.
+# Padding and out-of-window table entries point to this block, which no request owns.
 NULL_BLOCK_ID = 0
 
 
 class Block:
-    """One block; `previous` and `next` link it into the free list while nobody holds it."""
+    """One block; `previous` and `next` link it into the free list while it is unused."""
 
     __slots__ = ("block_id", "content_hash", "next", "previous", "ref_count")
 
@@ -44,7 +44,7 @@ class BlockHasher:
         self._seed = seed if seed is not None else secrets.token_bytes(32)
 
     def extend(self, request: Request) -> None:
-        """Append the hashes of those full blocks of its known tokens that its chain lacks."""
+        """Append the hashes of full blocks of known tokens that the chain lacks."""
         size, chain, token_ids = self._block_size, request.block_hashes, request.token_ids
         start, stop = len(chain), len(token_ids) // size
         if start >= stop:
@@ -61,10 +61,10 @@ class BlockHasher:
 
 
 def extra_keys(request: Request, start: int, stop: int) -> dict[int, bytes]:
-    """What the blocks `start` to `stop` - 1 of a request hold of beside tokens, by their indices.
+    """Extra hash keys of the blocks `start` to `stop` - 1 of a request, by index.
 
-    Whatever changes the keys and values of a token belongs here: blocks that follow depend on it
-    through the chain.
+    Whatever changes the keys and values of a token, beside the tokens, belongs here: later blocks
+    depend on it through the chain.
     """
     if start == 0 and request.cache_salt is not None:
         return {0: b"salt" + request.cache_salt.encode()}

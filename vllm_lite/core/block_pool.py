@@ -1,8 +1,8 @@
-"""Who holds which block: reference counts, the free list, eviction and the prefix map.
+"""The blocks: reference counts, the free list, eviction and the prefix map.
 
-Knows no request. Free blocks form a linked list in eviction order, so that taking a cached
-block out of its middle is O(1). Invariant: free + cached + used = total, where a cached
-block is one that nobody holds but whose content can still be hit.
+Unused blocks form a linked list in eviction order, so that taking a cached block out of its middle
+is O(1). Invariant: free + cached + used = total, where a cached block is unused but its content
+can still be hit.
 """
 
 from __future__ import annotations

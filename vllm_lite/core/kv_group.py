@@ -1,8 +1,7 @@
 """Groups of layers that share block tables, and the rules by which they need blocks.
 
-All layers of a group follow one rule, full or sliding-window attention, and the keys and values
-that they have of a block lie in one page. Pages of all groups are of one size, so that any group
-may take any page. Knows no request.
+All layers of a group follow one rule, full or sliding-window attention, and their keys and values
+of a block lie in one page. Pages of all groups have one size, so that any group may take any page.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from vllm_lite.core.kv_spec import KVCacheSpec
 
 # The block that holds a content, if one does.
 Find = Callable[[bytes], Block | None]
-# Of all pages' bytes, the most that may lie idle for layers of different rules to share pages.
+# Largest share of the pages' bytes that padding may waste so that all groups share one page size.
 _MAX_IDLE_SHARE = 0.25
 
 
@@ -30,10 +29,10 @@ class CacheGroup:
 
 
 def cache_groups(spec: KVCacheSpec) -> tuple[CacheGroup, ...]:
-    """The groups of `spec`; one where all layers follow one rule, none where none attends.
+    """The groups of `spec`; one where all layers follow one rule, none without attention.
 
-    Layers of each rule are cut into bins that are no larger than the smallest rule's layers are
-    together, or smaller where more than a quarter of the pages' bytes would lie idle.
+    Layers of each rule are cut into bins of at most the size of the smallest rule's layers, or
+    smaller where padding would waste more than _MAX_IDLE_SHARE.
     """
     rules: dict[int | None, list[int]] = {}
     for number, layer in enumerate(spec.layers):
@@ -70,7 +69,7 @@ def _bins(layers: Sequence[int], sizes: Sequence[int], capacity: int) -> list[li
 
 
 class AttentionRule(Protocol):
-    """What the KV manager asks about a group of layers."""
+    """The blocks that a group of layers needs, and its prefix hits."""
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """Most blocks that a request of `num_tokens` holds at a time.
@@ -79,24 +78,24 @@ class AttentionRule(Protocol):
         """
 
     def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
-        """The table entries of the longest prefix of `hashes` that is computed already."""
+        """The table entries of the longest cached prefix of `hashes`."""
 
     def first_needed_block(self, num_computed_tokens: int) -> int:
         """Index of the first block that a later token can still see."""
 
 
 class FullAttention:
-    """Every token sees all before it: nothing is given back before the end."""
+    """Every token sees all before it: blocks are kept to the end."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """All of them."""
+        """All blocks of the request."""
         return -(-num_tokens // self._block_size)
 
     def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
-        """From the front, up to the first block that is missing."""
+        """The blocks up to the first that is missing."""
         hits = []
         for content_hash in hashes:
             block = find(content_hash)
@@ -111,21 +110,21 @@ class FullAttention:
 
 
 class SlidingWindow:
-    """A token sees the last `window` tokens, itself included: older blocks are given back."""
+    """A token sees the last `window` tokens, itself included: older blocks are released."""
 
     def __init__(self, block_size: int, window: int) -> None:
         self._block_size = block_size
         self._window = window
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """The window, one step's tokens, and one block more as neither is aligned."""
+        """The window and one step's tokens, plus a block since neither is aligned."""
         live = self._window - 1 + min(num_tokens, max_step_tokens)
         return min(-(-num_tokens // self._block_size), -(-live // self._block_size) + 1)
 
     def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
-        """The longest prefix whose last window is there; null blocks stand before that.
+        """The longest prefix whose last window is cached, with null blocks before it.
 
-        Searched from the back: only a prefix's last blocks have to be cached still.
+        Searched from the back: only a prefix's last blocks must still be cached.
         """
         needed = -(-(self._window - 1) // self._block_size)
         run: list[Block] = []
@@ -138,17 +137,17 @@ class SlidingWindow:
             else:
                 run.append(block)
         else:
-            return run[::-1]  # a prefix within one window: all of its blocks are there
+            return run[::-1]  # a prefix within one window: all of its blocks are cached
         end = index + 1 + needed
         return [null_block] * (end - needed) + run[::-1]
 
     def first_needed_block(self, num_computed_tokens: int) -> int:
-        """That of the oldest token in the next token's window."""
+        """The block of the oldest token in the next token's window."""
         return max(0, num_computed_tokens - self._window + 1) // self._block_size
 
 
 def attention_rule(sliding_window: int | None, block_size: int) -> AttentionRule:
-    """The rule of layers with such a window."""
+    """The rule of layers with this window, None for full attention."""
     if sliding_window is None:
         return FullAttention(block_size)
     return SlidingWindow(block_size, sliding_window)

@@ -1,8 +1,7 @@
-"""The block tables of each request: prefix hits, growth, and giving back.
+"""The block tables of each request: prefix hits, allocation and release.
 
-Knows no batch and no policy. Invariants: a block is published for others only after its
-tokens are computed, and only blocks that are full are; a request writes only to blocks that
-it alone holds.
+Invariants: only full blocks whose tokens are computed are published for others; a request writes
+only to blocks that it alone holds.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Hits(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """What has to be unused before a request begins, beside its first blocks."""
+    """Blocks that must stay unused when a request is admitted."""
 
     # Share of all blocks; a request that would be alone needs none of it.
     watermark: float = 0.0
@@ -65,7 +64,7 @@ _WHOLE_PROMPTS = Reserve()
 
 
 class KVCacheManager:
-    """Hands blocks of the planned cache to requests and takes them back."""
+    """Allocates blocks of the planned cache to requests."""
 
     def __init__(
         self,
@@ -100,14 +99,14 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> Hits:
         """The longest cached prefix that leaves a token to compute.
 
-        Holds nothing: pass the result to try_admit before anything else moves. Each group bounds
-        what the others may hit, until all agree.
+        Takes no reference: pass the result to try_admit before any other call. Each group bounds
+        the others' hits until all agree.
         """
         if not (self.enable_caching and request.can_read_prefix_cache):
             return Hits(0, [[] for _ in self._groups])
         hashes = request.block_hashes
         self._hasher.extend(request)
-        # The last token's logits are wanted, so that it is computed in any case.
+        # The last token is always computed, for its logits.
         length = (request.num_tokens - 1) // self.block_size
         while True:
             usable = hashes[:length]
@@ -119,9 +118,9 @@ class KVCacheManager:
             length = shortest
 
     def try_admit(self, request: Request, hits: Hits, num_new_tokens: int) -> bool:
-        """Give a request that has no blocks its hits and room for its first tokens.
+        """Allocate a new request's hits and blocks for its first tokens.
 
-        Refused where that would leave less than the reserve.
+        False where that would leave less than the reserve.
         """
         num_hit = hits.num_tokens // self.block_size
         count = -(-(hits.num_tokens + num_new_tokens) // self.block_size) - num_hit
@@ -212,7 +211,7 @@ class KVCacheManager:
     def plan_states(
         self, requests: Sequence[Request], counts: Mapping[str, int]
     ) -> dict[str, StateSlots]:
-        """Where a step's requests find and leave their states; empty where a model has none.
+        """The state slots of a step's requests; empty where a model has none.
 
         `counts`: how many tokens of each the step computes, which are not counted as planned yet.
         """

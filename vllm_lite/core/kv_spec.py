@@ -102,7 +102,7 @@ class StateCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What each layer of a model caches, in the order of the layers of either kind."""
+    """The cache of each layer of a model, in layer order for each kind."""
 
     layers: tuple[LayerCacheSpec, ...]
     states: tuple[StateCacheSpec, ...] = ()

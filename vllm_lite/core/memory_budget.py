@@ -1,8 +1,8 @@
-"""Where a GPU's memory goes, as arithmetic on a few readings.
+"""The budget of a GPU's memory, as arithmetic on a few readings.
 
-`--gpu-memory-utilization` is this engine's share of all the memory that the device has, whoever
-else uses the rest; the KV cache gets what weights, the largest step and graphs leave of it. Knows
-no device and no tensors. What does not fit is a UsageError that says what to set to what.
+`--gpu-memory-utilization` is this engine's share of the device's whole memory; the KV cache gets
+what weights, the largest step and graphs leave of it. A budget that is too small is a UsageError
+that names the option and a value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What is taken before there is a cache, in bytes."""
+    """Bytes in use before the cache is allocated."""
 
     weights: int
     # The largest step, beside the weights: its tensors and the tables of all requests.
@@ -83,7 +83,7 @@ def graph_bytes(frees: Sequence[int], num_graphs: int) -> int:
 
 
 def granted_bytes(config: VllmConfig, start: DeviceMemory) -> int:
-    """What this engine may take in all; raises UsageError where so much is not free.
+    """The engine's memory share in bytes; raises UsageError where so much is not free.
 
     With --kv-cache-memory-bytes that is all that is free.
     """
@@ -103,7 +103,7 @@ def granted_bytes(config: VllmConfig, start: DeviceMemory) -> int:
 
 
 def cache_bytes(config: VllmConfig, spec: KVCacheSpec, use: MemoryUse, start: DeviceMemory) -> int:
-    """What is left for the KV cache; raises UsageError where one request would not fit."""
+    """The bytes left for the KV cache; raises UsageError where one request would not fit."""
     left = granted_bytes(config, start) - use.total
     block_bytes = page_bytes(cache_groups(spec), config.cache.block_size) or spec.bytes_per_state
     if config.cache.num_gpu_blocks_override is not None:

@@ -1,4 +1,4 @@
-"""Answers to steps, some of which are still to come."""
+"""Answers to submitted steps."""
 
 from __future__ import annotations
 

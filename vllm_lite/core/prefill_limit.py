@@ -21,7 +21,7 @@ _LONG_SHARE = 0.04
 
 
 class Verdict(Enum):
-    """What to do with the next waiting request."""
+    """The decision on the next waiting request."""
 
     ADMIT = "admit"
     PASS_OVER = "pass over"  # this one waits, the next may go
@@ -48,7 +48,7 @@ class PrefillLimit:
         self._num_partial = self._num_long = 0
 
     def share_among(self, num_requests: int) -> None:
-        """Where the limit adapts: no less than each request's share of a step."""
+        """Raise an adaptive limit to each request's share of a step."""
         if self._shared_tokens:
             share = self._shared_tokens // max(1, num_requests)
             self.chunk_limit = max(self._threshold, share)

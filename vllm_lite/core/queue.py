@@ -207,7 +207,7 @@ OUTPUT_WEIGHT = 2.0
 
 
 def _cost(request: Request) -> float:
-    """What a request was served, in prompt tokens; cached ones are free."""
+    """The computation a request took, in prompt tokens; cached ones are free."""
     computed = request.num_prompt_tokens - (request.num_cached_tokens or 0)
     return computed + OUTPUT_WEIGHT * request.num_output_tokens
 

@@ -1,8 +1,7 @@
 """One sequence inside the engine core and its status machine.
 
-Owns the known tokens and how many of them are computed; knows no blocks and no batch.
-Invariants: 0 <= num_computed_tokens <= num_tokens == len(token_ids); a step that is planned but not
-answered counts in `num_ahead_tokens` and `num_expected_tokens` alone.
+Invariants: 0 <= num_computed_tokens <= num_tokens == len(token_ids); steps in flight count in
+`num_ahead_tokens` and `num_expected_tokens` alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from vllm_lite.sampling_params import SamplingParams
 
 
 class RequestStatus(IntEnum):
-    """Where a request stands; everything from FINISHED_STOPPED on is final."""
+    """A request's status; FINISHED_STOPPED and later ones are final."""
 
     WAITING = 0
     RUNNING = 1
@@ -34,7 +33,7 @@ class RequestStatus(IntEnum):
 
     @property
     def finish_reason(self) -> str | None:
-        """The word that a client reads; None while the request lives."""
+        """The finish reason for clients; None while the request is unfinished."""
         return _FINISH_REASONS.get(self)
 
 
@@ -49,7 +48,7 @@ _FINISH_REASONS = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence that is to be continued or pooled, with what the scheduler keeps about it."""
+    """A sequence to continue or pool, with the scheduler's state of it."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -59,7 +58,7 @@ class Request:
     # Smaller runs earlier, under the priority policy.
     priority: int = 0
     cache_salt: str | None = None
-    # Whose share it takes, under the fair policy.
+    # The tenant whose share it takes under the fair policy.
     tenant: str = ""
     front_end: int = 0
 
@@ -70,20 +69,20 @@ class Request:
     num_tokens: int = field(init=False)
     # Tokens whose keys and values lie in the cache.
     num_computed_tokens: int = 0
-    # What the steps not yet answered compute beyond that, and how many tokens they sample, at most.
+    # Tokens that steps in flight compute, and the most that they sample.
     num_ahead_tokens: int = 0
     num_expected_tokens: int = 0
-    # Whether tokens follow it, and how they are chosen: without, it ends with its prompt.
+    # A pooling request ends with its prompt and has no sampling parameters.
     is_sampling: bool = field(init=False)
     sampling_params: SamplingParams = field(init=False)
-    # One that wants its prompt's logprobs has to compute the whole prompt.
+    # False with prompt logprobs, which need the whole prompt computed.
     can_read_prefix_cache: bool = field(init=False)
-    # Whether a step may be planned on tokens that are only expected.
+    # Whether a step may be planned on tokens that are not sampled yet.
     can_run_ahead: bool = True
     # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
     max_total_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
-    # One hash for each full block of known tokens, as far as they were needed.
+    # A hash for each full block of known tokens, made on demand.
     block_hashes: list[bytes] = field(default_factory=list)
     # Of the first admission; None before it.
     num_cached_tokens: int | None = None
@@ -92,7 +91,7 @@ class Request:
     # Prompt positions whose logprobs were delivered; a recomputed position is not sent again.
     num_prompt_logprobs_sent: int = 0
     has_first_output: bool = False
-    # Where repeats are to end the text.
+    # Ends the text at repeats.
     repetition: RepetitionDetector | None = field(init=False, default=None)
     stop_reason: int | str | None = None
 
@@ -116,7 +115,7 @@ class Request:
 
     @classmethod
     def from_message(cls, message: EngineCoreRequest) -> Request:
-        """The request that `message` announces."""
+        """The request of a message."""
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -141,50 +140,50 @@ class Request:
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens that are computed, or will be by the steps not yet answered."""
+        """Tokens that are computed, or will be by steps in flight."""
         return self.num_computed_tokens + self.num_ahead_tokens
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens, known or expected, that no step computes yet."""
+        """Known or expected tokens that no step computes yet."""
         return self.num_tokens + self.num_expected_tokens - self.num_planned_tokens
 
     @property
     def must_wait(self) -> bool:
-        """Whether nothing can be planned before what the steps not yet answered sample is known."""
+        """Whether no step can be planned before those in flight are answered."""
         if not self.num_expected_tokens:
             return not (self.is_sampling or self.num_missing_tokens)
         return (
             not self.can_run_ahead
-            # They bring it to its greatest length.
+            # The steps in flight reach its greatest length.
             or self.num_tokens + self.num_expected_tokens >= self.max_total_tokens
         )
 
     def num_drafts(self, most: int) -> int:
-        """How many drafts, up to `most`, the last known or expected token may be computed with."""
+        """The most drafts, up to `most`, that may follow the last known or expected token."""
         if not (self.can_run_ahead and self.is_sampling):
             return 0
         return min(most, self.max_total_tokens - self.num_tokens - self.num_expected_tokens - 1)
 
     def plan(self, num_tokens: int, num_verified: int) -> None:
-        """Note a step that computes the next `num_tokens`, and samples after `num_verified`."""
+        """Count a planned step that computes `num_tokens` and samples after `num_verified`."""
         self.num_ahead_tokens += num_tokens
         self.num_expected_tokens += num_verified
 
     def answer(self, num_tokens: int, num_verified: int, num_sampled: int) -> None:
-        """Note what the oldest step not yet answered, planned so, has computed.
+        """Count the answer of the oldest step in flight, planned with these numbers.
 
-        It ends before the last token sampled: drafts beyond that came to nothing.
+        Rejected drafts are not computed tokens.
         """
         self.num_computed_tokens += num_tokens - (num_verified - num_sampled)
         self.num_ahead_tokens -= num_tokens
         self.num_expected_tokens -= num_verified
 
     def start_over(self) -> None:
-        """Forget what was computed; no step may be unanswered."""
+        """Reset the progress; no step may be in flight."""
         self.num_computed_tokens = self.num_ahead_tokens = self.num_expected_tokens = 0
 
     def append_token(self, token_id: int) -> None:
-        """Make a sampled token known."""
+        """Append a sampled token."""
         self.token_ids.append(token_id)
         self.num_tokens += 1

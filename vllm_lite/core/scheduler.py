@@ -1,10 +1,9 @@
-"""Decides what each step computes, and keeps the books of all requests.
+"""Plans each step and keeps the state of all requests.
 
-Knows no phases: a request has tokens it has computed and tokens it should have, and a step
-closes part of that gap. Invariants: scheduling never changes tokens; a request that leaves,
-at whatever moment, leaves no block behind; one step advances at least one request, unless
-those before it are unanswered. A step may be planned on tokens that those are to sample: then
-it counts them, and differs in nothing else.
+There are no phases: a request has computed tokens and tokens it should have, and a step closes part
+of that gap. Invariants: scheduling never changes tokens; a request that leaves, at whatever moment,
+frees all its blocks; a step advances at least one request unless others are in flight. A step may
+be planned on tokens that steps in flight are to sample: it counts them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Continue what runs, admit what waits, preempt where memory is short, finish."""
+    """Continues running requests, admits waiting ones, preempts where memory is short."""
 
     def __init__(self, config: VllmConfig, plan: KVCachePlan) -> None:
         self.config = config
@@ -57,25 +56,19 @@ class Scheduler:
         self._prefill_limit = PrefillLimit(config)
         self._max_drafts = config.speculative.num_drafts
         self._drafted = SpecDecodingStats() if self._max_drafts else None
-        # Known to the workers, but gone; the next step tells them.
+        # Requests that left since the last step; the next one tells the workers.
         self._departed: list[str] = []
-        # Who is in each step that was planned and not answered, the oldest first.
+        # The requests of each step in flight, the oldest first.
         self._unanswered: deque[list[Request]] = deque()
-        # Memory ran short while a step was unanswered, whose requests cannot be preempted.
+        # Memory ran short while a step is in flight, whose requests cannot be preempted.
         self._is_short = False
         self._num_queries = self._num_hits = self._num_preemptions = 0
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises RequestError where it could never run."""
-        limit = self.config.model.max_model_len
+        """Queue a request, whose prompt fits into the context. Raises RequestError."""
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if not 0 < request.num_prompt_tokens <= limit - request.is_sampling:
-            raise RequestError(
-                f"the prompt has {request.num_prompt_tokens} tokens; it must have at least 1, and "
-                f"with what is sampled no more than the context length of {limit}",
-                "prompt",
-            )
+        limit = self.config.model.max_model_len
         request.max_total_tokens = min(request.max_total_tokens, limit)
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -94,9 +87,9 @@ class Scheduler:
         self._drop_finished_from_running()
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step.
+        """Plan the next step.
 
-        Every call must be answered, in order, by update_from_output or fail_step.
+        Answer every call, in order, by update_from_output or fail_step.
         """
         self._is_short = False
         step = StepBuilder(self.config.scheduler.step_tokens)
@@ -115,13 +108,13 @@ class Scheduler:
 
     @property
     def can_plan_ahead(self) -> bool:
-        """Whether another step can be planned well before those unanswered are answered."""
+        """Whether another step can be planned before those in flight are answered."""
         return not self._is_short
 
     def update_from_output(
         self, step: SchedulerOutput, output: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
-        """Enter a step's results; requests that left since schedule() are passed over."""
+        """Apply a step's results; requests that left since schedule() are skipped."""
         outputs = []
         num_before = len(self.requests)
         planned = self._unanswered.popleft()
@@ -136,10 +129,10 @@ class Scheduler:
         return outputs
 
     def fail_step(self, step: SchedulerOutput, message: str) -> list[EngineCoreOutput]:
-        """Finish a thrown step's requests with the cause; the others go on.
+        """Finish a failed step's requests with the cause; the others go on.
 
-        What the step told the workers about departures is told again: they may not know. But a
-        later step, planned before the failure showed, may have admitted such a request anew.
+        The workers may not know of the step's departures: they are repeated, unless a later step
+        in flight has admitted the request anew.
         """
         outputs = []
         for request in self._unanswered.popleft():
@@ -156,7 +149,7 @@ class Scheduler:
         return bool(self.requests)
 
     def has_requests(self) -> bool:
-        """Whether a step is due: for requests, or to tell the workers who left."""
+        """Whether a step is due: for requests, or to tell the workers of departures."""
         return bool(self.requests or self._departed)
 
     def get_num_unfinished_requests(self) -> int:
@@ -270,7 +263,7 @@ class Scheduler:
     def _advance(
         self, request: Request, num_scheduled: int, num_verified: int, output: ModelRunnerOutput
     ) -> EngineCoreOutput | None:
-        """Enter what a step computed of one request; None where there is nothing to tell."""
+        """Apply a step's results to one request; None where it has no output."""
         request_id = request.request_id
         if output.errors and request_id in output.errors:
             return self._fail_unsound(request, output)
@@ -313,7 +306,7 @@ class Scheduler:
         fields = request.sampling_params.banning_fields if request_id in output.stuck else ()
         if fields:
             return self._fail(request, f"{' and '.join(fields)} leave no token to generate")
-        # What made its last logits unsound may lie in blocks that earlier steps published.
+        # The cause of its unsound logits may lie in blocks that earlier steps published.
         self.kv_manager.withdraw(request)
         return self._fail(request, output.errors[request_id])
 
@@ -326,7 +319,7 @@ class Scheduler:
         return result
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        """Take back what a request holds; the caller takes it out of `waiting` or `running`."""
+        """Free a request's blocks; the caller removes it from `waiting` or `running`."""
         if request.status is RequestStatus.RUNNING:
             self._departed.append(request.request_id)
         self.kv_manager.free(request)
@@ -338,7 +331,7 @@ class Scheduler:
 
 
 def _choose_victim(running: list[Request], policy: str) -> tuple[Request, int]:
-    """The request that gives its blocks back, the last or least urgent, and its place."""
+    """The request to preempt, the last or least urgent, and its place."""
     place = len(running) - 1
     if policy == "priority":
         place = max(
@@ -353,7 +346,7 @@ def _counts(step: SchedulerOutput) -> tuple[Iterable[int], Iterable[int]]:
 
 
 def _describe(request: Request, result: EngineCoreOutput) -> None:
-    """What each output tells, and what only a request's first one does."""
+    """Add the preemption count and, to a request's first output, its cached tokens."""
     result.num_preemptions = request.num_preemptions
     if request.has_first_output:
         return
@@ -365,7 +358,7 @@ def _describe(request: Request, result: EngineCoreOutput) -> None:
 def _unsent(
     request: Request, first_position: int, logprobs: list[TokenLogprobs]
 ) -> list[TokenLogprobs]:
-    """Drop the positions that were delivered before a preemption made them run again."""
+    """Drop the positions that were delivered before a preemption."""
     known = request.num_prompt_logprobs_sent - first_position
     request.num_prompt_logprobs_sent = max(
         request.num_prompt_logprobs_sent, first_position + len(logprobs)

@@ -26,23 +26,23 @@ class NoStates:
         return len(hashes), None
 
     def try_admit(self, request: Request, hit: Block | None) -> bool:
-        """Give a request a slot to work in, to begin with the state `hit`; False without a slot."""
+        """Give a request a working slot, to begin with the state `hit`; False if none is free."""
         return True
 
     def plan_step(
         self, requests: Sequence[Request], counts: Mapping[str, int]
     ) -> dict[str, StateSlots]:
-        """Where each request's next tokens, by its id so many, find their state and leave it."""
+        """The slots that each request's next `counts` tokens read and write."""
         return {}
 
     def publish_computed(self, request: Request) -> None:
-        """Let others hit the snapshots of tokens that are computed by now."""
+        """Publish the snapshots of computed tokens."""
 
     def withdraw(self, request: Request) -> None:
-        """Let nobody hit a snapshot on the request's way any more."""
+        """Remove the snapshots of the request's tokens from the prefix map."""
 
     def free(self, request: Request) -> None:
-        """Take back the slots of a request; one without slots is fine."""
+        """Free the slots of a request, if it has any."""
 
     def try_reset(self) -> bool:
         """Forget all snapshots; refused while a request holds slots."""
@@ -50,15 +50,15 @@ class NoStates:
 
 
 class _Slots:
-    """Those of one request, each held once for each use."""
+    """The slots of one request, each held once for each use."""
 
     __slots__ = ("latest", "reading", "rolling", "unpublished", "working")
 
     def __init__(self, working: Block, hit: Block | None) -> None:
         self.working = working
-        # Where the next step finds the state; None: zeros.
+        # The slot that the next step reads; None: zeros.
         self.latest = hit
-        # What the planned step reads, if it is no slot to work in.
+        # The slot that the planned step reads, unless it is the working one.
         self.reading: Block | None = None
         # Numbers of tokens, and the state behind them.
         self.unpublished: list[tuple[int, Block]] = []
@@ -67,7 +67,7 @@ class _Slots:
 
 
 class StatePool(NoStates):
-    """Hands out slots, and finds snapshots by the hash of the last block before them."""
+    """Allocates slots, and finds snapshots by the hash of the last block before them."""
 
     def __init__(
         self, num_states: int, block_size: int, *, keeps: bool = True, interval: int | None = None
@@ -94,7 +94,7 @@ class StatePool(NoStates):
         return 0, None
 
     def try_admit(self, request: Request, hit: Block | None) -> bool:
-        """Give a request a slot to work in, to begin with the state `hit`; False without a slot."""
+        """Give a request a working slot, to begin with the state `hit`; False if none is free."""
         hits = [] if hit is None else [hit]
         if self.pool.num_unused - sum(block.ref_count == 0 for block in hits) < 1:
             return False
@@ -107,17 +107,17 @@ class StatePool(NoStates):
     def plan_step(
         self, requests: Sequence[Request], counts: Mapping[str, int]
     ) -> dict[str, StateSlots]:
-        """Where each request's next tokens, by its id so many, find their state and leave it."""
+        """The slots that each request's next `counts` tokens read and write."""
         return {
             request.request_id: self._plan(request, counts[request.request_id])
             for request in requests
         }
 
     def _plan(self, request: Request, num_new_tokens: int) -> StateSlots:
-        """Where a request's next tokens find their state and leave it.
+        """The slots that a request's next tokens read and write.
 
-        A slot that a step reads is kept until the next step is planned: in one step nobody else may
-        write to it.
+        A slot that a step reads is held until the next step is planned, so that no other request
+        writes to it in the same step.
         """
         slots, pool = self._slots[request.request_id], self.pool
         self._stop_reading(slots)
@@ -141,7 +141,7 @@ class StatePool(NoStates):
         return StateSlots(-1 if read is None else read.block_id - 1, writes)
 
     def publish_computed(self, request: Request) -> None:
-        """Let others hit the snapshots of tokens that are computed by now."""
+        """Publish the snapshots of computed tokens."""
         slots = self._slots[request.request_id]
         while slots.unpublished and slots.unpublished[0][0] <= request.num_computed_tokens:
             position, block = slots.unpublished.pop(0)
@@ -149,18 +149,18 @@ class StatePool(NoStates):
             self.pool.publish(block, content)
             self.pool.release([block])
             if position > self._prompt_end(request):
-                # Whoever goes on from here goes on from the last one.
+                # Only the last snapshot behind the prompt is likely to be hit.
                 if slots.rolling is not None and slots.rolling[0].content_hash == slots.rolling[1]:
                     self.pool.put_first(slots.rolling[0])
                 slots.rolling = block, content
 
     def withdraw(self, request: Request) -> None:
-        """Let nobody hit a snapshot on the request's way any more."""
+        """Remove the snapshots of the request's tokens from the prefix map."""
         found = (self.pool.find(content) for content in request.block_hashes)
         self.pool.withdraw([block for block in found if block is not None])
 
     def free(self, request: Request) -> None:
-        """Take back the slots of a request; one without slots is fine."""
+        """Free the slots of a request, if it has any."""
         slots = self._slots.pop(request.request_id, None)
         if slots is None:
             return

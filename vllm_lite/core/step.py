@@ -1,9 +1,8 @@
 """The messages of one engine step, as plain data.
 
 `SchedulerOutput` is a diff: a request's prompt and parameters travel once, in the step that
-admits it; later steps name only what changed. `ModelRunnerOutput` is the answer. The structs
-for the engine core's door (`EngineCoreRequest`, `EngineCoreOutput`) stand here too, so that
-the scheduler can build them without knowing the engine.
+admits it; later steps name only changes. `ModelRunnerOutput` is the answer. `EngineCoreRequest` and
+`EngineCoreOutput` are here so that the scheduler can build them without importing the engine.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
-    # Whose share it takes, under the fair policy.
+    # The tenant whose share it takes under the fair policy.
     tenant: str = ""
     # The index of the front end that it came from.
     front_end: int = 0
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
-    """What one step produced for one request."""
+    """One request's output of one step."""
 
     request_id: str
     new_token_ids: list[int]
@@ -87,7 +86,7 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class NewRequestData:
-    """A request that the workers see for the first time."""
+    """A request that is new to the workers."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -97,14 +96,14 @@ class NewRequestData:
     num_computed_tokens: int
     # Tokens already generated: non-empty only when a preempted request comes back.
     output_token_ids: list[int] = field(default_factory=list)
-    # What min_tokens bans along with the stop token ids.
+    # Banned with the stop token ids by min_tokens.
     eos_token_ids: Sequence[int] = ()
 
 
 class StateSlots(NamedTuple):
-    """Which slots of states a request's tokens of one step read and write."""
+    """The state slots that a request's tokens of one step read and write."""
 
-    # Of the state before the first; -1: zeros.
+    # The slot of the state before the first token; -1: zeros.
     read: int
     # (number of a token among the request's in the step, from 0, the slot of the state behind it).
     writes: list[tuple[int, int]]
@@ -112,7 +111,7 @@ class StateSlots(NamedTuple):
 
 @dataclass(slots=True)
 class TokenMasks:
-    """What the constrained requests of a step may sample; row i is that of `request_ids[i]`."""
+    """Allowed tokens of the constrained requests of a step; row i is that of `request_ids[i]`."""
 
     request_ids: list[str]
     # [R, ceil(vocabulary / 32)] int32: a bit a token, the least significant first, 1 for allowed.
@@ -122,13 +121,12 @@ class TokenMasks:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What to compute in one step.
+    """The plan of one step.
 
-    Order of requests in the step: that of `num_scheduled_tokens`. A preempted request is
-    forgotten by the workers and comes back as new. Workers know how far a request they have met is
-    computed, and go on from there. They drop first and add after: one step may name an id as gone
-    and as new. An id that they never met may be named as gone too, and one that they still know as
-    new, where the step that told of its going failed.
+    Requests are in the order of `num_scheduled_tokens`. Workers know how far a request is computed
+    and go on from there; they forget a preempted one, which comes back as new. They drop before
+    they add: one step may name an id as gone and as new. After a failed step an unknown id may be
+    named as gone, and a known one as new.
     """
 
     new_requests: list[NewRequestData]
@@ -146,12 +144,12 @@ class SchedulerOutput:
     preempted_request_ids: list[str]
     # For each request of the step, where the model has state-space layers.
     states: dict[str, StateSlots] = field(default_factory=dict)
-    # Filled in after scheduling, which knows nothing of it.
+    # Set after scheduling.
     token_masks: TokenMasks | None = None
 
     @property
     def dropped_request_ids(self) -> Iterator[str]:
-        """Whose state workers drop before they add the new requests."""
+        """Requests whose state workers drop before they add the new ones."""
         yield from self.finished_request_ids
         yield from self.preempted_request_ids
         for request in self.new_requests:
@@ -159,7 +157,7 @@ class SchedulerOutput:
 
     @property
     def says_anything(self) -> bool:
-        """Whether workers have to hear of it."""
+        """Whether workers need this step."""
         return bool(
             self.num_scheduled_tokens or self.finished_request_ids or self.preempted_request_ids
         )

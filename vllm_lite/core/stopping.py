@@ -1,6 +1,6 @@
 """When a sequence ends on its own: end of sequence, a stop token, its length, or repeats.
 
-Stop strings are text, so they are found where text is, in the front end, which then aborts.
+The front end finds stop strings, and then aborts the sequence.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from vllm_lite.core.request import Request, RequestStatus
 
 
 def check_stop(request: Request) -> RequestStatus | None:
-    """How the request ends with its last token, or None where it goes on.
+    """How the request ends with its last token; None where it goes on.
 
-    To be called once for each token. Sets `stop_reason` for a stop token and for repeats; an
+    Call it once for each token. Sets `stop_reason` for a stop token and for repeats; an
     end-of-sequence token leaves it None. Before min_tokens no token ends it, but its length
     may. Source: vLLM's finish and stop reasons.
     """
@@ -34,9 +34,9 @@ def check_stop(request: Request) -> RequestStatus | None:
 
 
 def append_tokens(request: Request, token_ids: list[int]) -> RequestStatus | None:
-    """Make sampled tokens known, up to one that ends the request; how it ends, or None.
+    """Append sampled tokens up to one that ends the request; how it ends, or None.
 
-    One that samples none ends once all of its tokens are computed.
+    A pooling request ends once all of its tokens are computed.
     """
     for token_id in token_ids:
         request.append_token(token_id)

@@ -1,16 +1,13 @@
-"""What the server sees of an engine, and nothing more.
-
-Anything that satisfies `EngineClient` can be served: AsyncLLM, or a fake in a test. The
-protocol knows no process, socket or tensor.
-"""
+"""The interface between the server and an engine: AsyncLLM, or a fake in a test."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import RequestError
 from vllm_lite.metrics.stats import EngineSnapshot
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
@@ -31,16 +28,17 @@ class PromptDict(TypedDict, total=False):
 
 Prompt = str | list[int] | PromptDict
 
-# What becomes of the requests that run when the engine pauses: they end with "abort", run to
-# their end, or stand still until it goes on.
+# Running requests end with "abort" when the engine pauses, run to their end, or stand still.
 PauseMode = Literal["abort", "wait", "keep"]
+# Memory that wake_up() may name. Weights lie in the host's memory and stay.
+SLEEP_TAGS = ("weights", "kv_cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request comes from."""
+    """A request's tenant and trace."""
 
-    # Whose share of the engine it takes under the fair policy; "" is a tenant too.
+    # The tenant whose share it takes under the fair policy; "" is one too.
     tenant: str = ""
     # Headers of the trace that it is a part of.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +69,7 @@ class EngineClient(Protocol):
 
     @property
     def dead_error(self) -> BaseException:
-        """What every waiting caller was told when the engine died."""
+        """The error that every waiting caller got when the engine died."""
         ...
 
     @property
@@ -81,7 +79,7 @@ class EngineClient(Protocol):
 
     @property
     def num_unfinished_elsewhere(self) -> int:
-        """Sequences that other front ends of the same engine have in it."""
+        """Sequences of other front ends of the same engine."""
         ...
 
     async def prepare(self, params: SamplingParams) -> None:
@@ -121,7 +119,7 @@ class EngineClient(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False where blocks are in use."""
+        """Forget cached prefixes; False while blocks are in use."""
         ...
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
@@ -133,7 +131,7 @@ class EngineClient(Protocol):
         ...
 
     async def resume_generation(self) -> None:
-        """Let go on what a pause holds back."""
+        """End a pause."""
         ...
 
     async def is_paused(self) -> bool:
@@ -148,7 +146,7 @@ class EngineClient(Protocol):
         ...
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Go on after sleep(), unless `tags` name only weights, which stayed."""
+        """End sleep(), unless `tags` name only weights, which stayed."""
         ...
 
     async def is_sleeping(self) -> bool:
@@ -156,7 +154,7 @@ class EngineClient(Protocol):
         ...
 
     async def snapshot(self) -> EngineSnapshot:
-        """What the engine holds now, or held less than half a second ago."""
+        """The engine's requests and blocks, at most half a second old."""
         ...
 
     def get_default_sampling_params(self) -> dict[str, Any]:
@@ -166,3 +164,26 @@ class EngineClient(Protocol):
     async def shutdown(self, timeout: float = 0.0) -> None:
         """Take no more requests, let running ones finish for `timeout` seconds, then stop."""
         ...
+
+
+def check_sleep(config: VllmConfig, level: object, mode: object = "abort") -> None:
+    """Raise RequestError for a level or mode of sleep that the engine does not have.
+
+    At level 0 it is paused; level 1 gives the KV cache's memory back to the system as well.
+    """
+    if not config.model.enable_sleep_mode:
+        raise RequestError("the engine was started without --enable-sleep-mode")
+    if type(level) is not int or level not in (0, 1):
+        raise RequestError("level must be 0 or 1: weights stay while it sleeps", "level")
+    if mode not in get_args(PauseMode) or (level and mode == "keep"):
+        raise RequestError("mode must be abort or wait, or keep at level 0", "mode")
+
+
+def wakes_up(tags: Collection[str] | None) -> bool:
+    """Whether `tags`, None for all, include the KV cache; raises RequestError for unknown ones."""
+    unknown = [tag for tag in tags or () if tag not in SLEEP_TAGS]
+    if unknown:
+        raise RequestError(
+            f"tags must be among {', '.join(SLEEP_TAGS)}, got {unknown[0]!r:.40}", "tags"
+        )
+    return not tags or "kv_cache" in tags

@@ -1,4 +1,4 @@
-"""What the engine core needs of whatever runs its steps: one process, several, or a script."""
+"""The interface between the engine core and whatever runs its steps: one process or several."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Ranks of a tensor-parallel group as child processes: each gets every step, the first answers.
 
-Messages go through a socket for each rank: one that is written is a rank that is woken, as with any
-other way to wake it, and what they hold is small beside the tensors, which go through the group's
-memory. A thread watches: a rank that throws, ends or does not answer ends them all, which whoever
-waits for one sees as the end of its messages. Nothing has a name that could be left behind.
+Messages go through a socket for each rank; tensors go through the group's shared memory. A thread
+watches: a rank that throws, ends or does not answer ends them all, which whoever waits for one sees
+as the end of its messages. Nothing has a name in the file system.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ class MultiprocExecutor(Executor):
 
 
 class _Signs:
-    """What the kernel says of the ranks' processes; only time that was looked at counts."""
+    """Signs of life of the ranks' processes; only watched time counts."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
@@ -218,4 +217,4 @@ class _Signs:
             self._still += passed
         else:
             self._still, self._cpu = 0.0, cpu
-        return (None, "computes not") if self._still > STALL_LIMIT else None
+        return (None, "uses no processor") if self._still > STALL_LIMIT else None

@@ -16,7 +16,7 @@ MAX_REPORT: Final = 3000
 
 
 class RankJob(msgspec.Struct):
-    """What a rank reads from its standard input."""
+    """A rank's configuration, on its standard input."""
 
     size: int
     config: VllmConfig
@@ -41,12 +41,12 @@ _DECODER = msgspec.msgpack.Decoder(RunStep | Command)
 
 
 def encode(message: Any) -> bytes:
-    """A message or an answer."""
+    """Encode a message or an answer."""
     return _ENCODER.encode(message)
 
 
 def decode(data: bytes) -> RunStep | Command:
-    """What a rank is asked to do."""
+    """The step or command in a message to a rank."""
     message: RunStep | Command = _DECODER.decode(data)
     if isinstance(message, RunStep) and message.step.token_masks is not None:
         masks = message.step.token_masks

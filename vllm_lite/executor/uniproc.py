@@ -16,6 +16,7 @@ from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.executor.commands import Command
 from vllm_lite.executor.executor import Executor
+from vllm_lite.worker.gpu_worker import GpuWorker
 from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
 
@@ -72,3 +73,11 @@ class UniprocExecutor(Executor):
         if self._worker is None:
             raise RuntimeError("the executor was shut down")
         return self._worker
+
+
+def uniproc_executor(config: VllmConfig) -> UniprocExecutor:
+    """The executor for the device of `config`."""
+    if config.device == "cuda":
+        # Its steps are launched without waiting: a thread would only pass them on.
+        return UniprocExecutor(config, GpuWorker)
+    return UniprocExecutor(config, in_thread=config.scheduler.async_scheduling)

@@ -109,7 +109,7 @@ class _Fill:
 
 
 def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]) -> list[_Fill]:
-    """What to read for each target; raises CheckpointError unless model and checkpoint agree."""
+    """The tensors to read for each target; raises CheckpointError unless the checkpoint fits."""
     facts = config.facts
     if config.load.load_format == "dummy":
         dummies = make_dummies(targets, config.model.seed)

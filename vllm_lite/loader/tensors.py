@@ -1,4 +1,4 @@
-"""What every checkpoint format offers the loader: named tensors that can fill a slot."""
+"""The interface of a checkpoint format: named tensors that can fill a slot."""
 
 from __future__ import annotations
 

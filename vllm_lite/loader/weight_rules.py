@@ -18,7 +18,7 @@ from vllm_lite.layers.weights import WeightSlot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one layer of the model takes of a layer of the checkpoint.
+    """The part of a checkpoint's layer that one layer of the model takes.
 
     `outputs` are the output features that it takes, in its order: a slice, or [n] int64; None is
     all of them. `is_transposed`: the checkpoint stores inputs by outputs. `transform` is applied
@@ -50,7 +50,7 @@ class Part:
         return shape[::-1] if self.is_transposed else shape
 
     def region(self, slot: WeightSlot) -> tuple[slice | Tensor, ...]:
-        """What `slot` takes along each dimension of the tensor as it is stored."""
+        """The indices that `slot` takes along each dimension of the stored tensor."""
         ranges = zip(slot.starts, slot.tensor.shape, strict=True)
         taken: list[slice | Tensor] = [slice(start, start + size) for start, size in ranges]
         if self.outputs is not None and slot.output_dim is not None:
@@ -64,7 +64,7 @@ class Part:
         return tuple(reversed(taken) if self.is_transposed else taken)
 
     def values(self, part: Tensor) -> Tensor:
-        """What the model computes with, of a region as it is stored."""
+        """The model's weights from a stored region."""
         part = part.t() if self.is_transposed else part
         return part if self.transform is None else self.transform(part)
 
@@ -166,7 +166,7 @@ class WeightRules:
         }
 
     def parts_of(self, name: str) -> list[tuple[str, Part]]:
-        """What takes the tensor `name`: names of the model's tensors, each with its view."""
+        """The model's tensors that the tensor `name` fills, each with its view."""
         layer, _, suffix = name.rpartition(".")
         pattern, numbers = _pattern(layer)
         rule = self._rules.get(pattern)

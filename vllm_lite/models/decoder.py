@@ -149,7 +149,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def last_norm(self) -> Norm | None:
-        """What the layer's output goes through before it is added to the stream."""
+        """The norm of the layer's output before it is added to the residual stream."""
         return self.ffn_output_norm if hasattr(self, "mlp") else self.mixer_output_norm
 
     def _make_mixer(
@@ -302,7 +302,7 @@ class DecoderForCausalLM(nn.Module):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        """What this family's checkpoints describe."""
+        """The spec of a checkpoint of this family."""
         return decoder_spec(facts)
 
     @staticmethod

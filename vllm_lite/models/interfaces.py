@@ -1,4 +1,4 @@
-"""What the rest of the engine may ask of a model."""
+"""The interface between a model and the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CausalLM(Protocol):
         ...
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """What each of this rank's layers caches."""
+        """The cache of each of this rank's layers."""
         ...
 
     def bind_kv_cache(

@@ -1,7 +1,6 @@
-"""What changes single logits of single rows: allowed ids, bad words, min_tokens, logit_bias.
+"""Changes to single logits of single rows: allowed ids, bad words, min_tokens, logit_bias.
 
-Each class serves one batch and touches only the (row, token) pairs that it names. Ids beyond
-the vocabulary were dropped before.
+Each class serves one batch and touches only the (row, token) pairs that it names.
 """
 
 from __future__ import annotations

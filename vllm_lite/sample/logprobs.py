@@ -25,7 +25,7 @@ def gather_logprobs(
     *,
     is_normalized: bool = True,
 ) -> list[TokenLogprobs]:
-    """What M positions report, each of a row of `logits` [R, V] float32.
+    """Log-probabilities of M positions, each of a row of `logits` [R, V] float32.
 
     `rows` [M] are theirs, `token_ids` [M] the sampled or prompt tokens, `candidates` [M] what to
     add: so many top ones (-1: all), or these ids. Values are log-probabilities if `is_normalized`,

@@ -33,7 +33,7 @@ LOGPROBS_MODES = (RAW_LOGPROBS, RAW_LOGITS, PROCESSED_LOGPROBS, PROCESSED_LOGITS
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What R rows sampled, on the device."""
+    """The sampled tokens of R rows, on the device."""
 
     token_ids: Tensor  # [R] int64
     # [R] float32, the largest logits: not finite where they admit no token.

@@ -21,7 +21,7 @@ from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model runs on: T tokens."""
+    """Inputs of the model for T tokens."""
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -75,7 +75,7 @@ class StepInputs(Protocol):
         ...
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
-        """What the model runs on."""
+        """The model's inputs for a batch."""
         ...
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
@@ -115,7 +115,7 @@ class HostInputs:
         return Batch(plan, None if plan.samples_all else self._tensor(plan.last_tokens))
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
-        """What the model runs on."""
+        """The model's inputs for a batch."""
         plan, states = batch.plan, self.states
         slots, counts, starts = plan.slots, plan.counts, plan.starts
         num_requests, ends = len(slots), plan.starts + plan.counts

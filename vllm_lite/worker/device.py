@@ -1,7 +1,4 @@
-"""What a worker needs of a device that computes beside the host: the seam between the two.
-
-`cuda_device` is the real one; tests have a stand-in, whose memory they make up.
-"""
+"""The interface of a GPU worker's device: `cuda_device`, or a stand-in in tests."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
         ...
 
     def read_memory(self) -> DeviceMemory:

@@ -207,7 +207,7 @@ class GpuWorker(Worker):
 
     @contextmanager
     def _room_for(self, what: str, fix: str) -> Iterator[None]:
-        """Where the device runs out of memory, the user reads over what, and what to do."""
+        """Turn out-of-memory errors into a UsageError with the cause and a fix."""
         try:
             yield
         except Exception as error:

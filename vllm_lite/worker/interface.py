@@ -1,4 +1,4 @@
-"""What an executor needs of a worker, whatever device it is for."""
+"""The interface between an executor and its workers, on any device."""
 
 from __future__ import annotations
 

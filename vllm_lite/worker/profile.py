@@ -31,7 +31,7 @@ def activation_bytes(config: VllmConfig) -> int:
 
 
 def _expert_bytes(config: VllmConfig) -> int:
-    """What a token takes in a mixture of experts: for each of its own a row and a hidden one."""
+    """Bytes of a token in a mixture of experts: an input and a hidden row for each expert."""
     facts = config.facts
     choices = facts.hf_config.get("num_experts_per_tok") or 0
     hidden = 2 * (facts.hf_config.get("moe_intermediate_size") or 0)

@@ -26,7 +26,7 @@ class PromptLogprobs:
     def collect(
         self, hidden: Tensor, states: RequestStates, plan: StepPlan
     ) -> dict[str, list[TokenLogprobs]]:
-        """What the requests of a step that want it get of it, by request id.
+        """The prompt logprobs of a step's requests that asked, by request id.
 
         `hidden` [T, N] are the step's, request by request. A request whose prompt is done is asked
         no more.

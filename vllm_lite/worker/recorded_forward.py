@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.cpu.program import (
+    STATE_INPUTS,
+    STEP_INPUTS,
+    StepInput,
+    StepTensors,
+    UnrecordableError,
+    record_step,
+)
 from vllm_lite.kernels.metadata import (
     AttentionMetadata,
     StateIndices,
@@ -36,15 +44,6 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     """
     if not dispatch.is_compiled():
         return model.forward
-    from vllm_lite.kernels.cpu.program import (
-        STATE_INPUTS,
-        STEP_INPUTS,
-        StepInput,
-        StepTensors,
-        UnrecordableError,
-        record_step,
-    )
-
     names = [(f"slot_mapping_{i}", f"block_table_{i}") for i in range(num_groups)]
     kinds: dict[str, StepInput] = {
         name: kind

@@ -1,7 +1,6 @@
-"""What a worker keeps of each request between steps: a slot with its tokens and its blocks.
+"""A worker's state of each request between steps: a slot with its tokens and its blocks.
 
-Knows no tensors of a step. A slot that is given out anew is reset whole; a request that was
-preempted is forgotten and comes back as new.
+A reused slot is reset whole; a preempted request is forgotten and comes back as new.
 """
 
 from __future__ import annotations

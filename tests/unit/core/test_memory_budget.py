@@ -1,4 +1,4 @@
-"""What a GPU's memory is shared out to adds up, and too little is an error whose numbers work."""
+"""The parts of a GPU's memory budget add up; too little is an error whose advice works."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_outcome(r, self.outputs[request_id])
 
     def step(self, leave: Sequence[str] = ()) -> None:
-        """What the core does in a step: plan where it can, answer what is due."""
+        """Step as the core does: plan if possible, answer the step that is due."""
         can_plan = not self.in_flight or self.scheduler.can_plan_ahead
         if can_plan:
             self.plan()

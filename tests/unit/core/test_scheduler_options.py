@@ -1,4 +1,4 @@
-"""What the scheduler's less usual options change: who begins, and with how much."""
+"""The scheduler's less usual options: which requests begin, and with how many tokens."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.engines import async_engine, byte_tokenizer, engine_config, says
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
-from vllm_lite.engine.front.fan_out import fan_out
-from vllm_lite.engine.front.input_processor import InputProcessor
+from vllm_lite.engine.front.input_processor import InputProcessor, fan_out
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore, Undecodable
 from vllm_lite.errors import EngineGenerateError, RequestError
@@ -158,7 +157,7 @@ async def test_what_cannot_be_sent_makes_no_step_due(monkeypatch: pytest.MonkeyP
     """A core that waits for nothing must not count as stuck."""
     async with async_engine(says("hello")) as (engine, _):
         await engine.check_health()
-        handle = engine._core._handle
+        client = engine._core
         with pytest.raises(OverflowError):
-            handle.send(Call(2**70, Prepare(REGEX)))
-        assert handle.heartbeat.stamp == 0
+            client._send(Call(2**70, Prepare(REGEX)))
+        assert client._handle.heartbeat.stamp == 0

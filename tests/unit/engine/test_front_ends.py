@@ -77,13 +77,13 @@ def test_limits_of_the_queue_hold_for_all_front_ends_together() -> None:
     config = engine_config(max_num_seqs=2, max_num_queued_reqs=2).scheduler
     admissions = [Admission(config, NoMetrics(), board) for board in boards()[:2]]
     asked = ProcessedInput("", [1, 2], SamplingParams(), [], None)
-    admissions[0].tell(3, 6)
-    place = admissions[1].admit(asked, 0, 0)
+    admissions[0].update(3, 6)
+    place = admissions[1].admit(asked)
     with pytest.raises(QueueFullError):
-        admissions[1].admit(asked, 0, 0)
+        admissions[1].admit(asked)
     place.leave()
-    admissions[0].tell(0, 0)
-    admissions[1].admit(asked, 0, 0)
+    admissions[0].update(0, 0)
+    admissions[1].admit(asked)
 
 
 def test_the_line_tells_what_all_front_ends_did() -> None:

@@ -1,4 +1,4 @@
-"""What a blocking caller reads: text, tokens, log-probabilities, ends."""
+"""Outputs for a blocking caller: text, tokens, log-probabilities, finish reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core counts as stuck when it shows no sign of life, not when it is slow or its watcher is."""
+"""A core counts as stuck when it shows no sign of life, not when it or its watcher is slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_lite.engine.link.watch import STALL_LIMIT, ProcessSign, Watch, process
 
 
 class _Handle:
-    """What a Watch reads of a core, and what the kernel says of its process."""
+    """A core's handle as a Watch reads it, with a made-up process sign."""
 
     def __init__(self) -> None:
         self.heartbeat = Heartbeat.create()
@@ -44,7 +44,7 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Handle]:
 
 
 def verdicts(handle: _Handle, looks: int, cpu: float = 0.0) -> list[str]:
-    """What so many looks find, while the core uses `cpu` seconds between two of them."""
+    """The verdicts of several looks while the core uses `cpu` seconds between two of them."""
     one = Watch(cast("CoreHandle", handle))
     found = []
     for _ in range(looks):
@@ -60,7 +60,7 @@ def test_an_idle_core_is_never_stuck(handle: _Handle) -> None:
 def test_a_step_without_a_sign_of_life_is_stuck_within_seconds(handle: _Handle) -> None:
     handle.heartbeat.expect_step()
     assert not verdicts(handle, int(STALL_LIMIT))
-    assert "computes not" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
+    assert "no processor" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
 
 
 def test_a_stopped_core_is_stuck_even_with_nothing_to_do(handle: _Handle) -> None:

@@ -59,7 +59,7 @@ def config_of(model: Path, **options: Any) -> VllmConfig:
 
 
 def told(core: EngineCore) -> tuple[dict[str, list[int]], int]:
-    """What a core gives for all prompts, run in chunks, and how often it took blocks back."""
+    """A core's tokens for all prompts, run in chunks, and its number of preemptions."""
     core.add_requests(
         EngineCoreRequest(str(i), prompt, params, [2], 0.0)
         for i, (prompt, params) in enumerate(zip(PROMPTS, KINDS, strict=True))
@@ -185,5 +185,5 @@ def test_all_that_do_nothing_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(signs.find_stuck(is_due=True) for _ in range(2 * looks))
     states[0] = "S"
     found = [signs.find_stuck(is_due=True) for _ in range(looks)]
-    assert found[0] is None and found[-1] == (None, "computes not")
+    assert found[0] is None and found[-1] == (None, "uses no processor")
     assert looks * multiproc.INTERVAL < LIMIT

@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 class SamplerOutput(NamedTuple):
-    """What rows sampled."""
+    """The sampled tokens of rows."""
 
     token_ids: list[int]
     failed_rows: list[int]

@@ -1,4 +1,4 @@
-"""What changes logits, against the definitions, alone and all at once."""
+"""Logits processors against their definitions, alone and together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of CUDA, and in which order, as far as a record of the calls can tell."""
+"""CudaDevice's calls to CUDA and their order, from a record of them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_cache_is_never_larger_than_the_requests_can_fill(model: str) -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
-    """What the package logs, as `caplog`."""
+    """The package's log, as `caplog`."""
     monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
     caplog.set_level(logging.INFO)
     return caplog

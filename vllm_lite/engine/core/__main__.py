@@ -10,40 +10,30 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
 from vllm_lite.engine.link.channel import CoreChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import die_with_parent
-from vllm_lite.log import make_stderr_lossy, set_process_name, timeline
+from vllm_lite.log import make_stderr_lossy, set_process_name
 from vllm_lite.platform import bind_compute_threads
-
-if TYPE_CHECKING:
-    from vllm_lite.engine.core.engine_core import EngineCore
 
 # Seconds that the last message, with the cause of death in it, may take to leave.
 LINGER = 2.0
 
 
 def build_core() -> EngineCore:
-    """Import, read the configuration, load."""
-    # Imported here, once the death signal is set and errors are reported.
-    from vllm_lite.config.vllm import VllmConfig
-
+    """Read the configuration, load the model."""
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
     config.logging.apply()
     if not config.parallel.has_ranks:
-        # Before torch: its threads take over the mask of the one that starts them.
+        # Before torch is imported: its threads inherit the mask of the one that starts them.
         bind_compute_threads()
-        # What takes longest to import.
-        from vllm_lite.executor import uniproc as uniproc
-    from vllm_lite.engine.core.engine_core import EngineCore
-    from vllm_lite.executor.select import make_executor
-
-    timeline.mark("imports")
     return EngineCore(config, make_executor)
 
 
@@ -52,7 +42,7 @@ def main(arguments: list[str]) -> int:
     directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent_pid)
     make_stderr_lossy()
-    # Whoever signals the whole tree means the parent: it drains and then stops its child.
+    # A signal to the whole tree is for the parent, which drains and then stops its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")

@@ -1,7 +1,7 @@
 """The constrained sequences of an engine core: those that wait for a grammar, and those that run.
 
-Stands beside the scheduler, which knows nothing of it: a sequence reaches the scheduler once its
-grammar is there. Without a constrained request it starts nothing and costs one look at a dict.
+The scheduler does not know of it: a sequence reaches the scheduler once its grammar is compiled.
+Without a constrained request it starts nothing and costs one look at a dict.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROMPT_TAIL = 64
 
 @dataclass(slots=True)
 class _Waiting:
-    """A sequence that is not in the scheduler yet, and what it waits for."""
+    """A sequence that is not in the scheduler yet, and the future that it waits for."""
 
     request: Request
     # Where there is no grammar, the tokenizer's tokens alone.
@@ -69,15 +69,15 @@ class Constraints:
         return len(self._sequences)
 
     def prepare(self, params: SamplingParams) -> Future[Result]:
-        """Compile the canonical constraint of `params`, unless that was done."""
+        """Compile the canonical constraint of `params`, or find it in the cache."""
         if params.structured_outputs is None:
             raise ValueError("parameters without a constraint have nothing to prepare")
         return self._cache.get(params.structured_outputs)
 
     def verdict(self, params: SamplingParams, future: Future[Result]) -> Refusal | None:
-        """Why a request with `params`, whose grammar is done, is refused; None where it is not.
+        """Why a request with `params`, whose grammar is compiled, is refused; None where it is not.
 
-        What its first token may be is known already, unless it reasons first.
+        Its first token's mask is known already, unless it reasons first.
         """
         found = outcome(future)
         if isinstance(found, Refusal):
@@ -98,7 +98,7 @@ class Constraints:
         return Refusal(conflict, "structured_outputs") if conflict else None
 
     def hold(self, request: Request) -> bool:
-        """Take a new sequence that is constrained, until take_ready(); False for any other."""
+        """Keep a constrained sequence until take_ready(); False for any other."""
         if not request.is_sampling:
             return False
         params = request.sampling_params
@@ -112,9 +112,9 @@ class Constraints:
         return True
 
     def take_ready(self, patience: float = 0.0) -> list[tuple[Request, str | None]]:
-        """Sequences that may go on, in order, each with the reason where it cannot run.
+        """Sequences whose grammar is compiled, each with the reason where it cannot run.
 
-        Where none is ready, waits for `patience` seconds.
+        Waits for one up to `patience` seconds.
         """
         if not self._waiting:
             return []
@@ -139,7 +139,7 @@ class Constraints:
         return [held.request for held in self._waiting.values()]
 
     def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
-        """What the sequences that sample in `step` may say; None where all may say anything."""
+        """The token masks of sequences that sample in `step`; None where none is constrained."""
         if not self._sequences:
             return None
         sampling = [
@@ -168,9 +168,9 @@ class Constraints:
     def advance(
         self, outputs: list[EngineCoreOutput], requests: Mapping[str, Request]
     ) -> list[tuple[str, RequestStatus]]:
-        """Let the sequences follow what was sampled; those that end by it get a last output.
+        """Advance the sequences by the sampled tokens; those that end get a last output.
 
-        Returns who ends that the scheduler still counts as running.
+        Returns those that end but still run in the scheduler.
         """
         ended: list[tuple[str, RequestStatus]] = []
         if not self._sequences:
@@ -223,7 +223,7 @@ class Constraints:
         return GrammarCache(self._pool)
 
     def _begin(self, held: _Waiting) -> str | None:
-        """Make the sequence of a request whose grammar is there; why it cannot run otherwise."""
+        """Start a request whose grammar is compiled; returns why it cannot run, if it cannot."""
         found = outcome(held.future)
         if isinstance(found, Refusal):
             return found.message

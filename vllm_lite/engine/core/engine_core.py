@@ -1,11 +1,10 @@
 """The engine core: scheduler and executor, step after step, driven by the calling thread.
 
-With asynchronous scheduling the next step is planned and submitted while one still runs; what it
-samples is then counted, not known.
+With asynchronous scheduling the next step is planned and submitted while one still runs, whose
+sampled tokens are counted but not known yet.
 
-Knows no text, no socket and no user. Invariant: a step that throws ends its own requests and
-leaves the others; where the state of the scheduler is in doubt, the exception goes up and the
-core is finished.
+Invariant: a step that throws ends its own requests and leaves the others; where the state of the
+scheduler is in doubt, the exception propagates and the core ends.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# So many failed steps in a row, with none that worked between, are no longer bad luck.
+# Failed steps in a row after which the core gives up.
 MAX_FAILED_STEPS = 8
-# So many steps that compute nothing while requests wait mean that none ever will.
+# Steps that compute nothing while requests wait, after which none ever will.
 MAX_EMPTY_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """A step on its way."""
+    """A step in flight."""
 
     step: SchedulerOutput
     pending: PendingOutput
@@ -59,7 +58,7 @@ class _Submitted:
 
 
 class EngineCore:
-    """Takes sequences, gives their tokens."""
+    """Generates tokens for sequences."""
 
     # Seconds that a core with nothing else to do waits for a grammar before it looks for messages.
     grammar_patience = 0.005
@@ -81,18 +80,18 @@ class EngineCore:
         self._gate = PauseGate()
         self._is_asleep = False
         self.constraints = Constraints(config)
-        # Steps that were submitted and not answered, the oldest first, and how many there may be.
+        # Steps in flight, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
         self._max_in_flight = self._executor.max_in_flight
-        # Ends that came about outside a step and are still to be told.
+        # Ends outside a step that no step has returned yet.
         self._ended: list[EngineCoreOutput] = []
-        # Requests left outside a step: their going is still to be reported.
+        # Requests left outside a step: the next one reports statistics, even if it is empty.
         self._stats_due = False
         self._failed_steps = 0
         self._empty_steps = 0
 
     def describe(self) -> CoreReady:
-        """What the core, just built, says of itself; takes the start-up timeline with it."""
+        """The core's facts for its front ends; takes the start-up timeline."""
         return CoreReady(
             num_blocks=self.plan.num_blocks,
             block_size=self.plan.block_size,
@@ -102,7 +101,7 @@ class EngineCore:
         )
 
     def add_requests(self, requests: Iterable[EngineCoreRequest]) -> None:
-        """Queue sequences; one that the scheduler refuses ends with an error, alone."""
+        """Queue sequences; one that the scheduler refuses fails alone."""
         for request in self._gate.admit(requests):
             try:
                 sequence = Request.from_message(request)
@@ -116,7 +115,7 @@ class EngineCore:
         self._ended += [_error_output(i, reason, front_end) for i in request_ids]
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Drop sequences and free their blocks now; unknown ids are ignored."""
+        """Drop sequences and free their blocks; unknown ids are ignored."""
         ids = list(request_ids)
         self._gate.drop(ids)
         self.constraints.drop(ids)
@@ -129,9 +128,9 @@ class EngineCore:
         return is_due or bool(self._in_flight) or self.constraints.num_waiting > 0
 
     def step(self) -> StepOutputs:
-        """Plan and submit a step, and take the answer that is due: what it gave, whoever for.
+        """Plan and submit a step, and return the outputs of the one that is due.
 
-        Where steps run ahead, the answer is that of the step before.
+        With asynchronous scheduling that is the step before.
         """
         if self.constraints.num_waiting:
             self._begin_constrained()
@@ -153,7 +152,7 @@ class EngineCore:
         return stats
 
     def snapshot(self) -> EngineSnapshot:
-        """What the core holds now, or held less than half a second ago."""
+        """The core's requests and blocks, at most half a second old."""
         return self._snapshots.take(self.make_stats())
 
     @property
@@ -163,7 +162,7 @@ class EngineCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing that was begun is still to go on."""
+        """Whether all that was begun has ended or stands still."""
         if self._in_flight:
             return False
         if not self._gate.may_step:
@@ -171,7 +170,7 @@ class EngineCore:
         return not (self._scheduler.has_unfinished_requests() or self.constraints.num_waiting)
 
     def pause(self, mode: PauseMode) -> None:
-        """Hold new sequences; those begun end with "abort", go on, or stand still."""
+        """Hold new sequences; running ones are aborted, go on, or stand still."""
         self._gate.close(mode)
         if mode == "abort":
             ended = [*self._scheduler.requests.values(), *self.constraints.waiting]
@@ -182,13 +181,13 @@ class EngineCore:
             ]
 
     def sleep(self) -> None:
-        """Give the cache's memory back until resume(); nothing may be running."""
+        """Give the cache's memory back until resume(); no request may run."""
         num_bytes = sum(self._executor.call(ReleaseCache()))
         self._is_asleep, self._stats_due = True, self._log_stats
         logger.info("Asleep: the KV cache's %.2f GiB are given back", num_bytes / (1 << 30))
 
     def resume(self) -> None:
-        """Begin what was held and go on with what stood still; memory comes back as it is used."""
+        """Go on, and queue the held sequences; memory comes back as it is used."""
         self._is_asleep, self._stats_due = False, self._log_stats
         self.add_requests(self._gate.open())
 
@@ -198,7 +197,7 @@ class EngineCore:
 
     @property
     def failure_fd(self) -> int | None:
-        """Readable once check_health() raises, where that may come about without a step."""
+        """Readable once check_health() raises, where a worker can end outside a step."""
         return self._executor.failure_fd
 
     def check_health(self) -> None:
@@ -214,7 +213,7 @@ class EngineCore:
         return self._gate.may_step and self._scheduler.has_requests()
 
     def _begin_constrained(self) -> None:
-        """Queue the sequences whose grammar has come; with nothing else to do, wait for one."""
+        """Queue the sequences whose grammar is compiled; with nothing else to do, wait for one."""
         is_idle = not (self._ended or self._is_step_due())
         patience = self.grammar_patience if is_idle else 0.0
         for sequence, refusal in self.constraints.take_ready(patience):
@@ -236,23 +235,23 @@ class EngineCore:
         self.refuse([request.request_id], reason, request.front_end)
 
     def _can_plan(self) -> bool:
-        """Whether a step can be planned with what is known now."""
+        """Whether a step can be planned before those in flight are answered."""
         if not self._in_flight:
             return True
         if self._has_failed:
             return False
-        # Constrained ones wait for their tokens: there is no need to plan for them alone.
+        # Constrained requests wait for their tokens: no step is planned for them alone.
         num_bound = self.constraints.num_running
         is_bound = 0 < num_bound == self._scheduler.get_num_unfinished_requests()
         return self._scheduler.can_plan_ahead and not is_bound
 
     @property
     def _has_failed(self) -> bool:
-        """Whether the newest step in flight could not be submitted: workers may not know of it."""
+        """Whether the newest step in flight could not be submitted."""
         return isinstance(self._in_flight[-1].pending, FailedOutput)
 
     def _submit(self) -> None:
-        """Plan a step and hand it over."""
+        """Plan a step and submit it to the executor."""
         planned = self._scheduler.schedule()
         self._check_progress(planned)
         planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
@@ -271,7 +270,7 @@ class EngineCore:
         self._in_flight.append(_Submitted(planned, pending, started))
 
     def _collect(self) -> list[EngineCoreOutput]:
-        """The answer to the oldest step, entered in the books."""
+        """Wait for the oldest step and update the scheduler."""
         submitted = self._in_flight.popleft()
         planned = submitted.step
         try:
@@ -288,13 +287,13 @@ class EngineCore:
             if planned.total_num_scheduled_tokens:
                 self._failed_steps = 0
             outputs = self._scheduler.update_from_output(planned, result)
-        self._step_log.tell(planned, submitted.started)
+        self._step_log.count(planned, submitted.started)
         for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
             self._scheduler.finish_requests(request_id, status)
         return outputs
 
     def _lose(self, *planned: SchedulerOutput) -> None:
-        """After Ctrl-C the caller may go on: enter every step that is under way as lost."""
+        """Fail every step in flight: after Ctrl-C the caller may go on."""
         steps = [*(submitted.step for submitted in self._in_flight), *planned]
         self._in_flight.clear()
         for step in steps:

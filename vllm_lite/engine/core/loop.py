@@ -1,7 +1,7 @@
-"""The engine core's life between two sockets: take messages, step, send, until told to stop.
+"""The engine core's loop: receive messages, step, send outputs, until Shutdown.
 
-With no work it blocks in a receive and costs nothing. Messages that come during a step wait
-in ZMQ's queue and are taken before the next one, so an abort frees its blocks within a step.
+Without work it blocks in a receive. Messages that come during a step are taken before the next,
+so an abort frees its blocks within a step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MAX_MESSAGE = 2000
-# A step may use so many times the processor time that was estimated, and so many seconds more.
+# A step may use the estimated processor time times STEP_MARGIN, plus STEP_GRACE seconds.
 STEP_MARGIN, STEP_GRACE = 6, 10.0
 
 
@@ -46,9 +46,9 @@ class CoreLoop:
         self._heartbeat = heartbeat
 
     def run(self, build: Callable[[], EngineCore]) -> BaseException | None:
-        """Build a core, serve it until told to stop; returns what ended it otherwise.
+        """Build a core and serve it until Shutdown; returns the exception that ended it, if any.
 
-        Whatever goes wrong, from the first import on, is sent to the front end as one line.
+        An exception is also sent to the front ends, as one line.
         """
         core: EngineCore | None = None
         try:
@@ -56,7 +56,7 @@ class CoreLoop:
             if core.largest_step:
                 self._heartbeat.step_limit = STEP_MARGIN * core.largest_step + STEP_GRACE
             self._channel.send(core.describe())
-            # What start-up made lives for ever: spare the collector looking at it again.
+            # Objects made at start live for ever: spare the collector looking at them again.
             gc.collect()
             gc.freeze()
             self._serve(core)

@@ -1,7 +1,7 @@
-"""Whether sequences reach the scheduler, and whether it steps: the engine's pause.
+"""The engine's pause: holds sequences before the scheduler.
 
-Knows no blocks and no tokens. Invariant: a held sequence is either released, in order, or
-dropped; it is never in the scheduler at the same time.
+Invariant: a held sequence is either released, in order, or dropped; it is never in the scheduler
+at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vllm_lite.engine.client import PauseMode
 
 
 class PauseGate:
-    """Open until `close()`; holds what comes while it is closed."""
+    """Open until `close()`; holds the sequences that come while it is closed."""
 
     def __init__(self) -> None:
         self._mode: PauseMode | None = None
@@ -26,26 +26,26 @@ class PauseGate:
 
     @property
     def may_step(self) -> bool:
-        """Whether what the scheduler has goes on: always, but for the mode "keep"."""
+        """Whether the scheduler's sequences go on: always, except in mode "keep"."""
         return self._mode != "keep"
 
     @property
     def num_held(self) -> int:
-        """Sequences that wait for the gate to open."""
+        """Sequences that are held."""
         return len(self._held)
 
     def close(self, mode: PauseMode) -> None:
-        """Hold what comes from now on; a second close changes the mode."""
+        """Hold sequences from now on; a second close changes the mode."""
         self._mode = mode
 
     def open(self) -> list[EngineCoreRequest]:
-        """Hold nothing any more; what was held, in order."""
+        """Hold no more; returns the held sequences in order."""
         self._mode = None
         held, self._held = list(self._held.values()), {}
         return held
 
     def admit(self, requests: Iterable[EngineCoreRequest]) -> Iterable[EngineCoreRequest]:
-        """Those of `requests` that may go on now; the others are held."""
+        """The `requests` that may go on now; others are held."""
         if not self.is_closed:
             return requests
         self._held.update((request.request_id, request) for request in requests)

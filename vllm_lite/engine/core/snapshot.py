@@ -1,7 +1,4 @@
-"""Snapshots of the engine core's requests and blocks.
-
-Reads the scheduler and changes nothing. However many ask, it looks at most twice a second.
-"""
+"""Snapshots of the engine core's requests and blocks, taken at most twice a second."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.engine.core.step_log import StepTotals
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
 
-# Seconds for which a snapshot is given again.
+# Seconds for which a snapshot is reused.
 KEPT = 0.45
-# Most blocks and requests that are told of; of more blocks, every n-th.
+# Most blocks and requests in a snapshot; of more blocks, every n-th.
 MOST_BLOCKS, MOST_REQUESTS = 1024, 200
 
 
@@ -27,7 +24,7 @@ class Snapshots:
         self._last: EngineSnapshot | None = None
 
     def take(self, stats: SchedulerStats) -> EngineSnapshot:
-        """The state now, or that of less than half a second ago."""
+        """The state now, or the last snapshot if it is recent."""
         now = time.monotonic()
         if self._last is None or now - self._last.time >= KEPT:
             self._last = self._look(now, stats)
@@ -40,7 +37,7 @@ class Snapshots:
         states = {b.block_id: -1 if b.content_hash else -2 for b in shown if not b.ref_count}
         running = {request.request_id for request in scheduler.running}
         requests = []
-        # Those that run come first, then those that wait, in the order they came.
+        # Running requests first, then waiting ones, in order of arrival.
         listed = sorted(scheduler.requests.values(), key=lambda one: one.request_id not in running)
         for index, request in enumerate(listed[:MOST_REQUESTS]):
             tables: list[list[int]] = []

@@ -1,7 +1,4 @@
-"""How long steps take and what they hold: totals, and a log line for each where it is wanted.
-
-Knows steps by their messages alone.
-"""
+"""Durations and sizes of steps: totals, and a log line for each on demand."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ logger = init_logger(__name__)
 
 
 class StepTotals:
-    """Adds up the steps that compute something."""
+    """Adds up the non-empty steps."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_rows = self.num_tokens = 0
         self.seconds = 0.0
 
-    def tell(self, step: SchedulerOutput, started: float) -> None:
-        """Of a step that is answered, and was submitted at `started` monotonic seconds."""
+    def count(self, step: SchedulerOutput, started: float) -> None:
+        """Count an answered step that was submitted at `started` monotonic seconds."""
         if step.total_num_scheduled_tokens:
             self.num_steps += 1
             self.num_rows += len(step.num_scheduled_tokens)
@@ -30,14 +27,13 @@ class StepTotals:
 
 
 class StepLog(StepTotals):
-    """Tells of every step that computes something."""
+    """Logs each non-empty step."""
 
-    def tell(self, step: SchedulerOutput, started: float) -> None:
-        """One line."""
+    def count(self, step: SchedulerOutput, started: float) -> None:
         counts = step.num_scheduled_tokens.values()
         if not counts:
             return
-        super().tell(step, started)
+        super().count(step, started)
         # A request that decodes computes a token, and drafts; a prompt's last token looks the same.
         verified = step.num_verified.values()
         prompts = [n for n, v in zip(counts, verified, strict=True) if n > max(v, 1)]

@@ -1,7 +1,7 @@
-"""How much may wait: the limits of the queue, and the places in it that are promised.
+"""Limits of the queue, and the places in it that are promised.
 
-Knows no engine: the caller says what waits. Invariant: requests that were let in but have not
-begun count as waiting, so that many at once cannot pass where one after another could not.
+Invariant: requests that were admitted but have not begun count as waiting, so that many at once
+cannot pass where one after another could not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics
 
 
 class Place:
-    """Room for one request; given back by `leave`, or with the last reference to it."""
+    """A place in the queue; given back by `leave`, or with the last reference to it."""
 
     def __init__(self, admission: Admission, num_sequences: int, num_tokens: int) -> None:
         self._admission: Admission | None = admission
@@ -33,7 +33,7 @@ class Place:
 
 
 class Admission:
-    """Lets requests in as long as not too much waits; what can run at once never waits."""
+    """Admits requests while the queue is short; those that can run at once never count."""
 
     def __init__(
         self,
@@ -43,14 +43,18 @@ class Admission:
     ) -> None:
         self._limits = limits
         self._metrics = metrics
-        # What other front ends of the same engine have let in.
+        # Shows what other front ends of the same engine have admitted.
         self._board = board or NoBoard()
+        # Of admitted requests that have not begun.
         self._num_sequences = 0
         self._num_tokens = 0
+        # Of those that have.
+        self._num_unfinished = 0
+        self._num_waiting_tokens = 0
 
     @property
     def num_unfinished_elsewhere(self) -> int:
-        """Sequences that other front ends have let in."""
+        """Sequences of other front ends."""
         return self._board.others(Column.NUM_UNFINISHED)
 
     def change(self, num_sequences: int, num_tokens: int) -> None:
@@ -58,37 +62,36 @@ class Admission:
         self._num_sequences += num_sequences
         self._num_tokens += num_tokens
 
-    def tell(self, num_unfinished: int, num_waiting: int) -> None:
-        """Let other front ends know what is counted here, as `admit` takes it."""
+    def update(self, num_unfinished: int, num_waiting_tokens: int) -> None:
+        """Set the numbers of sequences, and of prompt tokens not computed, in the engine."""
+        self._num_unfinished, self._num_waiting_tokens = num_unfinished, num_waiting_tokens
         self._board.set(Column.NUM_UNFINISHED, num_unfinished)
-        self._board.set(Column.NUM_WAITING_TOKENS, num_waiting)
+        self._board.set(Column.NUM_WAITING_TOKENS, num_waiting_tokens)
 
     def place(self, processed: ProcessedInput) -> Place:
-        """A place for a request that is let in, or is a part of one that was."""
+        """A place for a request that is admitted, or is a part of one that was."""
         num_choices = processed.params.n
         return Place(self, num_choices, num_choices * len(processed.prompt_token_ids))
 
-    def admit(self, processed: ProcessedInput, num_unfinished: int, num_waiting: int) -> Place:
-        """A place beside `num_unfinished` sequences; raises QueueFullError.
-
-        `num_waiting` counts the prompt tokens of those that have not been computed.
-        """
-        self.tell(num_unfinished, num_waiting)
-        num_unfinished += self.num_unfinished_elsewhere
-        num_waiting += self._board.others(Column.NUM_WAITING_TOKENS)
+    def admit(self, processed: ProcessedInput) -> Place:
+        """A place for a new request; raises QueueFullError."""
         limits, num_choices = self._limits, processed.params.n
-        waiting = num_unfinished + self._num_sequences - limits.max_num_seqs
         limit = limits.max_num_queued_reqs
-        if limit is not None and waiting + num_choices > limit:
-            self._metrics.count_rejection("max_num_queued_reqs")
-            raise QueueFullError(
-                f"no more than {limit} requests may wait (--max-num-queued-reqs); try later"
-            )
-        limit, queued = limits.max_num_queued_tokens, num_waiting + self._num_tokens
-        asked = num_choices * len(processed.prompt_token_ids)
-        if limit is not None and queued and queued + asked > limit:
-            self._metrics.count_rejection("max_num_queued_tokens")
-            raise QueueFullError(
-                f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); try later"
-            )
+        if limit is not None:
+            begun = self._num_unfinished + self.num_unfinished_elsewhere
+            if begun + self._num_sequences - limits.max_num_seqs + num_choices > limit:
+                self._metrics.count_rejection("max_num_queued_reqs")
+                raise QueueFullError(
+                    f"no more than {limit} requests may wait (--max-num-queued-reqs); try later"
+                )
+        limit = limits.max_num_queued_tokens
+        if limit is not None:
+            elsewhere = self._board.others(Column.NUM_WAITING_TOKENS)
+            queued = self._num_waiting_tokens + elsewhere + self._num_tokens
+            if queued and queued + num_choices * len(processed.prompt_token_ids) > limit:
+                self._metrics.count_rejection("max_num_queued_tokens")
+                raise QueueFullError(
+                    f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); "
+                    "try later"
+                )
         return self.place(processed)

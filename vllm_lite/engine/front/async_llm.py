@@ -1,7 +1,7 @@
 """AsyncLLM: the engine for asyncio users and the server.
 
-Owns admission, one task that hands out what the core computes, and the end of everything.
-Sending to the core never blocks, so a request is aborted at once wherever its reader stops.
+One task distributes the core's outputs to the requests' readers. Sending to the core never blocks,
+so a request is aborted at once wherever its reader stops.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
-from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt
+from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt, check_sleep, wakes_up
 from vllm_lite.engine.front.admission import Admission, Place
-from vllm_lite.engine.front.collector import OutputCollector
-from vllm_lite.engine.front.fan_out import fan_out
-from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput, check_priority
-from vllm_lite.engine.front.output_processor import OutputProcessor, ProcessedStep, in_turns
+from vllm_lite.engine.front.input_processor import (
+    InputProcessor,
+    ProcessedInput,
+    check_priority,
+    fan_out,
+)
+from vllm_lite.engine.front.output_processor import (
+    OutputCollector,
+    OutputProcessor,
+    ProcessedStep,
+    in_turns,
+)
 from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.front.request_state import RequestState
-from vllm_lite.engine.front.sleep import check_sleep, wakes_up
 from vllm_lite.engine.link.core_client import AsyncMPClient, log_ready
 from vllm_lite.engine.link.core_handle import CoreHandle
 from vllm_lite.engine.link.core_process import launch_core
@@ -73,9 +80,8 @@ class AsyncLLM:
     ) -> None:
         """`core` has been started with `config`; returns once it is ready.
 
-        `board` tells of other front ends of the same core.
-        Unless it is given, the tokenizer loads while the core does. Raises what keeps the
-        core from starting.
+        `board` connects to other front ends of the same core. Unless given, the tokenizer loads
+        while the core does. Raises the error that keeps the core from starting.
         """
         try:
             if tokenizer is None and not config.model.skip_tokenizer_init:
@@ -115,7 +121,7 @@ class AsyncLLM:
 
     @property
     def ready(self) -> CoreReady:
-        """What the engine core said of itself when it was ready."""
+        """The engine core's facts from its start."""
         return self._core.ready
 
     @property
@@ -141,7 +147,7 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> BaseException:
-        """What every waiting caller was told when the engine died."""
+        """See EngineClient.dead_error."""
         try:
             self._core.check_alive()
         except EngineDeadError as error:
@@ -174,7 +180,10 @@ class AsyncLLM:
             # Once for all prompts, and where nobody waits for it.
             params.bad_words_token_ids = await asyncio.to_thread(self._inputs.bad_word_ids, words)
         if params.structured_outputs is not None:
-            await self._prepare(self._inputs.process_constraint(params))
+            processed = self._inputs.process_constraint(params)
+            # In canonical form, for all prompts.
+            params.structured_outputs = processed.structured_outputs
+            await self._prepare(processed)
 
     def generate(
         self,
@@ -194,9 +203,8 @@ class AsyncLLM:
         check_priority(priority)
         processed = self._inputs.process(prompt, params, cache_salt)
         processed.origin = origin
-        outputs, admission = self._outputs, self._admission
-        waiting = (outputs.num_unfinished, outputs.num_waiting_tokens)
-        place = admission.place(processed) if is_part else admission.admit(processed, *waiting)
+        admission = self._admission
+        place = admission.place(processed) if is_part else admission.admit(processed)
         stream = self._stream(processed, request_id, priority, time.monotonic(), place)
         return cast("AsyncIterator[RequestOutput]", stream)
 
@@ -285,17 +293,19 @@ class AsyncLLM:
         place: Place,
     ) -> AsyncIterator[AnyOutput]:
         core = self._attached
-        await self._prepare(processed.params)
+        params = processed.params
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            await self._prepare(params)
         place.leave()
-        # Callers may repeat an id; the core must never see the same twice.
+        # Callers may repeat an id; the core may not see one twice.
         core_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         sequences = fan_out(core_id, processed, arrival_time, priority)
-        kind = processed.params.output_kind
-        collector = OutputCollector(is_delta=kind is RequestOutputKind.DELTA)
         core.add_requests(sequences)
+        collector = OutputCollector(is_delta=params.output_kind is RequestOutputKind.DELTA)
         state = self._outputs.add_request(
             request_id, processed, [s.request_id for s in sequences], arrival_time, collector
         )
+        self._count_waiting()
         try:
             finished = False
             while not finished:
@@ -305,17 +315,17 @@ class AsyncLLM:
                     _raise_failure(state)
                 yield output
         finally:
-            # Nothing is left to abort where the request ended by itself.
+            # Does nothing where the request ended by itself.
             self._finish(self._outputs.abort_states([state], show=False))
 
-    async def _prepare(self, params: Task) -> None:
-        """prepare() for parameters that were processed."""
+    async def _prepare(self, params: SamplingParams) -> None:
+        """prepare() for processed parameters."""
         for name, asked in self._prepared.unknown([params]).items():
             self._prepared.learn(name, await self._attached.call(Prepare(asked)))
 
     @property
     def _attached(self) -> AsyncMPClient:
-        """The core, which the running event loop listens to from now on."""
+        """The core, attached to the running event loop."""
         if not self._tasks:
             self._core.attach()
             self._tasks = [
@@ -325,7 +335,7 @@ class AsyncLLM:
         return self._core
 
     async def _hand_out(self) -> None:
-        """Give every step's outputs to their requests until the engine dies."""
+        """Distribute every step's outputs until the engine dies."""
         try:
             while True:
                 for step in await self._core.get_outputs():
@@ -348,10 +358,13 @@ class AsyncLLM:
 
     def _finish(self, processed: ProcessedStep, stats: SchedulerStats | None = None) -> None:
         self._metrics.record(stats, processed.stats)
-        self._admission.tell(self._outputs.num_unfinished, self._outputs.num_waiting_tokens)
+        self._count_waiting()
         if processed.aborted_ids:
             self._core.abort_requests(processed.aborted_ids)
         self._wake_drain()
+
+    def _count_waiting(self) -> None:
+        self._admission.update(self._outputs.num_unfinished, self._outputs.num_waiting_tokens)
 
     def _wake_drain(self) -> None:
         if self._idle is not None and not self._outputs.has_unfinished_requests():

@@ -1,8 +1,7 @@
-"""From what a caller asks to what the engine core may be asked: tokens, and checks on both.
+"""Tokenises prompts, checks requests against the model, and makes the engine core's sequences.
 
-Everything that needs the model's vocabulary or context length is refused here, before a
-request costs anything. Knows no queue and no process. Invariant: what it returns is safe to
-index an embedding with and leaves room for a token where one is to be sampled.
+The only check of a prompt's length and ids. Invariant: its token ids are safe to index an
+embedding with and leave room for a token where one is to be sampled.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.step import Task
+from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.engine.link.channel import message_encoder
 from vllm_lite.errors import RequestError, UsageError
@@ -25,6 +25,7 @@ from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MAX_CHARACTERS_PER_TOKEN = 256
 MAX_CACHE_SALT = 128
 MAX_PRIORITY = 2**31
+_SEEDS = 1 << 64
 _encoder = message_encoder()
 _decoder: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)
 
@@ -110,6 +112,8 @@ class InputProcessor:
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
         self._eos_token_ids = sorted(eos)
+        # Constraints that this has made, by id: they need not be made canonical again.
+        self._canonical = WeakValueDictionary[int, StructuredOutputsParams]()
         if config.sampling_defaults:
             _check_defaults(config)
 
@@ -181,7 +185,9 @@ class InputProcessor:
                 "structured_outputs",
             )
         changed = copy.copy(params)
-        changed.structured_outputs = canonical(given, self.config.structured_outputs)
+        if self._canonical.get(id(given)) is not given:
+            given = canonical(given, self.config.structured_outputs)
+            changed.structured_outputs = self._canonical[id(given)] = given
         if params.bad_words and params.bad_words_token_ids is None:
             changed.bad_words_token_ids = self.bad_word_ids(params.bad_words)
         # Where the constraint is fulfilled nothing may follow but the end.
@@ -369,3 +375,44 @@ class InputProcessor:
             f"{listed(unknown)}",
             name,
         )
+
+
+def fan_out(
+    request_id: str, request: ProcessedInput, arrival_time: float, priority: int = 0
+) -> list[EngineCoreRequest]:
+    """A sequence for each of the n choices of a request.
+
+    With n > 1 their ids are `0_ID`, `1_ID`, ... and choice i samples with seed + i, so that
+    seeded choices differ from each other and repeat as a whole.
+    """
+    n, params = request.params.n, request.params
+    return [
+        EngineCoreRequest(
+            request_id=request_id if n == 1 else f"{index}_{request_id}",
+            prompt_token_ids=request.prompt_token_ids,
+            task=_choice_params(params, index)
+            if n > 1 and isinstance(params, SamplingParams)
+            else params,
+            eos_token_ids=request.eos_token_ids,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=request.cache_salt,
+            tenant=request.origin.tenant,
+        )
+        for index in range(n)
+    ]
+
+
+def _choice_params(params: SamplingParams, index: int) -> SamplingParams:
+    choice = copy.copy(params)
+    choice.n = 1
+    if params.seed is not None:
+        # Wrapped around to a signed 64-bit number.
+        choice.seed = (params.seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+        if params.seed < -1 <= params.seed + index:
+            # -1 means "no seed" and is skipped.
+            choice.seed += 1
+    if index > 0:
+        # One choice reports on the prompt, so that the others may use the prefix cache.
+        choice.prompt_logprobs = None
+    return choice

@@ -1,12 +1,12 @@
-"""From the engine core's tokens to what callers read, in one loop over a step's outputs.
+"""Turns the engine core's tokens into callers' outputs, in one loop over a step's outputs.
 
-Owns the states of all running requests; knows no process and no event loop. Invariant: a
-request leaves with its last output, whoever ended it, and one that cannot be processed fails
-alone.
+Owns the states of all unfinished requests. Invariant: a request leaves with its last output,
+whoever ended it, and one that cannot be processed fails alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from vllm_lite.engine.front.request_state import ChoiceState, RequestState, Sink
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.request_stats import StepStats
 from vllm_lite.metrics.tracing import make_tracer
-from vllm_lite.outputs import RequestMetrics
+from vllm_lite.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ _MOST_CANDIDATES = 8192
 
 @dataclass(slots=True)
 class ProcessedStep:
-    """What is left to do after a step: sequences to abort in the core, numbers to count."""
+    """Statistics of a step, and the sequences to abort in the core."""
 
     stats: StepStats
     aborted_ids: list[str] = field(default_factory=list)
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
-    """`outputs` as lists of which none holds the event loop; one list, as a rule.
+    """Split `outputs` so that processing no part blocks the event loop; usually one part.
 
-    A step may score thousands of a prompt's positions: they come some at a time.
+    A step may score thousands of a prompt's positions: they are split.
     """
     for output in outputs:
         scored = output.new_prompt_logprobs
@@ -57,7 +57,7 @@ def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]
 
 
 class OutputProcessor:
-    """Detokenises, finds stop strings, builds outputs and hands them to the requests' sinks."""
+    """Detokenises, finds stop strings, and gives outputs to the requests' sinks."""
 
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +76,7 @@ class OutputProcessor:
         return len(self._choices)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anyone still waits for something."""
+        """Whether any request is unfinished."""
         return bool(self._choices)
 
     def add_request(
@@ -115,7 +115,7 @@ class OutputProcessor:
         return request
 
     def process(self, outputs: list[EngineCoreOutput]) -> ProcessedStep:
-        """Take in a step; sinks are called before this returns."""
+        """Process a step's outputs; sinks are called before this returns."""
         now = time.monotonic()
         step = ProcessedStep(StepStats())
         touched: list[RequestState] = []
@@ -143,7 +143,7 @@ class OutputProcessor:
         return self.abort(list(self._requests))
 
     def fail_all(self, error: BaseException) -> None:
-        """The engine is dead: tell everyone."""
+        """Fail every request: the engine is dead."""
         requests = [request for same_id in self._requests.values() for request in same_id]
         self._requests.clear()
         self._choices.clear()
@@ -155,7 +155,7 @@ class OutputProcessor:
             request.sink.fail(error)
 
     def abort_states(self, requests: Iterable[RequestState], *, show: bool) -> ProcessedStep:
-        """End these very requests; those that have ended are left alone."""
+        """End these requests; finished ones are left alone."""
         now = time.monotonic()
         step = ProcessedStep(StepStats())
         for request in requests:
@@ -225,3 +225,71 @@ class OutputProcessor:
         step.stats.finished_groups.append(request.summary())
         if self.tracer.is_on:
             self.tracer.record(request.traced())
+
+
+class OutputCollector:
+    """The outputs of one request for the one task that reads them; both on the event loop.
+
+    At most one output waits: later deltas are merged into it, so a slow reader costs the engine
+    neither time nor memory.
+    """
+
+    def __init__(self, *, is_delta: bool) -> None:
+        self._is_delta = is_delta
+        self._output: AnyOutput | None = None
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: AnyOutput) -> None:
+        """Take an output; never waits."""
+        earlier = self._output if self._is_delta else None
+        if isinstance(earlier, RequestOutput) and isinstance(output, RequestOutput):
+            _merge_delta(earlier, output)
+        else:
+            self._output = output
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the reader raise `error` once it has read what came before."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> AnyOutput:
+        """The next output; waits for it."""
+        while self._output is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        output, self._output = self._output, None
+        return output
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def _merge_delta(earlier: RequestOutput, later: RequestOutput) -> None:
+    """Append the delta `later` to `earlier`."""
+    earlier.finished |= later.finished
+    earlier.metrics = later.metrics
+    if earlier.prompt_logprobs is None:
+        earlier.prompt_logprobs = later.prompt_logprobs
+    known = {choice.index: choice for choice in earlier.outputs}
+    for choice in later.outputs:
+        before = known.get(choice.index)
+        if before is None:
+            earlier.outputs.append(choice)
+        else:
+            _merge_choice(before, choice)
+
+
+def _merge_choice(earlier: CompletionOutput, later: CompletionOutput) -> None:
+    earlier.text += later.text
+    earlier.token_ids += later.token_ids
+    earlier.cumulative_logprob = later.cumulative_logprob
+    if later.logprobs:
+        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_reason = later.stop_reason

@@ -1,4 +1,4 @@
-"""The front end's state of a pooling request: nothing until its vectors come."""
+"""The front end's state of a pooling request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a front end remembers of constraints: those that compiled, and why others were refused.
+"""A front end's bounded memory of constraints that compiled, and of refusals.
 
-Spares the engine core the question, and a request the wait for the core's answer. Bounded;
-knows no grammar.
+Spares a request the round trip to the engine core.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ MAX_REMEMBERED = 4096
 
 
 class PreparedConstraints:
-    """Least recently used first out."""
+    """Evicts the least recently used."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Refusal | None] = OrderedDict()
 
     def unknown(self, processed: Iterable[Task]) -> dict[bytes, SamplingParams]:
-        """What to ask the core about those of `processed` parameters that constrain, by name.
+        """The constraints of `processed` parameters to prepare in the core, by name.
 
-        Raises RequestError for what is known to be refused.
+        Raises RequestError for one that is known to be refused.
         """
         found: dict[bytes, SamplingParams] = {}
         for params in processed:
@@ -44,7 +43,7 @@ class PreparedConstraints:
         return found
 
     def learn(self, name: bytes, refusal: Refusal | None) -> None:
-        """Remember the core's answer where it holds for ever. Raises RequestError for a refusal."""
+        """Remember a lasting answer of the core. Raises RequestError for a refusal."""
         if refusal is None or refusal.status == RequestError.status:
             self._known[name] = refusal
             if len(self._known) > MAX_REMEMBERED:
@@ -53,7 +52,7 @@ class PreparedConstraints:
 
 
 def check_refusal(refusal: Refusal | None) -> None:
-    """Raise a refusal as the RequestError that it is."""
+    """Raise a refusal as a RequestError."""
     if refusal is None:
         return
     for kind in (QueueFullError, UnavailableError):
@@ -63,7 +62,7 @@ def check_refusal(refusal: Refusal | None) -> None:
 
 
 def _asked(params: SamplingParams) -> SamplingParams:
-    """The constraint of processed parameters, and what else decides whether it can be kept."""
+    """The constraint of processed parameters, and the bans that may contradict it."""
     return SamplingParams(
         structured_outputs=params.structured_outputs,
         allowed_token_ids=params.allowed_token_ids,

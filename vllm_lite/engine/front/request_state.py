@@ -1,6 +1,5 @@
-"""What the front end keeps of a request and of each of its choices while they run.
+"""The front end's state of a request and its choices: text, tokens and log-probabilities.
 
-Owns text, tokens and log-probabilities as they grow, and what of them was already shown.
 Invariant: the deltas of a choice, joined, are its cumulative output.
 """
 
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
 from vllm_lite.engine.front.input_processor import ProcessedInput
-from vllm_lite.engine.front.logprobs import ChoiceLogprobs, position_logprobs
 from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
 from vllm_lite.metrics.tracing import TracedRequest
 from vllm_lite.outputs import (
     AnyOutput,
     CompletionOutput,
+    Logprob,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
@@ -29,18 +28,61 @@ from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
 
-# What a choice has to show.
+# Urgency of a choice's output.
 NOTHING, LATER, NOW = range(3)
 
 
+DecodeToken = Callable[[int], str]
+
+
+def position_logprobs(
+    entry: TokenLogprobs, decode: DecodeToken | None, *, is_ranked: bool = True
+) -> PositionLogprobs:
+    """One position: the sampled (or prompt) token first, then the best ones in order.
+
+    Those that were chosen by their ids (not `is_ranked`) have no rank. Without `decode`
+    (no tokenizer, or detokenize=False) there is no text.
+    """
+    position: PositionLogprobs = {}
+    for index, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+        # The first entry has a rank of its own; after it, candidate i has rank i.
+        rank = entry.rank if index == 0 else index if is_ranked else None
+        text = None if decode is None else decode(token_id)
+        position.setdefault(token_id, Logprob(logprob, rank, text))
+    return position
+
+
+class ChoiceLogprobs:
+    """The log-probabilities of one choice's tokens, and their sum."""
+
+    def __init__(self, decode: DecodeToken | None, *, is_ranked: bool = True) -> None:
+        self.positions: list[PositionLogprobs] = []
+        self.cumulative = 0.0
+        self._decode = decode
+        self._is_ranked = is_ranked
+
+    def append(self, entries: list[TokenLogprobs]) -> None:
+        """Add the positions of a step's new tokens."""
+        for entry in entries:
+            position = position_logprobs(entry, self._decode, is_ranked=self._is_ranked)
+            self.positions.append(position)
+            self.cumulative += entry.logprobs[0]
+
+    def truncate(self, num_positions: int) -> None:
+        """Keep only the first positions."""
+        for position in self.positions[num_positions:]:
+            self.cumulative -= next(iter(position.values())).logprob
+        del self.positions[num_positions:]
+
+
 class Sink(Protocol):
-    """Where a request's outputs go; neither method may wait."""
+    """Takes a request's outputs; neither method may wait."""
 
     def put(self, output: AnyOutput) -> None:
         """Take the next output."""
 
     def fail(self, error: BaseException) -> None:
-        """There will be no more outputs, and this is why."""
+        """End the outputs with an error."""
 
 
 class ChoiceState:
@@ -90,7 +132,7 @@ class ChoiceState:
         return NOW if num_new >= interval or shown == 0 else LATER
 
     def update(self, output: EngineCoreOutput) -> bool:
-        """Take in a step's output; True where a stop string ended the choice just now."""
+        """Add a step's output; True where a stop string ended the choice."""
         self.token_ids += output.new_token_ids
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
@@ -102,7 +144,7 @@ class ChoiceState:
         self.is_refused = output.is_refused
         if stop is None:
             return False
-        # What a step gave beyond the token that completes the stop string is not the request's.
+        # Tokens after the one that completes the stop string are dropped.
         num_tokens = self._detokenizer.num_tokens
         del self.token_ids[num_tokens:]
         if self._logprobs is not None:
@@ -116,7 +158,7 @@ class ChoiceState:
         self.finish_reason, self.stop_reason = "error", cause
 
     def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
-        """Count what a step gave to this choice."""
+        """Count a step's tokens and latencies."""
         self.num_preemptions = output.num_preemptions
         num_tokens = len(output.new_token_ids)
         if not num_tokens:
@@ -135,13 +177,13 @@ class ChoiceState:
             metrics.last_token_time = now
 
     def count_prompt(self, now: float, stats: StepStats) -> None:
-        """Count the prompt, which is computed now."""
+        """Count the prompt, whose computation ended now."""
         self.first_token_time = now
         stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
         stats.num_cached_tokens += self.num_cached_tokens or 0
 
     def show(self, is_delta: bool) -> CompletionOutput:
-        """What a caller is to see now: all of it, or what is new."""
+        """The output to show: cumulative, or since the last one."""
         start = self._num_shown if is_delta else 0
         self._num_shown = len(self.token_ids)
         self._is_end_shown = self.finish_reason is not None
@@ -157,7 +199,7 @@ class ChoiceState:
         )
 
     def summary(self, now: float) -> FinishedRequest:
-        """Everything that the metrics want of a choice that ended."""
+        """The finished choice for the metrics."""
         scheduled, first, last = self.scheduled_time, self.first_token_time, self.last_token_time
         arrival = self.request.arrival_time
         return FinishedRequest(
@@ -176,7 +218,7 @@ class ChoiceState:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request with its choices; `sink` takes each output that is due."""
+    """A request with its choices."""
 
     # The caller's id; need not be unique.
     request_id: str
@@ -203,14 +245,14 @@ class RequestState:
         return self.num_open == 0
 
     def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
-        """Take in the prompt positions that a step computed."""
+        """Add the prompt positions that a step computed."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += [
                 position_logprobs(entry, self.decode_token) for entry in entries
             ]
 
     def take_output(self) -> AnyOutput | None:
-        """What the caller is to see after a step; None where nothing is due yet."""
+        """The output that is due after a step; None where none is."""
         kind, finished = self.input.params.output_kind, self.num_open == 0
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
@@ -224,7 +266,7 @@ class RequestState:
             return None
         is_delta = kind is RequestOutputKind.DELTA
         prompt_logprobs = self.prompt_logprobs
-        # The first choice computes the prompt; what others say before it does is not all.
+        # The first choice scores the prompt, maybe after others have begun.
         if is_delta and prompt_logprobs and (finished or not self.choices[0].is_waiting):
             self.prompt_logprobs = None
         elif is_delta:
@@ -241,12 +283,12 @@ class RequestState:
         )
 
     def summary(self) -> FinishedGroup:
-        """What the metrics want of a request that ended."""
+        """The finished request for the metrics."""
         longest = max(len(choice.token_ids) for choice in self.choices)
         return FinishedGroup(self.input.params.n, longest)
 
     def traced(self) -> TracedRequest:
-        """What a span wants of a request that ended."""
+        """The finished request for a trace span."""
         now = time.monotonic()
         return TracedRequest(
             self.request_id,

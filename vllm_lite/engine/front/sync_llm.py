@@ -1,7 +1,4 @@
-"""LLMEngine: the engine for a blocking caller: add requests, step, read what is finished.
-
-Owns nothing but the wiring; `LLM` is the friendlier face.
-"""
+"""LLMEngine: the engine for a blocking caller: add requests, step, read outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +12,15 @@ from vllm_lite import envs
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
-from vllm_lite.engine.client import Prompt
-from vllm_lite.engine.front.fan_out import fan_out
-from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput, check_priority
+from vllm_lite.engine.client import Prompt, check_sleep, wakes_up
+from vllm_lite.engine.front.input_processor import (
+    InputProcessor,
+    ProcessedInput,
+    check_priority,
+    fan_out,
+)
 from vllm_lite.engine.front.output_processor import OutputProcessor
 from vllm_lite.engine.front.prepared import PreparedConstraints
-from vllm_lite.engine.front.sleep import check_sleep, wakes_up
 from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
 from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.engine.link.messages import GetStats, Pause, Prepare, ResetPrefixCache, Resume
@@ -81,12 +81,11 @@ class LLMEngine:
         if multiprocess is None:
             multiprocess = envs.VLLM_ENABLE_V1_MULTIPROCESSING
         if not multiprocess:
-            # Imported only where the model runs in this process: they bring torch.
+            # Imported here: it needs modules of the engine core that only a core's process has.
             from vllm_lite.engine.link.inproc_client import InprocClient
-            from vllm_lite.executor.select import make_executor
 
             tokenizer = _tokenizer_of(config)
-            core: SyncMPClient | InprocClient = InprocClient(config, make_executor)
+            core: SyncMPClient | InprocClient = InprocClient(config)
         else:
             handle = launch_core(config)
             try:
@@ -149,7 +148,7 @@ class LLMEngine:
             prompt = self.process(prompt, params or SamplingParams())
         self.prepare([prompt])
         arrival_time = time.monotonic()
-        # The core never sees an id twice: outputs of an aborted request may still be on the way.
+        # The core may not see an id twice: outputs of an aborted request may still be on the way.
         core_id = f"{request_id}-{next(self._numbers)}"
         sequences = fan_out(core_id, prompt, arrival_time, priority)
         core_ids = [sequence.request_id for sequence in sequences]
@@ -159,7 +158,7 @@ class LLMEngine:
             self._send()
 
     def step(self) -> list[AnyOutput]:
-        """Wait for the next step; what it gave that callers asked to see."""
+        """Wait for the next step; returns the outputs that are due."""
         if not self._processor.has_unfinished_requests():
             return self._outputs.take()
         self._send()

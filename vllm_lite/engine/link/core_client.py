@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import select
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,7 @@ from vllm_lite.engine.link.messages import (
     CoreReady,
     FromCore,
     StepOutputs,
+    ToCore,
 )
 from vllm_lite.engine.link.watch import INTERVAL, Watch
 from vllm_lite.errors import EngineDeadError
@@ -47,6 +49,8 @@ class MPClient:
         self.ready = handle.wait_ready()
         self.dead_error: EngineDeadError | None = None
         self._handle = handle
+        self._exit = select.poll()
+        self._exit.register(handle.exit_fd, select.POLLIN)
         self._watcher = Watch(handle)
         self._call_ids = itertools.count()
         self._outputs: deque[StepOutputs] = deque()
@@ -57,12 +61,12 @@ class MPClient:
         self.check_alive()
         for request in requests:
             request.front_end = self._handle.front_end
-        self._handle.send(AddRequests(requests))
+        self._send(AddRequests(requests))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop sequences; unknown ids are ignored, and so is a dead core."""
         if self.dead_error is None:
-            self._handle.send(AbortRequests(list(request_ids)))
+            self._send(AbortRequests(list(request_ids)))
 
     def check_alive(self) -> None:
         """Raise EngineDeadError where the core is dead."""
@@ -72,8 +76,15 @@ class MPClient:
     def _send_call(self, command: Command[Any]) -> Call:
         assert isinstance(command, AnyCommand)
         call = Call(next(self._call_ids), command, self._handle.front_end)
-        self._handle.send(call)
+        self._send(call)
         return call
+
+    def _send(self, message: ToCore) -> None:
+        channel = self._handle.channel
+        # A message that cannot be encoded raises here: no step may be expected for it.
+        data = channel.encode(message)
+        self._handle.heartbeat.expect_step()
+        channel.send_encoded(data)
 
 
 class SyncMPClient(MPClient):
@@ -180,7 +191,7 @@ class AsyncMPClient(MPClient):
 
     def is_dead(self) -> bool:
         """Whether the core is gone, noticed by the event loop or not yet."""
-        return self.dead_error is not None or (self._is_open and self._handle.wait_ended(0))
+        return self.dead_error is not None or (self._is_open and bool(self._exit.poll(0)))
 
     def check_alive(self) -> None:
         """Raise EngineDeadError where the core is dead; a stuck one dies within two intervals."""

@@ -18,7 +18,7 @@ from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.channel import FrontEndChannel
 from vllm_lite.engine.link.heartbeat import Heartbeat
-from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown, ToCore
+from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
 
 # The sun_path of a unix-domain socket holds 108 bytes, the file's name included.
@@ -47,7 +47,7 @@ class CoreHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the core now, whatever it does."""
+        """End the core at once."""
 
     @abstractmethod
     def exit_cause(self) -> str:
@@ -58,13 +58,6 @@ class CoreHandle(ABC):
         poller = select.poll()
         poller.register(self.exit_fd, select.POLLIN)
         return bool(poller.poll(timeout * 1000))
-
-    def send(self, message: ToCore) -> None:
-        """Queue a message for the core, which is expected to wake for it."""
-        # One that cannot be encoded raises here: no step may be expected for it.
-        data = self.channel.encode(message)
-        self.heartbeat.expect_step()
-        self.channel.send_encoded(data)
 
     def wait_ready(self) -> CoreReady:
         """Wait until the core takes requests.
@@ -90,10 +83,10 @@ class CoreHandle(ABC):
 
     @abstractmethod
     def stop(self, timeout: float) -> None:
-        """Have no more to do with the core, which ends with the front end that started it."""
+        """Leave the core; it ends with the front end that started it."""
 
     def close(self) -> None:
-        """Give back what this side holds."""
+        """Release this side's resources."""
         self.channel.close()
         self.heartbeat.close()
         os.close(self.exit_fd)
@@ -130,7 +123,7 @@ class StartedCore(CoreHandle):
 
     @abstractmethod
     def start(self, config: VllmConfig) -> None:
-        """Tell the core what to be; it begins to build itself."""
+        """Pass the configuration; the core begins to load."""
 
     def wait_ready(self) -> CoreReady:
         ready = super().wait_ready()
@@ -143,14 +136,14 @@ class StartedCore(CoreHandle):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def stop(self, timeout: float) -> None:
-        """Ask the core to end after the step in hand; kill it after `timeout` seconds."""
+        """Ask the core to end after its current step; kill it after `timeout` seconds."""
         self.channel.send(Shutdown())
         if not self.wait_ended(timeout):
             self.kill()
         self.close()
 
     def close(self) -> None:
-        """Give back what this side holds; the core must have ended."""
+        """Release this side's resources; the core must have ended."""
         super().close()
         self.remove_directory()
 

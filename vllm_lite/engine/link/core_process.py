@@ -44,11 +44,11 @@ class CoreProcess(StartedCore):
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The child's process id."""
         return self._process.pid
 
     def start(self, config: VllmConfig) -> None:
-        # One that waits for a GPU, or for its ranks, may have no sign of what they compute.
+        # A core that waits for a GPU or for ranks may use no processor meanwhile.
         self.computes_itself = config.device == "cpu" and not config.parallel.has_ranks
         self.watched_pid = self.pid
         self._child.give(msgspec.msgpack.encode(config))
@@ -62,7 +62,7 @@ class CoreProcess(StartedCore):
 
 
 def _clean_up(child: ChildProcess, directory: Path) -> None:
-    """For a handle that nobody stopped: at interpreter exit, or when it is collected."""
+    """Clean up after a handle that was not stopped, at exit or when it is collected."""
     child.kill()
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -79,11 +79,10 @@ def launch_core(
     """
     _allow_open_files()
     if in_process:
-        # Imported here: they bring torch into this process.
+        # Imported here: it needs modules of the engine core that only a core's process has.
         from vllm_lite.engine.link.core_thread import CoreThread
-        from vllm_lite.executor.select import make_executor
 
-        handle: StartedCore = CoreThread(make_executor)
+        handle: StartedCore = CoreThread()
     else:
         handle = CoreProcess(num_front_ends)
     handle.start(config)
@@ -91,7 +90,7 @@ def launch_core(
 
 
 def _allow_open_files() -> None:
-    """Raise the limit that connections count against, as far as this user may."""
+    """Raise the limit of open files as far as this user may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -17,6 +17,7 @@ from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.engine.link.heartbeat import Heartbeat
 from vllm_lite.engine.link.messages import Shutdown
 from vllm_lite.executor.executor import Executor
+from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import announce_exit
 from vllm_lite.log import timeline
 
@@ -24,9 +25,9 @@ from vllm_lite.log import timeline
 class CoreThread(StartedCore):
     """An engine core in a thread of this process."""
 
-    def __init__(self, executor_class: Callable[[VllmConfig], Executor]) -> None:
+    def __init__(self, make_executor: Callable[[VllmConfig], Executor] = make_executor) -> None:
         super().__init__()
-        self._executor_class = executor_class
+        self._make_executor = make_executor
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -55,7 +56,7 @@ class CoreThread(StartedCore):
         channel = CoreChannel(self.directory)
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(
-            lambda: EngineCore(config, self._executor_class)
+            lambda: EngineCore(config, self._make_executor)
         )
         channel.close(linger=1.0)
         heartbeat.close()

@@ -1,8 +1,7 @@
-"""When the engine core began the step it is in, and how long one may take: 16 shared bytes.
+"""16 shared bytes: the start of the engine core's current step, and how long one may take.
 
-One process stamps, the other reads, and stamps only as it wakes the first. The clock is
-CLOCK_MONOTONIC, which all processes of a machine share. Zero means that the core waits for work,
-so an idle one is never taken for stuck.
+The core stamps; a front end reads, and stamps only when it wakes the core. The clock is
+CLOCK_MONOTONIC, which all processes of a machine share. Zero means that the core is idle.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ class Heartbeat:
         self._stamp[0] = 0
 
     def expect_step(self) -> None:
-        """For the side that reads: a message is about to leave, so a step is due from now on.
+        """Stamp from a front end's side: a message is about to wake the core.
 
-        The other side stamps over it when it wakes; one that never wakes counts as stuck.
+        The core stamps over it; one that never wakes counts as stuck.
         """
         if not self._stamp[0]:
             self.begin_step()
 
     @property
     def stamp(self) -> int:
-        """When the step in hand began, in nanoseconds; 0 where none runs."""
+        """The start of the current step in nanoseconds; 0 where none runs."""
         return self._stamp[0]
 
     @property

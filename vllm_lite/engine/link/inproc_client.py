@@ -17,6 +17,7 @@ from vllm_lite.engine.core.calls import Calls
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.link.messages import Answer, Command, StepOutputs
 from vllm_lite.executor.executor import Executor
+from vllm_lite.executor.select import make_executor
 from vllm_lite.log import timeline
 from vllm_lite.platform import bind_compute_threads
 
@@ -25,12 +26,12 @@ class InprocClient:
     """Used as a SyncMPClient is; whatever kills a step reaches the caller as it is."""
 
     def __init__(
-        self, config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
+        self, config: VllmConfig, make_executor: Callable[[VllmConfig], Executor] = make_executor
     ) -> None:
         timeline.restart()
         if not config.parallel.has_ranks:
             bind_compute_threads()
-        self.core = EngineCore(config, executor_class)
+        self.core = EngineCore(config, make_executor)
         self.ready = self.core.describe()
         self._outputs: deque[StepOutputs] = deque()
         self._is_open = True

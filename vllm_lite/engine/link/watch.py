@@ -1,9 +1,9 @@
-"""Whether the engine core is stuck, seen from a front end that looks once a second.
+"""Detects a stuck engine core, from a front end that looks once a second.
 
-A step may use the processor for several times as long as the largest step should take, which the
-core measured at start; or take VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, where they are set. One in which
-the core's process uses no processor, because it was stopped or waits for itself, has seconds. Only
-time that was looked at counts: a watcher that was itself stopped knows nothing of that time.
+A step may use several times the processor time that the core estimated for the largest one, or
+take VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS where that is set. A core that uses no processor during a
+step, because it was stopped or deadlocked, has seconds. Only watched time counts, so that a
+watcher that was itself stopped does not accuse the core.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _NOTHING = 0.03
 
 
 class Watch:
-    """Looks at one core; ask for a verdict every INTERVAL."""
+    """Watches one core; call `verdict` every INTERVAL."""
 
     def __init__(self, handle: CoreHandle) -> None:
         self._handle = handle
         self._stamp = 0
         self._looked = time.monotonic()
-        # Seconds for which looks have found the same step, and no sign of life.
+        # Seconds for which the same step has run, and without a sign of life.
         self._in_step = 0.0
         self._stalled = 0.0
         self._cpu = 0.0
-        # Processor seconds of the core when the step in hand was first seen.
+        # Processor seconds of the core when the current step was first seen.
         self._cpu_before = 0.0
 
     def verdict(self) -> str | None:
-        """Why the core counts as stuck; None where it does not. One look never makes a verdict."""
+        """Why the core counts as stuck; None where it does not. It takes more than one look."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 2 * INTERVAL), now
         stamp = self._handle.heartbeat.stamp
@@ -73,7 +73,7 @@ class Watch:
         may_wait = not (is_same and self._handle.computes_itself)
         is_still = sign is not None and (
             sign.state == "T"
-            # A thread that waits for a disk is honest.
+            # A thread may wait for a disk.
             or not (may_wait or sign.state == "D" or sign.cpu - self._cpu >= _NOTHING)
         )
         if not is_still:
@@ -83,5 +83,9 @@ class Watch:
         self._stalled += passed
         if self._stalled <= STALL_LIMIT:
             return None
-        state = "is stopped (SIGSTOP)" if sign is not None and sign.state == "T" else "computes not"
+        state = (
+            "has been stopped (SIGSTOP)"
+            if sign is not None and sign.state == "T"
+            else "has used no processor"
+        )
         return f"its process {state} for {self._stalled:.0f} s"
