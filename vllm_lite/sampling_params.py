@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -101,7 +101,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="samp
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         self._check_numbers()
-        self._check_lengths()
         self._check_texts()
         self._check_token_ids()
         self._check_constraint()
@@ -162,42 +161,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="samp
         return SamplingParams(**fields)
 
     def _check_numbers(self) -> None:
-        _check_int("n", self.n, 1, None)
+        for name, limits in RANGES.items():
+            limits.check(name, getattr(self, name))
         if self.n > 1 and self.n > envs.VLLM_MAX_N_SEQUENCES:
             raise _refused("n", f"must be in [1, {envs.VLLM_MAX_N_SEQUENCES}]", self.n)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        # Beyond, a logit of this request could become infinite.
-        _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
-        _check_float("temperature", self.temperature, 0.0, 2.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_int("top_k", self.top_k, -1, MAX_INT32)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, -1, MAX_INT32)
-        if self.prompt_logprobs is not None:
-            _check_int("prompt_logprobs", self.prompt_logprobs, -1, MAX_INT32)
-        if self.stream_interval is not None:
-            _check_int("stream_interval", self.stream_interval, 1, MAX_INT32)
-        if self.output_kind not in _OUTPUT_KINDS:
-            raise _refused("output_kind", "must be a RequestOutputKind", self.output_kind)
-
-    def _check_lengths(self) -> None:
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, MAX_INT32)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_INT32)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refused(
                 "min_tokens", f"must be at most max_tokens={self.max_tokens}", self.min_tokens
             )
-        if self.truncate_prompt_tokens is not None:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INT32)
-            if self.truncate_prompt_tokens == 0:
-                raise _refused("truncate_prompt_tokens", "must be -1 or at least 1", 0)
+        if self.truncate_prompt_tokens == 0:
+            raise _refused("truncate_prompt_tokens", "must be -1 or at least 1", 0)
         if self.truncation_side not in (None, "left", "right"):
             raise _refused("truncation_side", 'must be "left" or "right"', self.truncation_side)
+        if self.output_kind not in _OUTPUT_KINDS:
+            raise _refused("output_kind", "must be a RequestOutputKind", self.output_kind)
 
     def _check_texts(self) -> None:
         if isinstance(self.stop, str):
@@ -239,8 +216,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="samp
         if detection is not None and not isinstance(detection, RepetitionDetectionParams):
             rule = "must be a RepetitionDetectionParams"
             raise _refused("repetition_detection", rule, detection)
-        if self.thinking_token_budget is not None:
-            _check_int("thinking_token_budget", self.thinking_token_budget, -1, MAX_INT32)
 
     def _normalise(self) -> None:
         self.stop = self.stop or []
@@ -290,25 +265,54 @@ def _refused(name: str, rule: str, value: object) -> RequestError:
     return RequestError(f"{name} {rule}, got {shown}", name)
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _refused(name, "must be an integer", value)
-    if value < low or (high is not None and value > high):
-        limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise _refused(name, f"must be {limits}", value)
+class Range(NamedTuple):
+    """The values that a numeric field may have."""
+
+    low: float
+    high: float | None
+    is_float: bool = False
+    excludes_low: bool = False
+    may_be_none: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        """Raise RequestError for a value outside the range."""
+        low, high = self.low, self.high
+        if value is None and self.may_be_none:
+            return
+        kinds = (int, float) if self.is_float else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise _refused(name, f"must be {'a number' if self.is_float else 'an integer'}", value)
+        is_below = value <= low if self.excludes_low else value < low
+        # isfinite comes last: it overflows on an int beyond float's range.
+        is_above = high is not None and value > high
+        if is_below or is_above or (self.is_float and not math.isfinite(value)):
+            limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
+            if self.is_float:
+                limits = f"in {'(' if self.excludes_low else '['}{low:g}, {high:g}]"
+            raise _refused(name, f"must be {limits}", value)
 
 
-def _check_float(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False
-) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise _refused(name, "must be a number", value)
-    below = value <= low if open_low else value < low
-    # isfinite comes last: it would overflow on an int beyond float's range.
-    # The comparison with high comes first: it spares isfinite an int beyond float's range.
-    if below or value > high or not math.isfinite(value):
-        bracket = "(" if open_low else "["
-        raise _refused(name, f"must be in {bracket}{low:g}, {high:g}]", value)
+# The numeric fields of SamplingParams.
+RANGES = {
+    "n": Range(1, None),
+    "presence_penalty": Range(-2.0, 2.0, is_float=True),
+    "frequency_penalty": Range(-2.0, 2.0, is_float=True),
+    # Beyond, a logit of this request could become infinite.
+    "repetition_penalty": Range(1e-6, 1e6, is_float=True),
+    "temperature": Range(0.0, 2.0, is_float=True),
+    "top_p": Range(0.0, 1.0, is_float=True, excludes_low=True),
+    "top_k": Range(-1, MAX_INT32),
+    "min_p": Range(0.0, 1.0, is_float=True),
+    "seed": Range(-(2**63), 2**63 - 1, may_be_none=True),
+    "logprobs": Range(-1, MAX_INT32, may_be_none=True),
+    "prompt_logprobs": Range(-1, MAX_INT32, may_be_none=True),
+    "stream_interval": Range(1, MAX_INT32, may_be_none=True),
+    "max_tokens": Range(1, MAX_INT32, may_be_none=True),
+    "min_tokens": Range(0, MAX_INT32),
+    "truncate_prompt_tokens": Range(-1, MAX_INT32, may_be_none=True),
+    "thinking_token_budget": Range(-1, MAX_INT32, may_be_none=True),
+}
+_BIAS = Range(-MAX_BIAS, MAX_BIAS, is_float=True)
 
 
 def _is_text(value: object) -> bool:
@@ -357,7 +361,7 @@ def _check_bias(bias: object) -> None:
     for token_id, value in bias.items():
         if not _is_token(token_id):
             raise _refused("logit_bias", "keys must be non-negative token ids", token_id)
-        _check_float("logit_bias", value, -MAX_BIAS, MAX_BIAS)
+        _BIAS.check("logit_bias", value)
 
 
 def _clamped_bias(bias: object) -> object:
