@@ -161,7 +161,7 @@ def beam_output(
     tokenizer: Tokenizer | None,
     params: SamplingParams,
 ) -> CompletionOutput:
-    """A continuation as a choice; `params` tell which special tokens its text shows."""
+    """A continuation as a choice; `params` say which special tokens its text shows."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params)
     detokenizer.update(beam.token_ids, beam.finish_reason == "stop")
     return CompletionOutput(

@@ -218,7 +218,7 @@ IDLE = {
     "VLLM_USE_V1": "there is one engine",
     "VLLM_TARGET_DEVICE": "the device is found out; see --device",
 }
-# They ask for what is so anyway: nobody is told of any use.
+# They ask for what holds anyway: their use is not logged.
 GRANTED = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK")
 
 
@@ -237,7 +237,7 @@ def complaints() -> list[str]:
     return lines
 
 
-# What can change how this package or a library below it behaves; others are nobody's business.
+# Prefixes of variables that change how this package or a library behaves.
 _REPORTED = (
     "VLLM_",
     "TORCH",

@@ -53,7 +53,7 @@ class NotFoundError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """The waiting queue is at its limit; the client should come back later."""
+    """The waiting queue is at its limit; the client should retry later."""
 
     status = 429
     kind = "TooManyRequestsError"

@@ -93,7 +93,7 @@ class ChildProcess:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                # What it prints belongs to the log; standard output is the user's.
+                # Its output belongs to the log; standard output is the user's.
                 stdout=2,
                 pass_fds=self._pass_fds,
                 # A terminal's Ctrl-C is for the parent, which drains and then stops its child.
@@ -129,6 +129,6 @@ def process_sign(pid: int) -> ProcessSign | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name stands in parentheses, and may hold any character.
+    # The name is in parentheses and may contain any character.
     state, *fields = text.rpartition(")")[2].split()
     return ProcessSign(state, (int(fields[10]) + int(fields[11])) / _TICKS_PER_SECOND)

@@ -127,7 +127,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The last tokens' vectors that encode() gives, as lists of numbers."""
+        """encode() of the last tokens, with vectors as lists of numbers."""
         outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="embed")
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 

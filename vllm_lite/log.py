@@ -25,7 +25,7 @@ from vllm_lite.errors import UsageError
 LogFormat = Literal["text", "json"]
 
 _process_name = ""
-# What a terminal is sent for a level: its number of SGR.
+# SGR color of each level on a terminal.
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
@@ -94,7 +94,7 @@ class _LossyStream(io.TextIOWrapper):
 
 
 def make_stderr_lossy() -> None:
-    """Let this process live on where standard error leads to a full disk or to nobody."""
+    """Ignore failed writes to standard error, to a full disk or a closed pipe."""
     try:
         os.fstat(2)
     except OSError:  # closed: the next file that is opened would take its place

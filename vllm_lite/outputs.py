@@ -108,5 +108,5 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
         return EmbeddingRequestOutput(base.request_id, embedding, ids, num_cached, base.finished)
 
 
-# What a caller of the engine reads.
+# The output of any request.
 AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]

@@ -93,7 +93,7 @@ def _cpu_list(text: str) -> set[int]:
 
 
 def num_usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores within the affinity mask, and no more than the CPU quota gives time for."""
+    """Physical cores within the affinity mask and the CPU quota."""
     cores = {_core_of(root, cpu) for cpu in os.sched_getaffinity(0)}
     return max(1, math.ceil(min(len(cores), _cpu_quota(root))))
 
@@ -172,7 +172,7 @@ def _meminfo(root: Path, name: str) -> int:
 
 
 def _field(text: str, name: str) -> int:
-    """The number after `name` in lines of "name number"; 0 where there is none."""
+    """The number after `name` in lines of "name number"; 0 if absent."""
     for line in text.splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():

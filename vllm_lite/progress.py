@@ -1,4 +1,4 @@
-"""Progress bars: drawn on a terminal alone, so that none reaches a log file or a pipe.
+"""Progress bars, on a terminal alone: none reaches a log file or a pipe.
 
 The one module that draws. Others' bars (pip's, the hub's) follow what `on_terminal` says.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def on_terminal() -> bool:
-    """Whether standard error, where bars are drawn, is a terminal."""
+    """Whether standard error, which shows the bars, is a terminal."""
     return sys.stderr.isatty()
 
 
@@ -27,7 +27,7 @@ def progress_bar(*, is_shown: bool = ..., **settings: Any) -> tqdm[Any]: ...
 def progress_bar(
     iterable: Iterable[Any] | None = None, *, is_shown: bool = True, **settings: Any
 ) -> tqdm[Any]:
-    """A bar with tqdm's `settings`; one that draws nothing unless it `is_shown` on a terminal."""
+    """A bar with tqdm's `settings`; invisible unless it `is_shown` on a terminal."""
     # Imported here: commands without a bar need not wait for it.
     from tqdm import tqdm
 

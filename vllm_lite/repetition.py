@@ -45,7 +45,7 @@ class RepetitionDetector:
         self._longest = params.max_pattern_size
         self._num_repeats = params.min_count - 1
         self._num_tokens = 0
-        # Where each token has stood, in order.
+        # The positions of each token, in order.
         self._places: dict[int, list[int]] = {}
         # Period -> how many tokens up to the last one equal the token a period before them.
         self._runs: dict[int, int] = {}

@@ -39,7 +39,7 @@ class StructuredOutputsParams(
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
-    # A regular expression for what may stand between JSON's tokens.
+    # A regular expression for the whitespace between JSON's tokens.
     whitespace_pattern: str | None = None
     # Constrain a reasoning model from its first token, not from the end of its reasoning.
     enable_in_reasoning: bool = False

@@ -20,7 +20,7 @@ class BlockPool:
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.null_block.ref_count = 1
         self.num_total = num_blocks - 1
-        # Blocks that nobody holds, and those among them that can be hit.
+        # Unused blocks, and those among them that can be hit.
         self.num_unused = 0
         self.num_cached = 0
         self._by_hash: dict[bytes, Block] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from vllm_lite.core.block import Block
 from vllm_lite.core.kv_spec import KVCacheSpec
@@ -68,22 +67,6 @@ def _bins(layers: Sequence[int], sizes: Sequence[int], capacity: int) -> list[li
     return bins
 
 
-class AttentionRule(Protocol):
-    """The blocks that a group of layers needs, and its prefix hits."""
-
-    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Most blocks that a request of `num_tokens` holds at a time.
-
-        A step computes at most `max_step_tokens` of its tokens.
-        """
-
-    def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
-        """The table entries of the longest cached prefix of `hashes`."""
-
-    def first_needed_block(self, num_computed_tokens: int) -> int:
-        """Index of the first block that a later token can still see."""
-
-
 class FullAttention:
     """Every token sees all before it: blocks are kept to the end."""
 
@@ -91,11 +74,14 @@ class FullAttention:
         self._block_size = block_size
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """All blocks of the request."""
+        """Most blocks that a request of `num_tokens` holds at a time: all of its own.
+
+        A step computes at most `max_step_tokens` of its tokens.
+        """
         return -(-num_tokens // self._block_size)
 
     def find_hits(self, find: Find, null_block: Block, hashes: Sequence[bytes]) -> list[Block]:
-        """The blocks up to the first that is missing."""
+        """The table entries of the longest cached prefix of `hashes`."""
         hits = []
         for content_hash in hashes:
             block = find(content_hash)
@@ -105,7 +91,7 @@ class FullAttention:
         return hits
 
     def first_needed_block(self, num_computed_tokens: int) -> int:
-        """Always the first."""
+        """Index of the first block that a later token can still see."""
         return 0
 
 
@@ -144,6 +130,9 @@ class SlidingWindow:
     def first_needed_block(self, num_computed_tokens: int) -> int:
         """The block of the oldest token in the next token's window."""
         return max(0, num_computed_tokens - self._window + 1) // self._block_size
+
+
+AttentionRule = FullAttention | SlidingWindow
 
 
 def attention_rule(sliding_window: int | None, block_size: int) -> AttentionRule:

@@ -190,7 +190,7 @@ class KVCacheManager:
         self.states.publish_computed(request)
 
     def withdraw(self, request: Request) -> None:
-        """Let nobody hit a request's blocks any more: what they hold is in doubt."""
+        """Remove a request's blocks from the prefix map: their content is in doubt."""
         for table in self._tables[request.request_id].of_group:
             self.pool.withdraw(table.blocks)
         self.states.withdraw(request)
@@ -228,7 +228,7 @@ class KVCacheManager:
 
 
 class _Group:
-    """One group's way to find, name and give back blocks."""
+    """One group's prefix hits, publishing and release of blocks."""
 
     def __init__(self, index: int, rule: AttentionRule, pool: BlockPool) -> None:
         self.rule = rule
@@ -246,7 +246,7 @@ class _Group:
         return self.rule.find_hits(self._pool.find, self._pool.null_block, keys)
 
     def release_out_of_window(self, table: _Table, num_computed_tokens: int) -> None:
-        """Give back what no later token sees."""
+        """Release the blocks that no later token sees."""
         first = self.rule.first_needed_block(num_computed_tokens)
         if first <= table.num_released:
             return

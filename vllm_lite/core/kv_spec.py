@@ -27,7 +27,7 @@ class CacheFormat:
     has_row_scales: bool = False
 
 
-# What --kv-cache-dtype means; any other name means the model's own numbers.
+# dtypes of --kv-cache-dtype; any other name means the model's own.
 CACHE_FORMATS = {
     "float32": CacheFormat("float32"),
     "bfloat16": CacheFormat("bfloat16"),

@@ -28,7 +28,7 @@ class DeviceMemory:
     """One reading, in bytes."""
 
     total: int
-    # Of the whole device, whoever holds the rest.
+    # Free bytes of the whole device.
     free: int
     # Held for this process by torch's allocator, now and at most since its peak was reset.
     reserved: int
@@ -48,7 +48,7 @@ class MemoryUse:
     # The largest step, beside the weights: its tensors and the tables of all requests.
     activations: int
     graphs: int
-    # What libraries took for themselves while all that ran.
+    # Allocated by libraries meanwhile.
     libraries: int
 
     @property

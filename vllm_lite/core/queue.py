@@ -104,7 +104,7 @@ _Entry = tuple[int, float, int, Request]
 
 
 class FairQueue:
-    """The tenant that was served least comes first; its own requests are first come.
+    """The least served tenant comes first; its own requests are first come, first served.
 
     Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
     a counter for each tenant grows by the tokens computed for it. The queue charges a prompt
@@ -185,7 +185,7 @@ class FairQueue:
             del self._given[request_id], self._charged[request_id]
 
     def _charge(self, request: Request, cost: float) -> None:
-        """Have the tenant owe `cost` for the request, all told."""
+        """Charge the tenant a total of `cost` for the request."""
         owed = self._charged.get(request.request_id, 0.0)
         if cost != owed:
             self._charged[request.request_id] = cost

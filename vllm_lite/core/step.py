@@ -25,7 +25,7 @@ else:
     MaskBits = Any  # fields are read by type where a step travels: without numpy
 
 
-# What is wanted of a request: tokens after its prompt, or vectors of it.
+# A request asks for tokens after its prompt, or for vectors of it.
 Task = SamplingParams | PoolingParams
 
 

@@ -84,7 +84,7 @@ def tensor_parallel(group: TensorParallelGroup) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A run of features of which `size`, from `start`, are this rank's, out of `full_size`."""
+    """This rank's `size` features from `start`, out of `full_size`."""
 
     full_size: int
     start: int

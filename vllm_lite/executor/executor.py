@@ -26,7 +26,7 @@ class Executor(ABC):
     max_in_flight = 1
     # Readable once a worker has ended by itself; None where none can.
     failure_fd: int | None = None
-    # What ended it.
+    # The error that ended it.
     failure: VLLMLiteError | None = None
 
     @abstractmethod

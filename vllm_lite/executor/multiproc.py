@@ -79,7 +79,7 @@ class MultiprocExecutor(Executor):
         return RankOutput(self, self._num_submitted)
 
     def take_output(self, number: int) -> ModelRunnerOutput:
-        """The answer to the step `number`; those before it that nobody took are passed over."""
+        """The answer to the step `number`; earlier answers are skipped."""
         data = b""
         while self._num_answered < number:
             data = self._receive(0)

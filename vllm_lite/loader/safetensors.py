@@ -26,7 +26,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 # The type that a slot reads a tensor as, by its name; None: nothing here takes it.
 Wanted = Callable[[str], torch.dtype | None]
-# Plain numbers, of which each can be read as any; and those that are read as what they are.
+# Floating-point dtypes convert to each other; the others are read unchanged.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NARROW = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 

@@ -92,7 +92,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A layer of checkpoints, and what takes it; `*` in names stands for a number.
+    """Maps a checkpoint's layer to the model's; `*` in names stands for a number.
 
     Without parts: tensors that follow from the configuration, and are passed over.
     """

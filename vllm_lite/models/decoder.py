@@ -199,7 +199,7 @@ class DecoderLayer(nn.Module):
 
 
 def join_stream(before: Norm | None, previous: DecoderLayer | None) -> ResidualNorm:
-    """How the output of the layer `previous`, or the embedding, comes to what stands behind it."""
+    """The residual step between the layer `previous`, or the embedding, and the next layer."""
     return ResidualNorm(before, None if previous is None else previous.last_norm)
 
 

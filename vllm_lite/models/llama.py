@@ -25,7 +25,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
 
 
 def gguf_pairs(facts: ModelFacts) -> Sequence[Rule]:
-    """The order that llama.cpp's converter gives the queries and keys of Llama and Mistral."""
+    """The order of queries and keys after llama.cpp's converter, for Llama and Mistral."""
     if facts.format != "gguf":
         return ()
     heads = {"q": facts.num_heads, "k": facts.num_kv_heads}

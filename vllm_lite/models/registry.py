@@ -10,7 +10,7 @@ from vllm_lite.models.decoder import DecoderForCausalLM
 
 
 def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
-    """The class of the Hugging Face architecture; raises CheckpointError if there is none."""
+    """The class of the Hugging Face architecture; raises CheckpointError for an unknown one."""
     row = ARCHITECTURES.get(architecture)
     if row is None:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Logits to tokens: processors, then the largest logit or a draw, then log-probabilities.
+"""Logits to tokens: processors, then the largest logit or a sample, then log-probabilities.
 
 Knows rows and slots, not requests. Order as in vLLM: allowed ids, bad words, min_tokens, bias,
 penalties, masks; greedy rows end there; for the others temperature, min_p, top_k, top_p, the draw.
@@ -124,7 +124,7 @@ class Sampler:
 
 
 def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Logits as the draw saw them, [len(logprob_rows), V]."""
+    """Logits as they were sampled from, [len(logprob_rows), V]."""
     rows = batch.logprob_rows
     processed = logits[rows]
     if batch.random is None:

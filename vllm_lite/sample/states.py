@@ -49,7 +49,7 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """How each row of a batch draws its token, greedy rows among them."""
+    """Sampling parameters of each row of a batch, greedy rows included."""
 
     slots: Int64s  # [R]
     keys: UInt64s  # [R]

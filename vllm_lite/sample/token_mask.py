@@ -1,4 +1,4 @@
-"""Applies a step's token masks to its logits: what a constraint forbids cannot be drawn.
+"""Applies a step's token masks to its logits: forbidden tokens cannot be sampled.
 
 One operation for all constrained rows of a batch. Knows bits, no grammar.
 """

@@ -51,7 +51,7 @@ class Batch:
     plan: StepPlan
     # Index of the token that each row's token follows, [S]; None: they are 0..T-1.
     last_tokens: Tensor | None
-    # Where the host does not build the inputs itself: the requests, and where the sampled go.
+    # For inputs built on the device: the requests, and the slots of sampled tokens.
     rows: StepRows | None = None
     targets: tuple[Tensor, Tensor] | None = None  # slots and positions, each a row that samples
 

@@ -14,7 +14,7 @@ import torch
 from vllm_lite.core.memory_budget import DeviceMemory
 from vllm_lite.errors import UsageError
 
-# What the tuned tiles and bfloat16 products begin with: A100, A10, L4, H100.
+# The oldest compute capability with bfloat16 GEMMs and tuned tiles: that of the A100.
 _OLDEST = (8, 0)
 
 
@@ -22,7 +22,7 @@ class CudaDevice:
     """The first GPU that this process sees."""
 
     def __init__(self) -> None:
-        """Raises UsageError where there is none that this package can use."""
+        """Raises UsageError without a device that this package can use."""
         _check_torch()
         self.torch_device = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch_device)
@@ -111,7 +111,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _is_of_driver(error: BaseException) -> bool:
-    # Triton tells the driver's errors in a RuntimeError that says so.
+    # Triton raises the driver's errors as a RuntimeError with this text.
     return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
 
 

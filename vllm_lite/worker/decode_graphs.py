@@ -59,7 +59,7 @@ class DecodeGraphs:
         self._idle_rows = idle_rows
         self._maker = maker
         self._graphs: dict[int, _Graph] = {}
-        # Where every graph leaves its rows: results of their own would each hold memory.
+        # All graphs write their rows here: results of their own would each hold memory.
         self._hidden: Tensor | None = None
 
     @property
@@ -69,7 +69,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, size: int) -> None:
-        """Capture one of the sizes now. The largest comes first: the others use its memory."""
+        """Capture one of the sizes. Begin with the largest: the others use its memory."""
         self._graph(size)
 
     def __call__(self, batch: Batch) -> Tensor:

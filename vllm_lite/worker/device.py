@@ -24,11 +24,11 @@ class Device(Protocol):
         ...
 
     def read_memory(self) -> DeviceMemory:
-        """Its memory now, once all that was given out is done."""
+        """Its memory once all launched work is done."""
         ...
 
     def trim_memory(self) -> None:
-        """Give back what the allocator holds and nobody uses; its peak counts from now on."""
+        """Release the allocator's unused memory and reset its peak."""
         ...
 
     def make_graph_maker(self) -> GraphMaker:

@@ -1,8 +1,7 @@
-"""The worker of a device that computes beside the host: memory, graphs and steps given out.
+"""The worker of a GPU: memory, graphs and asynchronous steps.
 
-Loads the weights into the device, runs the largest step once to see what memory it takes, leaves
-the rest to the KV cache, and captures the graphs. Knows nothing of scheduling, and the device only
-through `Device`. Order of calls: as StepWorker's.
+Loads the weights, runs the largest step once to measure its memory, leaves the rest to the KV
+cache, and captures the graphs. Knows the device only through `Device`.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class GpuWorker(Worker):
         )
         with self._room_for(what, fix):
             stepped, graphs = self._try_out(spec)
-        # What was tried out refers to itself: only now is its memory free.
+        # The trial's objects are in cycles: their memory is free only now.
         gc.collect()
         self._device.trim_memory()
         self._use = measured_use(self._start, self._loaded, stepped, graphs)
@@ -140,7 +139,7 @@ class GpuWorker(Worker):
         return 0.0  # its host waits more than it computes
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Give out one step; raises EngineDeadError where the device is broken."""
+        """Launch one step; raises EngineDeadError where the device is broken."""
         with _noticing(self._device):
             return _Watched(super().submit(step), self._device)
 

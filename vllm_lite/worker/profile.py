@@ -12,7 +12,7 @@ MAX_PROMPT_LOGIT_ELEMENTS = 1 << 23
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Hidden-sized tensors alive at a time in a layer: stream, normed, projections, attention.
 _HIDDEN_TENSORS = 8
-# Logits, their copy for log-probabilities, weights of the draw, a mask.
+# Logits, their copy for log-probabilities, sampling weights, a mask.
 _LOGIT_TENSORS = 4
 
 

@@ -28,7 +28,7 @@ _SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
 
 
 def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput]:
-    """To be submitted in this order, each after the last one's answer. The largest comes first.
+    """Steps to submit in this order, each after the last one's answer; the largest comes first.
 
     `num_groups`: block tables of a request.
     """
@@ -107,7 +107,7 @@ def _step(
     sampling: SamplingParams,
     after: SchedulerOutput | None = None,
 ) -> SchedulerOutput:
-    """New requests of so many tokens, of which the last `counts` are computed; all sample."""
+    """New requests whose last `counts` tokens are computed; all sample."""
     requests = [
         NewRequestData(
             request_id=f"trial-{i}",

@@ -38,7 +38,7 @@ def build_core() -> EngineCore:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one engine core until it is told to stop; the exit code."""
+    """Run one engine core until Shutdown; returns the exit code."""
     directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent_pid)
     make_stderr_lossy()

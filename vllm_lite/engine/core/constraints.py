@@ -37,7 +37,7 @@ class _Waiting:
     """A sequence that is not in the scheduler yet, and the future that it waits for."""
 
     request: Request
-    # Where there is no grammar, the tokenizer's tokens alone.
+    # Of a grammar, or of the tokenizer's tokens alone.
     future: Future[Result | TokenizerFacts]
 
 

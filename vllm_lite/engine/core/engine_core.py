@@ -162,7 +162,7 @@ class EngineCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all that was begun has ended or stands still."""
+        """Whether every sequence has ended or is held."""
         if self._in_flight:
             return False
         if not self._gate.may_step:

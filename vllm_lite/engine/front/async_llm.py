@@ -148,11 +148,9 @@ class AsyncLLM:
     @property
     def dead_error(self) -> BaseException:
         """See EngineClient.dead_error."""
-        try:
+        with contextlib.suppress(EngineDeadError):
             self._core.check_alive()
-        except EngineDeadError as error:
-            return error
-        return EngineDeadError("The engine is alive")
+        return self._core.dead_error or EngineDeadError("The engine is alive")
 
     @property
     def is_running(self) -> bool:
@@ -177,7 +175,7 @@ class AsyncLLM:
         """See EngineClient.prepare."""
         if params.bad_words and params.bad_words_token_ids is None:
             words = params.bad_words
-            # Once for all prompts, and where nobody waits for it.
+            # Once for all prompts, off the event loop.
             params.bad_words_token_ids = await asyncio.to_thread(self._inputs.bad_word_ids, words)
         if params.structured_outputs is not None:
             processed = self._inputs.process_constraint(params)

@@ -190,7 +190,7 @@ class InputProcessor:
             changed.structured_outputs = self._canonical[id(given)] = given
         if params.bad_words and params.bad_words_token_ids is None:
             changed.bad_words_token_ids = self.bad_word_ids(params.bad_words)
-        # Where the constraint is fulfilled nothing may follow but the end.
+        # Once the constraint is fulfilled only the end may follow.
         changed.ignore_eos = False
         _check_sendable(changed)
         return changed

@@ -44,7 +44,7 @@ class PoolingState(RequestState):
         """The vector, once it is there; empty where there will be none."""
         if not self.is_finished:
             return None
-        import torch  # here, so that a front end that gives text never loads it
+        import torch  # here: a front end that generates text never loads it
 
         (choice,) = self.choices
         assert isinstance(choice, PooledChoice)

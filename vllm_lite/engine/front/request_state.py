@@ -232,7 +232,7 @@ class RequestState:
     choices: list[ChoiceState] = field(default_factory=list)
     # Choices that have not ended.
     num_open: int = 0
-    # Where they were asked for and not delivered yet. The first token has none.
+    # Not delivered yet; None unless asked for. The first token has none.
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     # Already in the list of this step's changed requests.
     is_touched: bool = False
