@@ -23,25 +23,25 @@ application, whose OpenAPI document is at `/openapi.json`. Options are in [cli.m
 differs from vLLM in [differences.md](differences.md).
 
 Any client of OpenAI's API works with `base_url` set to `http://HOST:PORT/v1`. Fields that OpenAI's
-API does not have go into `extra_body` there. Fields that nobody knows are ignored, and named in
-the log once. Numbers and flags are read leniently (`"5"` is 5); `null` is the same as nothing.
+API does not have go into `extra_body` there. Unknown fields are ignored, and logged once. Numbers
+and booleans are read leniently (`"5"` is 5); `null` means that the field is absent.
 
 With `--api-key` (or `VLLM_API_KEY`) every route but `/health`, `/ping`, `/version`, `/metrics`
-and the files of the page at `/` wants `Authorization: Bearer KEY` (or `x-api-key: KEY`).
+and the files of the page at `/` needs `Authorization: Bearer KEY` (or `x-api-key: KEY`).
 
 ## Errors
 
-Every error of every route is one object, and `param` names the field at fault:
+Every route reports errors as one object, in which `param` names the field at fault:
 
 ```json
 {"error": {"message": "...", "type": "BadRequestError", "param": "temperature", "code": 400}}
 ```
 
-`/v1/messages` puts `"type": "error"` beside it. 400: the request; 401: the key; 404: the
-model, the route or the stored object; 413: the body is too large; 429: too much waits, with
-`Retry-After`; 500: the request failed, and the log has more under the id in the message; 503: the
-server is shutting down. What is wrong with a request that streams is told by the status too; only
-a failure in mid-stream is an event, before `data: [DONE]`.
+`/v1/messages` adds `"type": "error"`. 400: the request is wrong; 401: the key; 404: no such model,
+route or stored object; 413: the body is too large; 429: the queue is full, with `Retry-After`; 500:
+the request failed, and the log has more under the id in the message; 503: the server is shutting
+down. A streaming request that is refused gets a status too; only a failure in mid-stream is an
+event, before `data: [DONE]`.
 
 ## Replies of chat and completions
 
@@ -61,50 +61,49 @@ also `completion_tokens_details.reasoning_tokens`. With `--enable-per-request-me
 one choice has `metrics`: `time_to_first_token_ms`, `generation_time_ms`, `queue_time_ms`,
 `mean_itl_ms`, `tokens_per_second`; in a stream they come with the usage.
 
-Reasoning (`--reasoning-parser`) is in `reasoning` and, the same, in `reasoning_content`. Tool calls
-need `--enable-auto-tool-choice --tool-call-parser NAME` where the model is to decide (`auto`);
-`required` and a named function work with any model, and their arguments always follow the
-function's schema.
+Reasoning (`--reasoning-parser`) is in both `reasoning` and `reasoning_content`. Tool calls that the
+model chooses (`auto`) need `--enable-auto-tool-choice --tool-call-parser NAME`; `required` and a
+named function work with any model, and their arguments always follow the function's schema.
 
-`/tokenize` takes a `prompt`, or `messages` with what else decides a chat's prompt: `tools`,
-`documents`, `chat_template`, `chat_template_kwargs`, `add_generation_prompt`,
+`/tokenize` takes a `prompt`, or `messages` with the other fields that shape a chat's prompt:
+`tools`, `documents`, `chat_template`, `chat_template_kwargs`, `add_generation_prompt`,
 `continue_final_message`.
 
 A request with the header `endpoint-load-metrics-format: JSON` (or `TEXT`) to chat, completions or
-`/invocations` is answered with `endpoint-load-metrics`, an ORCA report of `kv_cache_usage_perc` and
-`num_requests_waiting`, for balancers.
+`/invocations` gets `endpoint-load-metrics` in reply, an ORCA report of `kv_cache_usage_perc` and
+`num_requests_waiting`, for load balancers.
 
-The structured output of a request is one of `response_format` and `structured_outputs`; a schema,
-an expression or a grammar that cannot be used is a 400 that says why.
+A request's structured output is given by `response_format` or `structured_outputs`; a schema,
+regular expression or grammar that cannot be used is a 400 that says why.
 
 ## Responses, messages, batches
 
-`/v1/responses` gives items: `reasoning`, `message` and `function_call`, in the order of the text.
-An `item_reference` in the input stands for an item of a stored response.
-A stream numbers its events and ends with `response.completed`, `response.incomplete` (the length)
-or `response.failed`; there is no `[DONE]`. Responses are stored in the server's memory: at most
-1000 of them, 256 MiB and a day, the least lately used first to go, and each for the API key alone
-that made it. A response in the background outlives its client; a GET asks for it, and where it was
-created with `stream` too, `?stream=true&starting_after=K` gives the events after number K again,
-and those to come. `VLLM_ENABLE_RESPONSES_API_STORE=0`, and `--api-server-count` above 1, store
-nothing: then there is neither `background` nor `previous_response_id`.
+`/v1/responses` returns items: `reasoning`, `message` and `function_call`, in the order of the
+text. An `item_reference` in the input stands for an item of a stored response. A stream numbers
+its events and ends with `response.completed`, `response.incomplete` (the length was reached) or
+`response.failed`; there is no `[DONE]`. Responses are stored in the server's memory, up to 1000 of
+them, 256 MiB and one day, least recently used first out, each visible only to the API key that
+made it. A background response outlives its client. GET returns it; if it was created with
+`stream`, `?stream=true&starting_after=K` repeats the events after number K and continues. With
+`VLLM_ENABLE_RESPONSES_API_STORE=0`, or `--api-server-count` above 1, nothing is stored, and
+`background` and `previous_response_id` are refused.
 
-`/v1/messages` gives blocks: `thinking`, `text` and `tool_use`. `stop_reason` is `end_turn`,
+`/v1/messages` returns blocks: `thinking`, `text` and `tool_use`. `stop_reason` is `end_turn`,
 `max_tokens`, `stop_sequence` or `tool_use`. A failure in mid-stream is the event `error`.
 
-`/v1/chat/completions/batch` takes a list of conversations as its `messages` and gives a choice for
-each, whole. `/invocations` takes the body of chat or of completions.
+`/v1/chat/completions/batch` takes a list of conversations as `messages` and returns a whole choice
+for each. `/invocations` takes the body of chat or of completions.
 
 With `--batch-storage-dir`, `/v1/files` and `/v1/batches` are OpenAI's: [batches.md](batches.md).
 
 ## Dev mode
 
-With `VLLM_SERVER_DEV_MODE=1` there are routes that stop and describe the engine. `/pause` holds
-new requests, which wait: with `mode=abort` those that run end with `abort`, with `wait` they run
-to their end before the answer comes, with `keep` they stand still; `/resume` lets all go on.
-`clear_cache=false` keeps cached prefixes. With `--enable-sleep-mode`, `/sleep` pauses likewise, and
-gives the KV cache's memory back until `/wake_up`; `level=0` keeps it. `/abort_requests` ends the
-ids of its `request_ids`, or everything that the answering process serves.
+`VLLM_SERVER_DEV_MODE=1` adds routes that pause and describe the engine. `/pause` holds new
+requests; running ones end with `abort` under `mode=abort`, finish before the answer under `wait`,
+and stop where they are under `keep`. `/resume` continues all. `clear_cache=false` keeps cached
+prefixes. With `--enable-sleep-mode`, `/sleep` pauses the same way and returns the KV cache's
+memory until `/wake_up`; `level=0` keeps it. `/abort_requests` ends the requests in `request_ids`,
+or all that the answering process serves.
 """
 
 

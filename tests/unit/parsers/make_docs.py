@@ -22,44 +22,42 @@ Made by `python -m tests.unit.parsers.make_docs > docs/parsers.md`; the tables a
 registry.
 
 `--tool-call-parser NAME` says how the model writes calls, `--reasoning-parser NAME` how it marks
-its reasoning. Both read text and nothing else: a streamed answer and a whole one are the same
-events, and where the stream was cut never matters.
+its reasoning. Both read only text: streamed or whole, an answer gives the same events, wherever the
+stream was cut.
 
 ## The rules, for every format
 
-- Reasoning comes first, then calls are told from prose. What was opened as reasoning stays
-  reasoning until it is closed, also where the answer ends first.
-- Text becomes a call once its name has been read and its arguments begin. What does not fit the
-  format is content, less the format's marks, which are never shown.
-- Arguments are handed on while they arrive, in the spacing of `json.dumps`. Values that are bare
-  text get the type that the tool's schema allows (`float`, `bool`, `int`, `dict` and `list` mean
-  what they say); what fits none is what it is in JSON, or else a string.
-- Where the text ends within arguments (`max_tokens`), they stay what there was: the beginning of a
-  JSON object, which no client can mistake for a whole one. If it ends before the arguments of a
-  call after the first, that call is dropped.
-- Where arguments stop making sense, an object gets a key twice, or the model itself ends its answer
-  within them, their JSON is closed where it stands and the rest of the call is content. All other
-  arguments are whole JSON objects. All of this is the same streamed and whole, and a broken or cut
-  call alone does not make the finish reason `tool_calls`.
-- Prose before, between and after calls is kept; white space alone around calls is not.
-- A format without a mark of its own (`llama3_json`, `pythonic`, `xlam`) takes something for a call
-  only if it has the name of a tool of the request; `llama3_json` and `xlam` need arguments, too.
-- The name of no tool of the request makes no call in the formats of GLM, MiniMax M2, MiniCPM5 and
-  dots: its text is content. Elsewhere it is returned as it was written.
+- Reasoning is separated first, then calls from prose. Reasoning that was opened lasts until it is
+  closed, or until the answer ends.
+- Text becomes a call once its name has been read and its arguments begin. Text that does not fit
+  the format is content, without the format's marks, which are never shown.
+- Arguments are sent while they arrive, spaced as by `json.dumps`. Bare values get the type that the
+  tool's schema allows (`float`, `bool`, `int`, `dict` and `list` are understood); a value that fits
+  none is read as JSON, or else is a string.
+- If `max_tokens` cuts the arguments, they stay an unfinished JSON object, which no client can
+  mistake for a whole one. If it cuts a later call before its arguments, that call is dropped.
+- If arguments are malformed, repeat a key, or the model ends its answer inside them, their JSON is
+  closed there and the rest of the call is content. All other arguments are whole JSON objects. A
+  broken or cut call alone does not make the finish reason `tool_calls`.
+- Prose before, between and after calls is kept; whitespace that only separates calls is not.
+- A format without marks (`llama3_json`, `pythonic`, `xlam`) finds a call only where the name of
+  one of the request's tools stands; `llama3_json` and `xlam` need arguments too.
+- In the formats of GLM, MiniMax M2, MiniCPM5 and dots an unknown name is no call: its text is
+  content. Other formats return it as written.
 - `parallel_tool_calls: false` keeps the first call.
 - `tool_choice` `required` or a function always constrains the answer to the tools' schemas: in the
-  model's own format where the last column says so and the format can say the schemas exactly, and
-  as plain JSON otherwise. With `auto`, tools that are `strict` constrain calls in formats of their
-  own; what such a format cannot say exactly is a 400.
+  model's own format if the last column says so and the format can express the schemas exactly,
+  else as plain JSON. With `auto`, `strict` tools are constrained in the model's own format; a
+  schema that it cannot express exactly is a 400.
 
-Nothing is ever evaluated, time grows with the length of the text alone, and what is held back is
-at most the beginning of a mark, or a value that only its end can type.
+Nothing is evaluated, time is linear in the length of the text, and at most the beginning of a mark
+is held back, or a value whose type only its end decides.
 """
 
 PLUGINS = """\
 ## Plugins
 
-`--tool-parser-plugin FILE` and `--reasoning-parser-plugin FILE` run a Python file of yours at
+`--tool-parser-plugin FILE` and `--reasoning-parser-plugin FILE` run your Python file at
 start, before names are looked up. It registers parsers; one file may serve both options.
 
 ```python
@@ -75,8 +73,8 @@ register_reasoning_parser("mine", TaggedReasoning(starts=("<why>",), ends=("</wh
 ```
 
 The formats to choose from are `JsonTools`, `NamedTools` (a name, then JSON), `XmlTools`,
-`PythonicTools` and `TaggedReasoning`; their fields are in their docstrings. A format that is none
-of these is a class with the fields `openers`, `wrappers` and `id_style` and one generator:
+`PythonicTools` and `TaggedReasoning`; their fields are in their docstrings. Any other format is
+a class with the fields `openers`, `wrappers` and `id_style` and one generator:
 
 ```python
 from vllm_lite.parsers.plugin import Malformed, quoted, register_tool_parser
@@ -99,7 +97,7 @@ class LineTools:  # `!name text` on a line of its own is a call with {"line": "t
 register_tool_parser("lines", LineTools())
 ```
 
-A reader sees characters, never pieces: `yield from` waits where more text is needed. What it hands
+A reader sees characters, never chunks: `yield from` waits where more text is needed. What it passes
 to `calls.put` must be JSON when joined. Forced calls of a plugin's parser are plain JSON.
 """
 
