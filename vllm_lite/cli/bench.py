@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vllm_lite.bench.options import (
     LatencyOptions,
@@ -14,6 +12,7 @@ from vllm_lite.bench.options import (
     ThroughputOptions,
 )
 from vllm_lite.bench.options.sweep import SweepOptions
+from vllm_lite.cli.late import call
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.option import make
@@ -58,9 +57,9 @@ def run(argv: Sequence[str]) -> int:
         return run_sweep(words)
     if name == "serve":
         options = parse_serve(words)
-        return int(_run_in("serve.run_serve", options))
+        return int(call("bench.serve.run_serve", options))
     own, engine_args = parse_engine(name, _ENGINE_BENCHMARKS[name], words)
-    return int(_run_in(f"{name}.run_{name}", own, engine_args))
+    return int(call(f"bench.{name}.run_{name}", own, engine_args))
 
 
 def run_sweep(argv: Sequence[str]) -> int:
@@ -69,7 +68,7 @@ def run_sweep(argv: Sequence[str]) -> int:
     if not isinstance(name, str):
         return name
     (values,) = sweep_parser().parse_options(argv[1:])
-    return int(_run_in("sweep.serve.run_sweep_serve", make(SweepOptions, values)))
+    return int(call("bench.sweep.serve.run_sweep_serve", make(SweepOptions, values)))
 
 
 def sweep_parser() -> OptionParser:
@@ -133,13 +132,3 @@ def benchmark_parser(name: str) -> OptionParser:
 def _refuse_words(parser: OptionParser, words: Sequence[str]) -> None:
     if words:
         parser.error(f"unrecognized arguments: {' '.join(words)}")
-
-
-def _run_in(function: str, *values: Any) -> Any:
-    module, _, name = function.rpartition(".")
-    return getattr(_imported(module), name)(*values)
-
-
-def _imported(name: str) -> Any:
-    # Imported here: help and mistakes must not wait for the engine.
-    return importlib.import_module(f"vllm_lite.bench.{name}")

@@ -19,6 +19,7 @@ from typing import Any
 
 import vllm_lite
 from vllm_lite import envs
+from vllm_lite.cli.late import call
 from vllm_lite.cli.masking import masked_text, masked_value
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
@@ -220,9 +221,7 @@ def _requirements() -> Iterator[tuple[str, Any]]:
 
 
 def _compiled_kernels() -> list[str]:
-    from vllm_lite import _cpu
-
-    return list(_cpu.supported_isas())
+    return list(call("_cpu.supported_isas"))
 
 
 def _build_flags() -> str:

@@ -7,13 +7,13 @@ line, 130 interrupted.
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
 import vllm_lite
+from vllm_lite.cli.late import call
 from vllm_lite.errors import VLLMLiteError, nearest
 from vllm_lite.log import make_stderr_lossy
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} ({hint})\n")
         return 2
     try:
-        module = importlib.import_module(COMMANDS[words[0]][0])
-        code: int = module.run(words[1:])
+        module = COMMANDS[words[0]][0].removeprefix("vllm_lite.")
+        code = int(call(f"{module}.run", words[1:]))
     except VLLMLiteError as error:
         sys.stderr.write(f"vllm-lite {words[0]}: error: {' '.join(str(error).split())}\n")
         return 1
@@ -91,11 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_completion(words: Sequence[str]) -> int:
     """Print a shell's script for --print-completion; returns the exit code."""
-    from vllm_lite.cli.completion import script
-
     shell = words[0].partition("=")[2] or "".join(words[1:2])
     try:
-        sys.stdout.write(script(shell, COMMANDS))
+        sys.stdout.write(call("cli.completion.script", shell, COMMANDS))
     except VLLMLiteError as error:
         sys.stderr.write(f"{_usage()}vllm-lite: error: {error}\n")
         return 2

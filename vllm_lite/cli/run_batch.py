@@ -1,4 +1,4 @@
-"""`vllm-lite run-batch`: read the options, then hand over to the batch."""
+"""`vllm-lite run-batch`: reads the options and runs the batch."""
 
 from __future__ import annotations
 

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vllm_lite import envs
 from vllm_lite.config.option import config, option
+from vllm_lite.errors import UsageError
 
 _FLOAT32_STATES = "use auto or float32: rounded states would drift from those of one long step"
+_GIB = 1 << 30
+
+
+def cpu_cache_bytes() -> int | None:
+    """VLLM_CPU_KVCACHE_SPACE in bytes; None where it is not set. Raises UsageError."""
+    space = envs.VLLM_CPU_KVCACHE_SPACE
+    if space is not None and not 0 < space < 2**24:
+        raise UsageError(
+            f"VLLM_CPU_KVCACHE_SPACE={space:g} is not a positive number of GiB; "
+            "set it to one or unset it"
+        )
+    return None if space is None else int(space * _GIB)
 
 
 @config

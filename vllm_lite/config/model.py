@@ -7,6 +7,8 @@ from typing import Any, Literal
 from vllm_lite.config.option import config, option
 from vllm_lite.config.quantized_checkpoint import READABLE
 
+# No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.
+MAX_CHARACTERS_PER_TOKEN = 256
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 
 # Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.

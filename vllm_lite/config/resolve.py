@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vllm_lite import envs
+from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import warn_of_gpu_only, warn_of_idle, without_deprecated
@@ -39,7 +40,6 @@ _STEP_SIZES = {
     ("cuda", "llm"): (8192, 256),
 }
 _MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
-_GIB = 1 << 30
 
 
 def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmConfig:
@@ -182,12 +182,9 @@ def _derive_reasoning(values: dict[str, Any]) -> None:
 
 def _derive_cache(values: dict[str, Any], device: str) -> None:
     values.setdefault("gpu_memory_utilization", _MEMORY_SHARE[device])
-    space = envs.VLLM_CPU_KVCACHE_SPACE
-    if device != "cpu" or space is None:
-        return
-    if space <= 0:
-        raise UsageError(f"VLLM_CPU_KVCACHE_SPACE={space:g} is not a number of GiB above 0")
-    values.setdefault("kv_cache_memory_bytes", int(space * _GIB))
+    space = cpu_cache_bytes() if device == "cpu" else None
+    if space is not None:
+        values.setdefault("kv_cache_memory_bytes", space)
 
 
 def _derive_scheduler(

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import Request
 
 from vllm_lite import __version__
+from vllm_lite.config.model import MAX_CHARACTERS_PER_TOKEN
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UsageError
@@ -40,8 +41,6 @@ MAX_REQUEST_ID = 256
 # Shorter texts are tokenised faster than a thread is woken.
 _THREADED_ENCODE = 8192
 _FREED_A_TURN = 1 << 18
-# No vocabulary in use has longer tokens, so a longer text cannot fit.
-_MAX_CHARACTERS_PER_TOKEN = 256
 SHOWS_NO_TOOLS = (
     "the chat template shows the model no tools; start the server with a --chat-template that does"
 )
@@ -172,7 +171,7 @@ class ServingContext:
         Of what is to be truncated no more comes than both its ends, unless the `whole` is wanted.
         Raises RequestError, naming `param`, for a text that cannot fit into the context.
         """
-        longest = self.max_model_len * _MAX_CHARACTERS_PER_TOKEN
+        longest = self.max_model_len * MAX_CHARACTERS_PER_TOKEN
         if cut and len(text) > max(longest, _MAX_CUT_CHARACTERS):
             raise RequestError(
                 f"{param} has {len(text)} characters, more than the "

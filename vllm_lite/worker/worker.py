@@ -10,14 +10,14 @@ import time
 
 import torch
 
-from vllm_lite import envs, platform
+from vllm_lite import platform
+from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
-from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.mapped_memory import release_pages
 from vllm_lite.loader.load import load_model
@@ -31,8 +31,6 @@ from vllm_lite.worker.profile import activation_bytes
 from vllm_lite.worker.recorded_forward import recorded_forward
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.trial_steps import check_answer, sample_steps, timed_step
-
-_GIB = 1 << 30
 
 
 def host_runner(
@@ -69,14 +67,9 @@ class Worker:
         VLLM_CPU_KVCACHE_SPACE where it is set, else the utilisation's share of what is free,
         of which ranks have equal parts, less what a step needs for itself.
         """
-        space = envs.VLLM_CPU_KVCACHE_SPACE
+        space = cpu_cache_bytes()
         if space is not None:
-            if not 0 < space < 2**24:
-                raise UsageError(
-                    f"VLLM_CPU_KVCACHE_SPACE={space:g} is not a positive number of GiB; "
-                    "set it to one or unset it"
-                )
-            return int(space * _GIB)
+            return space
         share = self._config.cache.gpu_memory_utilization * platform.free_memory()
         return max(0, int(share / tp_size()) - activation_bytes(self._config))
 

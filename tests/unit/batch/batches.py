@@ -10,8 +10,9 @@ from typing import Any
 
 from tests.server.fake_client import FakeEngineClient
 from vllm_lite.batch import lines
+from vllm_lite.batch.answering import answer_lines
 from vllm_lite.batch.journal import Journal
-from vllm_lite.batch.launch import answer_lines, process
+from vllm_lite.batch.launch import process
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.server import ServerConfig
 

@@ -15,8 +15,8 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.unit.batch.batches import chat, completion, free_port, many, records, run, write
 from vllm_lite.batch import lines
+from vllm_lite.batch.answering import answer_lines
 from vllm_lite.batch.journal import Journal
-from vllm_lite.batch.launch import answer_lines
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import Prompt

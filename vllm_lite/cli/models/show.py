@@ -31,6 +31,9 @@ from vllm_lite.core.kv_spec import (
 )
 from vllm_lite.errors import CheckpointError
 from vllm_lite.platform import free_memory
+from vllm_lite.tokenizer.chat_template import shows_tools
+from vllm_lite.tokenizer.tokenizer import load_tokenizer
+from vllm_lite.worker.profile import activation_bytes
 
 # Bits of a weight that a plain checkpoint's is rounded to, scales included.
 _ROUNDED_BITS = {"int8": 9.0, "int4": 5.0}
@@ -98,8 +101,6 @@ class Footprint:
 
     def missing(self, free: int) -> int:
         """Bytes that `free` is too small by for one request of full length; 0 where it fits."""
-        from vllm_lite.worker.profile import activation_bytes
-
         needed = min_bytes(self.config, self.spec) + activation_bytes(self.config)
         share = self.config.cache.gpu_memory_utilization
         granted = int(share * max(0, free - self.weights))
@@ -186,9 +187,6 @@ def _description(footprint: Footprint, stored: str) -> Iterator[tuple[str, str]]
 
 
 def _template(described: VllmConfig) -> str:
-    from vllm_lite.tokenizer.chat_template import shows_tools
-    from vllm_lite.tokenizer.tokenizer import load_tokenizer
-
     try:
         templates = load_tokenizer(described).chat_templates
     except CheckpointError:

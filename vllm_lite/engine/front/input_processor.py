@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from vllm_lite.config.model import MAX_CHARACTERS_PER_TOKEN
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 
-# No vocabulary in use has longer tokens, so a longer text cannot fit; it is not even tokenised.
-MAX_CHARACTERS_PER_TOKEN = 256
 MAX_CACHE_SALT = 128
 MAX_PRIORITY = 2**31
 _SEEDS = 1 << 64
