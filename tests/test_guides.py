@@ -1,4 +1,4 @@
-"""The documents name what there is: options, commands, variables, modules, files and links.
+"""What the documents name exists: options, commands, variables, modules, files and links.
 
 That their blocks run is tests/e2e/test_guides.py's.
 """
@@ -27,7 +27,7 @@ PACKAGE = ROOT / "vllm_lite"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages about the code, whose readers look up what they name.
 OF_CODE = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", *sorted(DOCS.glob("design/*.md"))]
-# Of docker, pip, mypy, llama.cpp and the scripts of benchmarks and tests.
+# Options of docker, pip, mypy, llama.cpp, and of scripts in benchmarks and tests.
 OF_OTHERS = """
     --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
     --engines --entrypoint --examples --folder --from --gpus --grammar --index-url --memory
@@ -35,13 +35,13 @@ OF_OTHERS = """
     --strict --target --write
 """
 NAMES = [page.name for page in PAGES]
-# Made of the options themselves, with made-up ones to explain them.
+# cli.md is generated from the options, and explains with made-up ones.
 WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 
 
 @cache
 def options() -> set[str]:
-    """Each spelling of each option, whatever this build does with it."""
+    """Every spelling of every option, available or not."""
     found = {"--help", "--version", "--config", "--print-completion"}
     modules = (importlib.import_module(module) for module, _ in COMMANDS.values())
     parsers = [module.parser() for module in modules if hasattr(module, "parser")]
@@ -54,7 +54,7 @@ def options() -> set[str]:
 
 
 def codes(page: Path) -> Iterator[str]:
-    """What is set as code: blocks, and words between backquotes."""
+    """Code blocks, and words between backquotes."""
     text = page.read_text(encoding="utf-8")
     yield from (found[1] for found in re.finditer(r"^```\w*\n(.*?)^```$", text, re.M | re.S))
     text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)

@@ -23,7 +23,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step on the host."""
+    """The requests and rows of one step, as arrays on the host."""
 
     request_ids: list[str]  # [R]
     slots: Int64s  # [R]
@@ -31,8 +31,8 @@ class StepPlan:
     counts: Int64s  # [R]
     # After how many of its last tokens each request samples, [R].
     verified: Int64s
-    # A row for each token that is sampled, [S]: its request in the step, and the slot and position
-    # that the token comes to.
+    # A row for each sampled token, [S]: the index of its request in this step, and the slot and
+    # position where the token goes.
     sampling: Int64s
     sampling_slots: Int64s
     sampled_positions: Int64s
@@ -42,7 +42,7 @@ class StepPlan:
 
     @property
     def samples_all(self) -> bool:
-        """Whether a token is sampled after each that is computed."""
+        """Whether a token is sampled after every computed one."""
         return len(self.sampling) == int(self.counts.sum())
 
     @property
@@ -57,7 +57,7 @@ class StepPlan:
 
     @property
     def last_tokens(self) -> Int64s:
-        """Index in the step of the token that each row's token follows, [S]."""
+        """Index in the step of the token from whose logits each row samples, [S]."""
         offsets = self.counts.cumsum() - self.counts - self.starts
         return offsets[self.sampling] + self.sampled_positions - 1
 
@@ -73,15 +73,15 @@ class RequestStates:
     def __init__(self, config: VllmConfig, tables: BlockTables, has_states: bool = False) -> None:
         """`has_states`: whether layers have states, beside those of `tables`."""
         num_slots, max_model_len = config.scheduler.max_num_seqs, config.model.max_model_len
-        # Rows are touched only as far as requests reach. A prompt may fill the context, and
-        # the token after it is sampled still.
+        # Rows are touched only as far as requests reach. A prompt may fill the context, and one
+        # token is still sampled after it.
         self.tokens = TokenTable(
             token_ids=np.zeros((num_slots, max_model_len + 1), np.int32),
             num_prompt_tokens=np.zeros(num_slots, np.int64),
         )
-        # How far each is computed by the steps so far; what comes next starts there.
+        # Tokens of each slot that the steps so far compute; the next step starts there.
         self.num_computed_tokens = np.zeros(num_slots, np.int64)
-        # Which request a slot is given to, counted: an answer may come after its request left.
+        # How many requests have had each slot: an answer may come after its request left.
         self.tenancies = np.zeros(num_slots, np.int64)
         self.tables = tables
         self.has_states = has_states
@@ -96,10 +96,10 @@ class RequestStates:
         return len(self._slots)
 
     def plan(self, step: SchedulerOutput, drafter: Drafter | None = None) -> StepPlan:
-        """Take up a step, whose requests are all known here, and count it as computed.
+        """Turn a step into arrays and count it as computed; all its requests are known here.
 
-        Drafts count once they are accepted. Where a request has fewer than the step allows, it
-        computes less.
+        Drafts count once they are accepted. A request with fewer drafts than the step allows
+        computes fewer tokens.
         """
         request_ids = list(step.num_scheduled_tokens)
         slots = np.array([self._slots[request_id] for request_id in request_ids], np.int64)
@@ -135,7 +135,7 @@ class RequestStates:
         )
 
     def add(self, request: NewRequestData) -> int:
-        """Take a slot for `request` and fill it; the slot."""
+        """Fill a free slot for `request`; returns the slot."""
         if request.request_id in self._slots:
             raise ValueError(f"request {request.request_id} is already here")
         slot = self._free.pop()
@@ -151,7 +151,7 @@ class RequestStates:
         task = request.task
         if isinstance(task, PoolingParams):
             self.pooling[slot] = (task, [])
-        # One that has outputs had its whole prompt reported before it was preempted.
+        # A request with outputs had its whole prompt reported before it was preempted.
         elif task.prompt_logprobs is not None and not output:
             self.prompt_logprobs[slot] = task.prompt_logprobs
         return slot
@@ -163,7 +163,7 @@ class RequestStates:
             self.tables.append_row(slot, block_ids, int(self.num_computed_tokens[slot]))
 
     def remove(self, request_id: str) -> int | None:
-        """Give a request's slot back; None for a request that is not here."""
+        """Free a request's slot and return it; None for an unknown request."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self.prompt_logprobs.pop(slot, None)
@@ -175,7 +175,7 @@ class RequestStates:
 def state_indices(step: SchedulerOutput) -> tuple[Int32s, Int32s]:
     """Slots of states that the requests of a step [R] and their tokens [T] read and write.
 
-    What the step says nothing of begins with zeros and is not kept.
+    -1 where the step names none: the state begins with zeros, or is not kept.
     """
     state_in = np.full(len(step.num_scheduled_tokens), -1, np.int32)
     state_out = np.full(step.total_num_scheduled_tokens, -1, np.int32)
