@@ -10,7 +10,6 @@
 #include "cpu/memory.h"
 #include "cpu/ops.h"
 #include "cpu/program.h"
-#include "cpu/slim.h"
 #include "cpu/thread_pool.h"
 
 namespace nb = nanobind;
@@ -145,18 +144,18 @@ AttentionCall attention_call(Address query, Address output, Address key_cache, A
 
 LinearCall linear_call(Address x, Address packed, Address bias, Address out, int dtype,
                        int out_dtype, int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
-                       int64_t x_stride, int64_t out_stride, bool is_slim) {
+                       int64_t x_stride, int64_t out_stride) {
   return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
            pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
-           num_inputs, false, is_slim},
+           num_inputs, false},
           num_tokens};
 }
 
 GatedLinearCall gated_linear_call(Address x, Address packed, Address bias, Address out, int dtype,
                                   int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
-                                  int64_t x_stride, int64_t out_stride, bool is_slim) {
+                                  int64_t x_stride, int64_t out_stride) {
   const LinearCall call = linear_call(x, packed, bias, out, dtype, dtype, num_tokens, num_outputs,
-                                      num_inputs, x_stride, out_stride, is_slim);
+                                      num_inputs, x_stride, out_stride);
   return {call.p, call.num_tokens};
 }
 
@@ -313,9 +312,9 @@ void call_sample(Address logits, Address inverse_temperature, Address min_p, Add
 
 void call_linear_argmax(Address x, Address packed, Address bias, Address tokens, Address largest,
                         int dtype, int64_t num_tokens, int64_t num_outputs, int64_t num_inputs,
-                        int64_t x_stride, bool is_slim) {
+                        int64_t x_stride) {
   const LinearCall call = linear_call(x, packed, bias, 0, dtype, dtype, num_tokens, num_outputs,
-                                      num_inputs, x_stride, 0, is_slim);
+                                      num_inputs, x_stride, 0);
   linear_argmax(call.p, num_tokens, {pointer<float>(largest), pointer<int64_t>(tokens)});
 }
 
@@ -340,24 +339,6 @@ void call_pack_linear(Address weight, Address packed, int dtype, int64_t num_out
                       int64_t num_inputs, int64_t weight_stride) {
   pack_linear({static_cast<DType>(dtype), pointer<void>(weight), weight_stride,
                pointer<void>(packed), num_outputs, num_inputs});
-}
-
-PackLinear pack_slim_arguments(Address weight, Address packed, int64_t num_outputs,
-                               int64_t num_inputs, int64_t weight_stride) {
-  return {DType::kBFloat16,      pointer<void>(weight), weight_stride,
-          pointer<void>(packed), num_outputs,           num_inputs};
-}
-
-int64_t call_plan_slim(Address weight, Address plans, int64_t num_outputs, int64_t num_inputs,
-                       int64_t weight_stride) {
-  return plan_slim(pack_slim_arguments(weight, 0, num_outputs, num_inputs, weight_stride),
-                   pointer<SlimPlan>(plans));
-}
-
-void call_pack_slim(Address weight, Address plans, Address packed, int64_t num_outputs,
-                    int64_t num_inputs, int64_t weight_stride) {
-  pack_slim(pack_slim_arguments(weight, packed, num_outputs, num_inputs, weight_stride),
-            pointer<SlimPlan>(plans));
 }
 
 void call_pack_quantized(Address blocks, Address packed, int ggml_type, int64_t num_outputs,
@@ -411,10 +392,6 @@ NB_MODULE(_cpu, m) {
     return packed_bytes(static_cast<DType>(dtype), num_outputs, num_inputs);
   });
   m.def("pack_linear", call_pack_linear, no_gil);
-  m.def("is_fast_on_slim_panels", [] { return kernels().is_fast_on_slim_panels; });
-  m.def("slim_bytes", slim_bytes);
-  m.def("plan_slim", call_plan_slim, no_gil);
-  m.def("pack_slim", call_pack_slim, no_gil);
   m.def("packed_quantized_bytes", packed_quantized_bytes);
   m.def("pack_quantized", call_pack_quantized, no_gil);
   m.def("dequantize", call_dequantize, no_gil);

@@ -197,7 +197,6 @@ def linear_argmax(
     num_outputs: int,
     num_inputs: int,
     x_stride: int,
-    is_slim: bool,
     /,
 ) -> None: ...
 def quantized_linear_argmax(
@@ -235,22 +234,6 @@ PANEL: int
 MAX_EXPERTS: int
 MAX_CONV_KERNEL: int
 
-# Bfloat16 in 12 bits: whether products by such weights are fast; bytes of a packed weight; a plan
-# of three int64 for each panel, which returns the number of exceptions; packing by the plans.
-def is_fast_on_slim_panels() -> bool: ...
-def slim_bytes(num_outputs: int, num_inputs: int, num_exceptions: int, /) -> int: ...
-def plan_slim(
-    weight: int, plans: int, num_outputs: int, num_inputs: int, weight_stride: int, /
-) -> int: ...
-def pack_slim(
-    weight: int,
-    plans: int,
-    packed: int,
-    num_outputs: int,
-    num_inputs: int,
-    weight_stride: int,
-    /,
-) -> None: ...
 def packed_bytes(dtype: int, num_outputs: int, num_inputs: int, /) -> int: ...
 def pack_linear(
     weight: int, packed: int, dtype: int, num_outputs: int, num_inputs: int, weight_stride: int, /
@@ -267,7 +250,6 @@ def linear(
     num_inputs: int,
     x_stride: int,
     out_stride: int,
-    is_slim: bool,
     /,
 ) -> None: ...
 def gated_linear(
@@ -281,7 +263,6 @@ def gated_linear(
     num_inputs: int,
     x_stride: int,
     out_stride: int,
-    is_slim: bool,
     /,
 ) -> None: ...
 def packed_quantized_bytes(ggml_type: int, num_outputs: int, num_inputs: int, /) -> int: ...

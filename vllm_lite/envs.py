@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     VLLM_ENABLE_RESPONSES_API_STORE: bool
     VLLM_SERVER_DEV_MODE: bool
     VLLM_LITE_CPU_ISA: str
-    VLLM_LITE_SLIM_WEIGHTS: bool
     TRITON_INTERPRET: bool
     CUDA_VISIBLE_DEVICES: str | None
     OPENAI_API_KEY: str | None
@@ -159,11 +158,6 @@ VARIABLES: dict[str, Variable] = {
         _text("VLLM_LITE_CPU_ISA", "auto"),
         "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, portable, reference or triton (the "
         "GPU's kernels, interpreted): forces one kernel path on CPU.",
-    ),
-    "VLLM_LITE_SLIM_WEIGHTS": Variable(
-        _flag("VLLM_LITE_SLIM_WEIGHTS", False),
-        "1 keeps bfloat16 weights in 12 bits on a CPU with AVX-512, without loss: a quarter less "
-        "memory, faster steps of few sequences where memory is slow, slower ones of many.",
     ),
     "TRITON_INTERPRET": Variable(
         _flag("TRITON_INTERPRET", False),

@@ -88,7 +88,7 @@ const char* rows_from(const void* x, DType dtype, int64_t elements) {
 
 void linear_argmax(const Linear& p, int64_t num_rows, const LargestOfRows& found) {
   const KernelTable& table = kernels();
-  const int64_t panel_bytes = weight_panel_bytes(p);
+  const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
   start(num_rows, found);
   for (int64_t row = 0; row < num_rows; row += kRowsPerBlock) {
     const int64_t count = std::min(kRowsPerBlock, num_rows - row);

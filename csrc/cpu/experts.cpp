@@ -79,11 +79,10 @@ void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Bl
       const int64_t last = std::min(num_panels, panel + end - begin);
       Linear part = p;
       part.packed_weight = weights[block.expert].data;
-      part.is_slim = weights[block.expert].form != 0;
       table.linear(part, block.begin, block.end, panel, last);
       if (is_gated) {
-        part.packed_weight =
-            static_cast<const char*>(part.packed_weight) + num_panels * weight_panel_bytes(part);
+        part.packed_weight = static_cast<const char*>(part.packed_weight) +
+                             num_panels * packed_panel_bytes(p.dtype, p.num_inputs);
         part.is_gated = true;
         table.linear(part, block.begin, block.end, panel, last);
       }
@@ -100,7 +99,7 @@ void multiply_quantized(const Linear& p, const ExpertWeight* weights,
   for (const Block& block : blocks) {
     const ExpertWeight& weight = weights[block.expert];
     quantized_linear({p.dtype, p.out_dtype, static_cast<const char*>(p.x) + block.begin * in_bytes,
-                      p.x_stride, static_cast<const QuantizedPart*>(weight.data), weight.form,
+                      p.x_stride, static_cast<const QuantizedPart*>(weight.data), weight.num_parts,
                       nullptr, static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride,
                       p.num_inputs},
                      block.end - block.begin);

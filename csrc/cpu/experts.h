@@ -10,7 +10,7 @@ namespace vllm_lite {
 // One expert's packed weight. Two 64-bit numbers, so that Python can write a table of them.
 struct ExpertWeight {
   const void* data;  // panels, or QuantizedParts
-  int64_t form;      // whether the panels are slim, or how many parts there are
+  int64_t num_parts;  // of QuantizedParts
 };
 
 struct Experts {

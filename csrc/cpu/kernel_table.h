@@ -269,28 +269,6 @@ static inline int64_t packed_panel_bytes(DType dtype, int64_t num_inputs) {
   return (dtype == DType::kBFloat16 ? (num_inputs + 1) / 2 : num_inputs) * kPanel * 4;
 }
 
-// A slim panel: bfloat16 weights in 12 bits each, without loss; see kernels/slim_panel.h.
-constexpr int64_t kSlimGroupInputs = 4;
-constexpr int64_t kSlimGroupBytes = kSlimGroupInputs * kPanel * 3 / 2;
-constexpr int64_t kSlimHeaderBytes = 64;
-
-static inline int64_t slim_panel_bytes(int64_t num_inputs) {
-  return kSlimHeaderBytes + (num_inputs + kSlimGroupInputs - 1) / kSlimGroupInputs * kSlimGroupBytes;
-}
-
-// A weight of a slim panel that has no code: where it lies in the unpacked panel, and what it is.
-struct SlimException {
-  uint32_t place;
-  uint32_t bits;
-};
-
-// How a panel is to be packed. Three 64-bit numbers, so that Python can make room for them.
-struct SlimPlan {
-  int64_t largest_exponent;  // that has a code
-  int64_t num_exceptions;
-  int64_t exceptions;  // their place in the packed weight, in bytes
-};
-
 struct PackLinear {
   DType dtype;
   const void* weight;  // [M, N]
@@ -314,12 +292,7 @@ struct Linear {
   // Whether `out` holds gates, and the product is to be multiplied by silu of them. Then out_dtype
   // is dtype, and the product is rounded to it first.
   bool is_gated;
-  bool is_slim = false;  // whether the panels are
 };
-
-static inline int64_t weight_panel_bytes(const Linear& p) {
-  return p.is_slim ? slim_panel_bytes(p.num_inputs) : packed_panel_bytes(p.dtype, p.num_inputs);
-}
 
 // Inputs that share a scale where activations are rounded to bytes.
 constexpr int64_t kQuantizedGroup = 32;
@@ -458,40 +431,44 @@ struct Dequantize {
   int64_t size;  // elements; the last block is short only in formats without blocks
 };
 
+// Every kernel but attention's: KERNEL(result, name, parameters...).
+#define VLLM_LITE_KERNELS(KERNEL)                                                                \
+  KERNEL(void, norm, const Norm&, int64_t begin, int64_t end)                                    \
+  KERNEL(void, rotary, const Rotary&, int64_t begin, int64_t end)                                \
+  KERNEL(void, activate, const Activation&, int64_t begin, int64_t end)                          \
+  KERNEL(void, scaled_add, const ScaledAdd&, int64_t begin, int64_t end)                         \
+  KERNEL(void, write_cache, const CacheWrite&, int64_t begin, int64_t end)                       \
+  KERNEL(void, route, const Route&, int64_t begin, int64_t end)                                  \
+  KERNEL(void, sum_experts, const ExpertSum&, int64_t begin, int64_t end)                        \
+  KERNEL(void, gated_norm, const GatedNorm&, int64_t begin, int64_t end)                         \
+  /* Blocks of kConvChannels. */                                                                 \
+  KERNEL(void, causal_conv, const CausalConv&, const StateRun&, int64_t begin_block,             \
+         int64_t end_block)                                                                      \
+  KERNEL(void, selective_scan, const SelectiveScan&, const StateRun&, int64_t head,              \
+         float* scratch)                                                                         \
+  /* Part p of mask m is number m * parts + p. */                                                \
+  KERNEL(void, apply_token_mask, const TokenMask&, int64_t begin_part, int64_t end_part)         \
+  KERNEL(void, sample, const Sampling&, int64_t begin, int64_t end, float* scratch)              \
+  KERNEL(void, find_largest, const LargestOutputs&, int64_t begin, int64_t end)                  \
+  KERNEL(void, token_logprobs, const TokenLogprobs&, int64_t begin, int64_t end, float* scratch) \
+  KERNEL(void, dequantize, const Dequantize&, int64_t begin_block, int64_t end_block)            \
+  KERNEL(void, pack_linear, const PackLinear&, int64_t begin_panel, int64_t end_panel)           \
+  KERNEL(void, linear, const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,   \
+         int64_t end_panel)                                                                      \
+  /* Bytes of a packed panel; -1 unless the type is a quantised one of whole blocks. */          \
+  KERNEL(int64_t, quantized_panel_bytes, int ggml_type, int64_t num_inputs)                      \
+  KERNEL(void, pack_quantized, const PackQuantized&, int64_t begin_panel, int64_t end_panel)     \
+  KERNEL(void, quantize_rows, const QuantizeRows&, int64_t begin_row, int64_t end_row)           \
+  /* Panels are numbered through all parts. */                                                   \
+  KERNEL(void, quantized_product, const QuantizedProduct&, int64_t begin_panel,                  \
+         int64_t end_panel)                                                                      \
+  KERNEL(void, quantized_lookup, const QuantizedLookup&, int64_t begin, int64_t end)
+
 struct KernelTable {
-  void (*norm)(const Norm&, int64_t begin, int64_t end);
-  void (*rotary)(const Rotary&, int64_t begin, int64_t end);
-  void (*activate)(const Activation&, int64_t begin, int64_t end);
-  void (*scaled_add)(const ScaledAdd&, int64_t begin, int64_t end);
-  void (*write_cache)(const CacheWrite&, int64_t begin, int64_t end);
-  void (*route)(const Route&, int64_t begin, int64_t end);
-  void (*sum_experts)(const ExpertSum&, int64_t begin, int64_t end);
-  void (*gated_norm)(const GatedNorm&, int64_t begin, int64_t end);
-  // Blocks of kConvChannels.
-  void (*causal_conv)(const CausalConv&, const StateRun&, int64_t begin_block, int64_t end_block);
-  void (*selective_scan)(const SelectiveScan&, const StateRun&, int64_t head, float* scratch);
+#define VLLM_LITE_ENTRY(result, name, ...) result (*name)(__VA_ARGS__);
+  VLLM_LITE_KERNELS(VLLM_LITE_ENTRY)
+#undef VLLM_LITE_ENTRY
   const AttentionKernels* attention;
-  // Part p of mask m is number m * parts + p.
-  void (*apply_token_mask)(const TokenMask&, int64_t begin_part, int64_t end_part);
-  void (*sample)(const Sampling&, int64_t begin, int64_t end, float* scratch);
-  void (*find_largest)(const LargestOutputs&, int64_t begin, int64_t end);
-  void (*token_logprobs)(const TokenLogprobs&, int64_t begin, int64_t end, float* scratch);
-  void (*dequantize)(const Dequantize&, int64_t begin_block, int64_t end_block);
-  void (*pack_linear)(const PackLinear&, int64_t begin_panel, int64_t end_panel);
-  // Slim panels: finds all but the places of exceptions, then packs.
-  void (*plan_slim)(const PackLinear&, SlimPlan*, int64_t begin_panel, int64_t end_panel);
-  void (*pack_slim)(const PackLinear&, const SlimPlan*, int64_t begin_panel, int64_t end_panel);
-  // Whether unpacking slim panels takes less time than they save.
-  bool is_fast_on_slim_panels;
-  void (*linear)(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
-                 int64_t end_panel);
-  // Bytes of a packed panel; -1 unless the type is a quantised one of whole blocks.
-  int64_t (*quantized_panel_bytes)(int ggml_type, int64_t num_inputs);
-  void (*pack_quantized)(const PackQuantized&, int64_t begin_panel, int64_t end_panel);
-  void (*quantize_rows)(const QuantizeRows&, int64_t begin_row, int64_t end_row);
-  // Panels are numbered through all parts.
-  void (*quantized_product)(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
-  void (*quantized_lookup)(const QuantizedLookup&, int64_t begin, int64_t end);
 };
 
 }  // namespace vllm_lite

@@ -99,7 +99,7 @@ void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& besi
   const KernelTable& table = kernels();
   Linear up = p;
   up.packed_weight = static_cast<const char*>(p.packed_weight) +
-                     ceil_divide(p.num_outputs, kPanel) * weight_panel_bytes(p);
+                     ceil_divide(p.num_outputs, kPanel) * packed_panel_bytes(p.dtype, p.num_inputs);
   if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
   up.is_gated = true;
   // What a range writes of the gates is still in the cache of its core when it is needed.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.cpu.slim import pack_slim
 from vllm_lite.kernels.reference import ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.online import to_q4_1, to_q8_0
@@ -123,16 +122,6 @@ def test_experts_that_stay_quantised_are_their_products(dtype: torch.dtype, stor
     # The same products, bit by bit; sums may be rounded once less.
     tolerance = 1e-6 if dtype is torch.float32 else 8e-3
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.usefixtures("isa")
-def test_slim_panels_give_the_same_bits() -> None:
-    x, ids, weights, *stacks = make((9, 4, 2, 64, 64), torch.bfloat16)
-    expected = cpu.experts_mlp(x, ids, weights, *(packed(stack) for stack in stacks))
-    slim = [[pack_slim(weight) or cpu.pack_linear(weight) for weight in stack] for stack in stacks]
-    assert any(weight.is_slim for stack in slim for weight in stack)
-    actual = cpu.experts_mlp(x, ids, weights, *(cpu.pack_experts(stack) for stack in slim))
-    assert torch.equal(actual, expected)
 
 
 @pytest.mark.usefixtures("isa")

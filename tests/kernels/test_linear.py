@@ -76,7 +76,7 @@ def test_a_gated_product_is_its_two_steps_bit_for_bit(dtype: torch.dtype, with_b
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_packed_layout_serves_every_instruction_set(dtype: torch.dtype) -> None:
-    # Of many exponents, so that there is one layout for it (test_slim.py has the other).
+    # Of many exponents, so that there is one layout for it.
     weight = (torch.randn(65, 50) * 2.0 ** torch.randint(-60, 60, (65, 50))).to(dtype)
     before, layouts = _cpu.selected_isa(), []
     for isa in _cpu.supported_isas():

@@ -111,8 +111,6 @@ class PackedKernel:
     def stored(self) -> tuple[StoredWeight, ...]:
         """For the log line at start."""
         name = str(self.weight.dtype).removeprefix("torch.")
-        if self.weight.is_slim:
-            name = f"{name} in 12 bits"
         return (StoredWeight(name, self.weight.data.nbytes, self.weight.data),)
 
     def __call__(self, x: Tensor) -> Tensor:

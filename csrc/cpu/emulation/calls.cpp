@@ -49,20 +49,19 @@ using namespace vllm_lite;
 extern "C" __attribute__((visibility("default"))) void vllm_lite_linear(
     int64_t x, int64_t packed, int64_t bias, int64_t out, int64_t dtype, int64_t out_dtype,
     int64_t num_tokens, int64_t num_outputs, int64_t num_inputs, int64_t x_stride,
-    int64_t out_stride, int64_t is_slim) {
+    int64_t out_stride) {
   linear({static_cast<DType>(dtype), static_cast<DType>(out_dtype), pointer<void>(x), x_stride,
           pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride, num_outputs,
-          num_inputs, false, is_slim != 0},
+          num_inputs, false},
          num_tokens);
 }
 
 extern "C" __attribute__((visibility("default"))) void vllm_lite_gated_linear(
     int64_t x, int64_t packed, int64_t bias, int64_t out, int64_t dtype, int64_t num_tokens,
-    int64_t num_outputs, int64_t num_inputs, int64_t x_stride, int64_t out_stride,
-    int64_t is_slim) {
+    int64_t num_outputs, int64_t num_inputs, int64_t x_stride, int64_t out_stride) {
   gated_linear({static_cast<DType>(dtype), static_cast<DType>(dtype), pointer<void>(x), x_stride,
                 pointer<void>(packed), pointer<float>(bias), pointer<void>(out), out_stride,
-                num_outputs, num_inputs, false, is_slim != 0},
+                num_outputs, num_inputs, false},
                num_tokens);
 }
 

@@ -6,7 +6,6 @@
 //
 // One accumulator adds up one output over all inputs in order: a row's result depends neither on
 // the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
-// Slim panels, slim_linear.cpp, hold the same weights in less memory, and give the same sums.
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/register_tile.h"
@@ -147,8 +146,7 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
 #if VLLM_LITE_HAS_TILES
     linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
 #else
-    const auto multiply = p.is_slim ? slim_linear : multiply_panels<BFloat16Steps>;
-    multiply(p, first_row, end_row, begin_panel, end_panel);
+    multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
 #endif
   } else {
     multiply_panels<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);

@@ -43,7 +43,7 @@ def pack_experts(weights: Sequence[PackedLinear | QuantizedWeight]) -> PackedExp
         if isinstance(weight, QuantizedWeight):
             entries.append((weight.table.data_ptr(), len(weight.parts)))
         else:
-            entries.append((weight.data.data_ptr(), int(weight.is_slim)))
+            entries.append((weight.data.data_ptr(), 0))
     return PackedExperts(tuple(weights), torch.tensor(entries), *sizes)
 
 

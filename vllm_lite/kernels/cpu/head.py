@@ -33,7 +33,6 @@ def linear_argmax(
         weight.num_outputs,
         num_inputs,
         row_stride("linear_argmax", x),
-        weight.is_slim,
     )
     return tokens, largest
 

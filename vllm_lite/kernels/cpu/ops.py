@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu, envs
+from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.arguments import DTYPES as _DTYPES
 from vllm_lite.kernels.cpu.arguments import check_index, check_product, result_of
@@ -43,7 +43,6 @@ from vllm_lite.kernels.cpu.quantized import quantized_lookup as quantized_lookup
 from vllm_lite.kernels.cpu.sampling import draw_tokens as draw_tokens
 from vllm_lite.kernels.cpu.sampling import greedy_tokens as greedy_tokens
 from vllm_lite.kernels.cpu.sampling import token_logprobs as token_logprobs
-from vllm_lite.kernels.cpu.slim import pack_slim
 from vllm_lite.kernels.cpu.state import causal_conv1d as causal_conv1d
 from vllm_lite.kernels.cpu.state import gated_rms_norm as gated_rms_norm
 from vllm_lite.kernels.cpu.state import selective_scan as selective_scan
@@ -146,10 +145,6 @@ def dequantize_gguf(
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    if envs.VLLM_LITE_SLIM_WEIGHTS and _cpu.is_fast_on_slim_panels():
-        slim = pack_slim(weight)
-        if slim is not None:
-            return slim
     num_outputs, num_inputs = weight.shape
     stride = _rows("pack_linear", weight)
     dtype = _dtype("pack_linear", weight)
@@ -181,7 +176,6 @@ def linear(
         num_inputs,
         _rows("linear", x),
         _rows("linear", out),
-        weight.is_slim,
     )
     return out
 
@@ -207,7 +201,6 @@ def gated_linear(
         num_inputs,
         _rows("gated_linear", x),
         size,
-        weight.is_slim,
     )
     return out
 

@@ -245,7 +245,6 @@ class PackedLinear:
     dtype: torch.dtype
     num_outputs: int  # M
     num_inputs: int  # N
-    is_slim: bool = False  # in less memory than its type takes, and the same
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
