@@ -36,7 +36,7 @@ from vllm_lite.kernels.gpu.triton import ops, tuning
 from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
 from vllm_lite.kernels.gpu.triton.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.reference.quantize import SCALE_BLOCK
+from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 
 Work = Callable[[], object]
 Tile = ProductTile | AttentionTile

@@ -1,5 +1,5 @@
-// Python's way to the CPU kernels: addresses and sizes as integers, so that a call costs well under
-// a microsecond. vllm_lite/kernels/cpu/ops.py is the only caller; it vouches for shapes and types.
+// Python bindings of the CPU kernels: addresses and sizes as integers, so that a call takes under
+// a microsecond. vllm_lite/kernels/cpu is the only caller; it has checked shapes and types.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -246,7 +246,7 @@ AllReduceCall all_reduce_call(Address group, Address x, Address out, int dtype, 
           num_tokens};
 }
 
-// Defines an operation twice: a function that runs it at once, a method that records it.
+// Defines an operation twice: as a function that runs it and as a method that records it.
 template <class CallType, class... Arguments>
 void define(nb::module_& m, nb::class_<Program>& program, const char* name,
             CallType (*make)(Arguments...)) {

@@ -15,15 +15,9 @@ from torch import Tensor
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
-from vllm_lite.kernels.reference import experts as reference_experts
-from vllm_lite.kernels.reference import fixed_linear as reference_fixed
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
-from vllm_lite.kernels.reference import ops as reference
-from vllm_lite.kernels.reference import quantize as reference_quantized
-from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
-from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
-from vllm_lite.kernels.reference import sampling as reference_sampling
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
+from vllm_lite.kernels.reference.ops import GpuOps as reference
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Two roundings to the type, and what a sum in float32 adds.
@@ -90,7 +84,7 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
         )
     matrix, bias = torch.randn(70, size).to(dtype), torch.randn(70).to(dtype)
     product = [x, matrix, bias]
-    yield case("fixed_linear", lambda o, t, d: o.fixed_linear(*t, d), product, reference_fixed)
+    yield case("fixed_linear", lambda o, t, d: o.fixed_linear(*t, d), product, reference)
 
 
 def paged_arguments(
@@ -199,7 +193,7 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
         return call
 
     yield Case("apply_token_mask", reference, changed("apply_token_mask"), [logits, slots, bits])
-    draws = reference_sampling
+    draws = reference
     yield Case("greedy_tokens", draws, lambda o, t, _: o.greedy_tokens(t[0]), [logits])
     how = [torch.rand(rows) + 0.5, torch.rand(rows) * 0.1, torch.randint(1, 50, (rows,))]
     how += [torch.rand(rows) * 0.5 + 0.5, torch.rand(rows, dtype=torch.float64)]
@@ -223,7 +217,7 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
     """Numbers of one byte: rows rounded to them, read back, and their products."""
     x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
     steps = {torch.int8: 0.02, torch.float8_e4m3fn: 0.07, torch.float8_e5m2: 0.14}
-    spec = reference_quantized
+    spec = reference
 
     def read(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
         codes, scales = pair
@@ -251,7 +245,7 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
             arguments = [x, weight] if name.startswith("rms") else [x, x.clone(), weight]
             yield Case(
                 f"{name} {dtype} to {narrow}",
-                reference_quantized_norms,
+                reference,
                 lambda o, t, _, name=name, narrow=narrow: read(getattr(o, name)(*t, 1e-5, narrow)),
                 arguments,
                 tolerance=step,
@@ -259,7 +253,7 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
         for name in ("silu", "gelu"):
             yield Case(
                 f"act_and_mul_quantized {name} {dtype} to {narrow}",
-                reference_quantized_gated,
+                reference,
                 lambda o, t, _, name=name, narrow=narrow: read(
                     o.act_and_mul_quantized(t[0], name, narrow)
                 ),
@@ -277,7 +271,7 @@ def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int)
     bias = torch.randn(outputs)
     yield Case(
         f"scaled_linear {narrow} to {dtype}",
-        reference_quantized,
+        reference,
         lambda o, t, dtype: [o.scaled_linear(*t, dtype)],
         [codes[:rows], torch.rand(rows, 1), codes[rows:], torch.rand(outputs, 1), bias],
         dtype,
@@ -339,7 +333,7 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
         dtype,
         ROUNDING[dtype],
     )
-    experts = reference_experts
+    experts = reference
     logits = torch.randn(rows, 12)
     yield Case(
         "route_topk", experts, lambda o, t, _: o.route_topk(t[0], 3), [logits], tolerance=1e-5

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from vllm_lite.kernels.gpu.triton import device, ops
+from vllm_lite.kernels.gpu.triton import ops, tuning
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
 MODELS = (
@@ -36,26 +36,26 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 def caught_launches(target: int) -> Iterator[list[Launch]]:
     """What is launched inside as (kernel, arguments, keywords), as on a GPU of `target`."""
     launches: list[Launch] = []
-    run, real_target = JITFunction.run, device.target
+    run, real_target = JITFunction.run, tuning.target
 
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append((kernel, args, kwargs))
 
-    JITFunction.run, device.target = catch, lambda _device: target
+    JITFunction.run, tuning.target = catch, lambda _device: target
     try:
         yield launches
     finally:
-        JITFunction.run, device.target = run, real_target
+        JITFunction.run, tuning.target = run, real_target
 
 
 @contextmanager
 def processors(count: int) -> Iterator[None]:
     """Let the device have `count` processors inside."""
-    real, device.num_processors = device.num_processors, lambda _device: count
+    real, tuning.processor_count = tuning.processor_count, lambda _device: count
     try:
         yield
     finally:
-        device.num_processors = real
+        tuning.processor_count = real
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

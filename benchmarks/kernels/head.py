@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from kernels.case import Case, Shape, copies
-from vllm_lite.kernels.dispatch import head_ops, ops
+from vllm_lite.kernels.dispatch import cpu_only_ops, ops
 from vllm_lite.quantization.head import head_kernel
 from vllm_lite.quantization.unquantized import plain_kernel
 
@@ -15,7 +15,7 @@ ROWS = (1, 8, 64, 256)
 
 
 def cases(shape: Shape) -> Iterator[Case]:
-    if head_ops() is None:
+    if cpu_only_ops() is None:
         return
     for rows in ROWS:
         yield _case("logits, then the largest", rows, shape, _in_two)

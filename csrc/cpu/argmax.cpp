@@ -14,12 +14,12 @@ namespace {
 
 constexpr int64_t kStripPanels = 4;
 constexpr int64_t kStripOutputs = kStripPanels * kPanel;
-// Work is handed out in so many ranges of strips, so that one slow core delays the others little.
+// Ranges of strips per thread, so that one slow core delays the others little.
 constexpr int64_t kNumRanges = 64;
 
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// A range's own search, and the outputs of its present strip; kept by its thread.
+// A range's search and the outputs of its current strip; thread-local.
 struct Search {
   std::vector<float> outputs;
   std::vector<float> largest;
@@ -32,7 +32,7 @@ struct Search {
   }
 };
 
-// Ranges end in any order: of equal outputs the first counts, and what is no number stays.
+// Ranges end in any order: among ties the first output wins, and a NaN stays.
 void take_largest(const Search& from, int64_t num_rows, const LargestOfRows& to) {
   for (int64_t r = 0; r < num_rows; ++r) {
     if (std::isnan(to.largest[r])) continue;
@@ -45,7 +45,7 @@ void take_largest(const Search& from, int64_t num_rows, const LargestOfRows& to)
   }
 }
 
-// Searches `num_outputs` outputs, which are numbered from first_output on. multiply(panel, count,
+// Searches `num_outputs` outputs, numbered from first_output on. multiply(panel, count,
 // out) writes those of `count` panels to rows kStripOutputs apart.
 template <class Multiply>
 void search(int64_t num_rows, int64_t first_output, int64_t num_outputs, Multiply&& multiply,

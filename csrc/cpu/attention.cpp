@@ -1,4 +1,4 @@
-// Paged attention: cuts a batch into tiles and spans of context, and gives them to the threads.
+// Paged attention: divides a batch into tiles and spans of context for the threads.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -49,7 +49,7 @@ class Arena {
   int64_t capacity_ = 0;
 };
 
-// A tile and the spans that its queries see.
+// A tile and the spans visible to its queries.
 struct TileWork {
   AttentionTile tile;
   int64_t first_span;
@@ -58,7 +58,7 @@ struct TileWork {
   int64_t counter = -1;   // index of the count of pieces still to come
 };
 
-// What a thread takes at once: some spans of one tile.
+// The unit of work of a thread: some spans of one tile.
 struct Piece {
   int64_t tile;
   int64_t first_span;
@@ -131,7 +131,7 @@ class AttentionPlan {
     const int64_t begin = batch.query_start_loc[r];
     const int64_t end = batch.query_start_loc[r + 1];
     const int64_t first_position = batch.seq_lens[r] - (end - begin);
-    // The last tiles see the most: they go first, so that what is left at the end is small.
+    // The last tiles have the longest contexts: they go first, so that the last pieces are short.
     const int64_t last = end > begin ? (end - begin - 1) / tile_tokens_ * tile_tokens_ : -1;
     for (int64_t token = begin + last; token >= begin; token -= tile_tokens_) {
       TileWork work;
@@ -154,7 +154,7 @@ class AttentionPlan {
   // In rows; reading and transposing the keys costs about as much as eight of them.
   int64_t cost_of_span(const TileWork& work) const { return work.tile.num_tokens * group_ + 8; }
 
-  // Tiles too long for one thread are cut into pieces. Where they are cut changes no result.
+  // Tiles too long for one thread are divided into pieces, without changing any result.
   void cut() {
     const int64_t threads = num_threads();
     const int64_t target = std::max<int64_t>(1, total_cost_ / (threads * kPiecesPerThread));

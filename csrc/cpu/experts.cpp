@@ -19,8 +19,8 @@ struct Block {
   int64_t expert, begin, end;
 };
 
-// Puts the pairs of a token and a choice in the order of experts, an expert's in their own: writes
-// the place of each. Each expert's places, in blocks of at most rows_per_block.
+// Sorts the pairs of a token and a choice by expert, stably: writes
+// each pair's place. Returns each expert's places in blocks of at most rows_per_block.
 std::vector<Block> sort_pairs(const Experts& p, int64_t num_tokens, int64_t rows_per_block) {
   std::vector<int32_t> next(p.num_experts + 1);
   const int64_t num_pairs = num_tokens * p.top_k;
@@ -59,7 +59,7 @@ void gather_rows(const Experts& p, int64_t num_tokens) {
   });
 }
 
-// The products of every block with its expert's weight, panels of all blocks shared out together.
+// Multiplies every block by its expert's weight; panels of all blocks are divided among threads.
 // With `is_gated` the weight's halves, whole panels each, are multiplied one after the other.
 void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Block>& blocks,
               bool is_gated) {
@@ -91,7 +91,7 @@ void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Bl
   });
 }
 
-// As `multiply`, by weights that stay quantised.
+// As `multiply`, by quantised weights.
 void multiply_quantized(const Linear& p, const ExpertWeight* weights,
                         const std::vector<Block>& blocks) {
   const int64_t in_bytes = p.x_stride * bytes_of(p.dtype);

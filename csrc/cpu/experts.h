@@ -1,4 +1,4 @@
-// A mixture of experts: the products of each token with the experts that a router chose for it.
+// A mixture of experts: each token's MLPs by the experts that a router chose for it.
 #pragma once
 
 #include <cstdint>
@@ -24,20 +24,20 @@ struct Experts {
   const float* weights;         // [T, K], dense
   const ExpertWeight* gate_up;  // [E], each [2 I, N]
   const ExpertWeight* down;     // [E], each [N, I]
-  // Memory to work in.
+  // Scratch memory.
   int32_t* places;  // [T, K]
   void* rows;       // [T K, N] float32
   void* hidden;     // [T K, 2 I]
   void* out;        // [T, N], dense
   int64_t top_k;
-  int64_t first_expert;  // the id of the first of the E; other ids than theirs add nothing
+  int64_t first_expert;  // the id of the first of the E; other ids add nothing
   int64_t num_experts;   // E
   int64_t size;          // N
   int64_t intermediate_size;
 };
 
 // The weighted sum, in the order of a token's choices, of down(act(gate(x)) * up(x)) of each. Every
-// row of a product is what linear(), gated_linear() or quantized_linear() makes of it.
+// row of a GEMM equals what linear(), gated_linear() or quantized_linear() computes.
 void experts(const Experts& p, int64_t num_tokens);
 
 }  // namespace vllm_lite

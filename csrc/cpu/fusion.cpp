@@ -5,13 +5,13 @@
 namespace vllm_lite {
 namespace {
 
-// Where a product's rows lie.
+// Location of a matrix of rows.
 struct Rows {
   DType dtype;
   const void* start;
   int64_t stride;
 
-  // Whether rows of something else lie in these, each in the one of its own number.
+  // Whether each row of another matrix lies in the row of the same index.
   bool hold(DType other_dtype, const void* other, int64_t other_stride) const {
     const int64_t offset = static_cast<const char*>(other) - static_cast<const char*>(start);
     const int64_t row_bytes = stride * (dtype == DType::kBFloat16 ? 2 : 4);
@@ -25,7 +25,7 @@ struct Ends {
   AreApart are_apart;
 };
 
-// ---- whether an operation makes a product's rows, and whether it may do so block by block
+// ---- whether an operation writes a linear layer's input, and can do so block by block
 
 bool comes_before(const Norm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
@@ -46,7 +46,7 @@ bool comes_before(const RotaryRows&, const Ends&) { return false; }
 bool comes_before(const CacheRows&, const Ends&) { return false; }
 bool comes_before(const Route&, const Ends&) { return false; }
 
-// ---- whether an operation only changes, or copies, what a product has written
+// ---- whether an operation only changes, or copies, a linear layer's output
 
 // Whether it works on them in place.
 template <class Operation>
@@ -93,7 +93,7 @@ bool comes_after(const Call& call, const Ends& product) {
   return operation && std::visit([&](auto& p) { return comes_after(p, product); }, *operation);
 }
 
-// Takes what can be joined to `product` off the end of `before` and off calls from `next` on.
+// Moves what can be fused with `product` from the end of `before` and from calls from `next` on.
 template <class Product>
 void join(Product& product, std::vector<Call>& before, const std::vector<Call>& calls,
           size_t& next, const AreApart& are_apart) {

@@ -1,8 +1,8 @@
-// Joins operations of a recorded step that hand rows on to one another, so that threads meet less
-// often and rows stay in a cache from one to the next. Results are the same, bit for bit.
+// Fuses operations of a recorded step that pass rows to each other: threads synchronise less often
+// and rows stay in cache between operations. Results are the same, bit for bit.
 //
-//   a norm or a gated activation that writes what a product reads
-//   norms of heads, rotation and the cache's write that work on what a product has written
+//   a norm or a gated activation that writes a linear layer's input
+//   norms of heads, rotation and cache writes of a linear layer's output
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace vllm_lite {
 // Whether two addresses are in different temporaries of the step.
 using AreApart = std::function<bool(const void*, const void*)>;
 
-// `calls` with those joined that can be.
+// Returns `calls`, fused where possible.
 std::vector<Call> fuse(const std::vector<Call>& calls, const AreApart& are_apart);
 
 }  // namespace vllm_lite

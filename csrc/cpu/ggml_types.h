@@ -1,4 +1,4 @@
-// The storage formats of GGUF files that can be expanded, with their numbers in such files.
+// The supported storage formats of GGUF files, by their numbers in files.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ enum GgmlType : int {
   kGgmlBF16 = 30,
 };
 
-// A block of a format: how many values it holds, in how many bytes. Formats without blocks are
+// A block of a format: its values and bytes. Formats without blocks are
 // taken 16 values at a time, and may end within one.
 struct GgmlBlock {
   int64_t elements;

@@ -44,7 +44,7 @@ struct Isa {
 };
 
 #if VLLM_LITE_HAS_AVX2
-// These ask the operating system's state as well as the processor.
+// These check the operating system's support as well as the processor's.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");

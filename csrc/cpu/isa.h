@@ -1,4 +1,4 @@
-// Which instruction set's kernels run: those of the best set this machine has, unless told.
+// Selects the kernels' instruction set: by default the best that this machine has.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The border between code compiled once and the kernels compiled per instruction set.
+// The interface between code compiled once and kernels compiled per instruction set.
 //
 // A kernel works on a range of rows on the calling thread, trusts its arguments, never throws and
 // gives every row the same result whatever the range. Strides count elements.
@@ -23,7 +23,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// By the root of the mean square, or, centred, by the standard deviation about the mean.
+// RMS normalisation, or layer normalisation if centred.
 struct Norm {
   DType dtype;
   DType weight_dtype;  // of the weight and the bias: dtype or float32
@@ -60,7 +60,7 @@ enum class ActivationKind : int { kSilu, kGelu, kGeluTanh, kGeluQuick, kRelu, kR
 struct Activation {
   DType dtype;
   ActivationKind kind;
-  bool is_gated;  // whether rows of x are gates, then as many factors of what becomes of them
+  bool is_gated;  // whether rows of x are I gates, then I factors of the activated gates
   const void* x;
   void* out;
   int64_t size;  // I, of a row of out
@@ -81,7 +81,7 @@ struct ScaledAdd {
   float y_scale;
 };
 
-// Rows times the activation of their gates, each group of a row scaled to unit root mean square.
+// x times the activation of gate, each group of a row scaled to unit root mean square.
 struct GatedNorm {
   DType dtype;
   ActivationKind act;
@@ -103,11 +103,11 @@ struct StateRun {
   int64_t state_in;
 };
 
-// Channels that a thread takes at a time, and the longest kernel.
+// Channels that a thread processes at a time, and the longest kernel.
 constexpr int64_t kConvChannels = 128;
 constexpr int64_t kMaxConvKernel = 16;
 
-// A convolution of each channel over the last inputs of its request.
+// A causal depthwise convolution over a request's inputs.
 struct CausalConv {
   DType dtype;
   ActivationKind act;
@@ -149,7 +149,7 @@ struct SelectiveScan {
   float most_step;
 };
 
-// Floats of scratch memory that the scan of a head takes.
+// Floats of scratch memory for the scan of a head.
 static inline int64_t scan_scratch_floats(const SelectiveScan& p) {
   return p.state_size * (p.head_size + 2);
 }
@@ -167,7 +167,7 @@ struct Route {
   int32_t* ids;    // [T, K], dense
 };
 
-// Adds up what the experts of a token made of it, in the order of its choices.
+// Weighted sum of the outputs of a token's experts, in the order of its choices.
 struct ExpertSum {
   DType dtype;            // of out
   const float* rows;      // [P, N], one for each place
@@ -178,8 +178,8 @@ struct ExpertSum {
   void* out;              // [T, N], dense
 };
 
-// Writes one of keys and values; called twice. A cached row is D numbers and, where
-// `has_row_scales` (types of one byte only), the float32 that they are multiplied by.
+// Writes keys or values; called once for each. A cached row is D numbers and, with
+// `has_row_scales` (int8 and fp8 only), their float32 scale.
 struct CacheWrite {
   DType dtype;
   DType cache_dtype;
@@ -196,7 +196,7 @@ struct CacheWrite {
   bool has_row_scales;
 };
 
-// One of the two: [B, K, S, row], where a head's rows follow those of the last.
+// Cached keys or values: [B, K, S, row]; a head's rows follow those of the previous head.
 struct CachedRows {
   const void* rows;
   int64_t block_stride;
@@ -211,8 +211,8 @@ struct Attention {
   int64_t query_token_stride;
   int64_t query_head_stride;
   void* output;  // [T, H, D], D that of values, dense
-  // Null, or [H]: what a score loses with each position between a key and the query, and the score
-  // of one more key, which all queries see and which has no value.
+  // Null, or [H]: ALiBi's slopes, and the scores of sinks, extra keys without values
+  // that all queries see.
   const float* alibi_slopes;
   const float* sinks;
   float* lse;  // null, or [T, H], the logarithm of the sum of e^score
@@ -237,9 +237,9 @@ struct AttentionTile {
   int64_t kv_head;
 };
 
-// Context is attended to in spans of fixed positions, whose results are merged in order. So a
-// query's result depends on its own position and context alone: not on the tile it is in, nor on
-// how tiles and spans are given to threads.
+// Context is processed in spans of fixed positions, whose results are merged in order. So a
+// query's result depends on its position and context alone: not on its tile, nor on
+// how tiles and spans are divided among threads.
 constexpr int64_t kSpan = 512;
 
 // Positions [span, span + 1) * kSpan of a tile's context.
@@ -253,8 +253,8 @@ struct AttentionSpan {
 struct AttentionKernels {
   int64_t (*padded_size)(int64_t size);
   int64_t (*scratch_floats)(const Attention&, int64_t rows);
-  // Overwrites `state` with the attention of a tile to a span of its context. Meanwhile asks memory
-  // for what this thread attends to `after` it.
+  // Overwrites `state` with the attention of a tile to a span of its context. Meanwhile prefetches
+  // the span that this thread processes `after` it.
   void (*attend_span)(const Attention&, const AttentionSpan&, const AttentionSpan& after,
                       float* state, float* scratch);
   void (*merge)(int64_t rows, int64_t value_size, float* state, const float* later);
@@ -289,16 +289,16 @@ struct Linear {
   int64_t out_stride;
   int64_t num_outputs;  // M
   int64_t num_inputs;   // N
-  // Whether `out` holds gates, and the product is to be multiplied by silu of them. Then out_dtype
-  // is dtype, and the product is rounded to it first.
+  // Whether `out` holds gates whose silu multiplies the result. Then out_dtype
+  // is dtype, and the result is rounded to it first.
   bool is_gated;
 };
 
-// Inputs that share a scale where activations are rounded to bytes.
+// Inputs that share a scale in quantised activations.
 constexpr int64_t kQuantizedGroup = 32;
 
-// 32 inputs of a row: values scale * codes. The sums are those of the codes of each half and of all,
-// negated as they are needed to take away offsets and minima of weights.
+// 32 inputs of a row: values scale * codes. The sums of codes, of each half and of all, are
+// stored negated, to subtract offsets and minima of weights.
 struct QuantizedGroup {
   int8_t codes[kQuantizedGroup];
   float scale;
@@ -306,8 +306,8 @@ struct QuantizedGroup {
   int32_t negated_sum;
 };
 
-// Rounds rows of x, each by itself: codes are nearest to x * 127 / largest magnitude of the group.
-// Where a group's largest magnitude is tiny, its scale is 0; where it is not finite, NaN.
+// Quantises rows of x independently: codes are nearest to x * 127 / largest magnitude of the group.
+// The scale is 0 if a group's largest magnitude is tiny, NaN if it is not finite.
 struct QuantizeRows {
   DType dtype;
   const void* x;  // [T, N]
@@ -326,7 +326,7 @@ struct PackQuantized {
   int64_t num_inputs;     // N, whole blocks
 };
 
-// Outputs of one storage format, in columns [first_output, first_output + num_outputs) of a product.
+// Outputs of one storage format, in columns [first_output, first_output + num_outputs) of a result.
 // Four 64-bit numbers, so that Python can write a table of them.
 struct QuantizedPart {
   int64_t ggml_type;
@@ -350,7 +350,7 @@ struct QuantizedProduct {
   int64_t out_stride;
 };
 
-// Rows of a packed weight in float32 or bfloat16, as an embedding needs them.
+// Dequantised rows of a packed weight, for embeddings.
 struct QuantizedLookup {
   QuantizedPart weight;
   int64_t num_inputs;
@@ -361,7 +361,7 @@ struct QuantizedLookup {
   int64_t out_stride;
 };
 
-// Tokens of a word of a mask.
+// Tokens in a word of a mask.
 constexpr int64_t kMaskWord = 32;
 
 struct TokenMask {
@@ -374,10 +374,10 @@ struct TokenMask {
   int64_t words_per_part;
 };
 
-// Tokens whose largest logit is found at once, and tells whether they need to be looked at again.
+// Tokens that share a maximum, by which later passes skip blocks.
 constexpr int64_t kSampleBlock = 64;
 
-// Chooses a token for each row. All but `logits` are arrays with an entry a row.
+// Samples a token for each row. All but `logits` are arrays with an entry a row.
 struct Sampling {
   const float* logits;  // [R, V]
   int64_t logits_stride;
@@ -388,10 +388,10 @@ struct Sampling {
   const float* top_p;                // 1: off
   const double* chances;             // in [0, 1)
   int64_t* tokens;
-  float* largest;  // the largest logit; not finite where the row admits no token
+  float* largest;  // the largest logit; not finite if the row admits no token
 };
 
-// Outputs of the product behind the logits, a strip at a time, and the largest of each row so far.
+// A strip of logits, and the largest of each row so far.
 struct LargestOutputs {
   const float* outputs;  // [R, C]
   int64_t stride;
@@ -401,12 +401,12 @@ struct LargestOutputs {
   int64_t* tokens;       // [R]: where it was first
 };
 
-// What M entries report of their tokens: the token first, then the likeliest of the row.
+// Log-probabilities of M entries: of the entry's token, then of the row's likeliest tokens.
 struct TokenLogprobs {
   const float* logits;  // [R, V]
   int64_t logits_stride;
   int64_t vocab_size;     // V
-  bool is_normalized;     // whether log-probabilities are wanted, not logits
+  bool is_normalized;     // whether to report log-probabilities instead of logits
   const int64_t* rows;    // [M]: which of the R rows an entry is about
   const int64_t* tokens;  // [M]
   int64_t num_top;        // at most V
@@ -415,7 +415,7 @@ struct TokenLogprobs {
   int64_t* ranks;         // [M]: tokens that are at least as likely
 };
 
-// Floats of scratch memory that a row of logits takes in either.
+// Floats of scratch memory for a row of logits, for `sample` and `token_logprobs`.
 static inline int64_t sampling_scratch_floats(int64_t vocab_size) {
   const int64_t num_blocks = (vocab_size + kSampleBlock - 1) / kSampleBlock;
   return num_blocks * kSampleBlock + 3 * (num_blocks + 16);
@@ -428,7 +428,7 @@ struct Dequantize {
   int64_t block_elements;
   int64_t block_bytes;
   void* out;
-  int64_t size;  // elements; the last block is short only in formats without blocks
+  int64_t size;  // elements; the last block may be short only in formats without blocks
 };
 
 // Every kernel but attention's: KERNEL(result, name, parameters...).

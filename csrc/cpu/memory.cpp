@@ -8,7 +8,7 @@
 namespace vllm_lite {
 namespace {
 
-// Large enough that taking a range costs nothing beside reading it.
+// Large enough that claiming a range costs little compared with reading it.
 constexpr int64_t kRangeBytes = 256 * 1024;
 constexpr int64_t kWords = kRangeBytes / static_cast<int64_t>(sizeof(uint64_t));
 
@@ -27,7 +27,7 @@ uint64_t sum_words(const uint64_t* words) {
 
 double read_seconds(const void* data, int64_t num_bytes) {
   const auto* words = static_cast<const uint64_t*>(data);
-  // What the sums are is of no interest, but a compiler may not know that.
+  // Keeps the compiler from removing the sums.
   std::atomic<uint64_t> total{0};
   const auto begin = std::chrono::steady_clock::now();
   parallel_for(num_bytes / kRangeBytes, 1, [&](int64_t first, int64_t end) {

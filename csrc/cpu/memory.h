@@ -1,11 +1,11 @@
-// How fast this machine's memory is read, which no step can be faster than.
+// Measures the speed of reading memory, a lower bound of a step's time.
 #pragma once
 
 #include <cstdint>
 
 namespace vllm_lite {
 
-// Seconds in which the thread pool reads the whole quarter mebibytes in `data`, once.
+// Seconds that the thread pool takes to read the whole quarter mebibytes of `data` once.
 double read_seconds(const void* data, int64_t num_bytes);
 
 }  // namespace vllm_lite

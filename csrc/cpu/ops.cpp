@@ -11,7 +11,7 @@
 namespace vllm_lite {
 namespace {
 
-// Waking a helper costs a few microseconds: less work than this per range is not worth it.
+// Waking a helper costs a few microseconds, so ranges have at least this much work.
 constexpr int64_t kElementsPerRange = 16 * 1024;
 
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -20,8 +20,8 @@ int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPer
   return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
 }
 
-// Calls body(row, end_row, begin_panel, end_panel) on blocks of rows by ranges of the panels that p
-// has outputs for; `outputs` are multiplied for each of those.
+// Calls body(row, end_row, begin_panel, end_panel) on blocks of rows by ranges of panels of p's
+// outputs; each panel costs `outputs` outputs.
 template <class Body>
 void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const BesideProduct& beside,
                 Body&& body) {
@@ -102,7 +102,7 @@ void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& besi
                      ceil_divide(p.num_outputs, kPanel) * packed_panel_bytes(p.dtype, p.num_inputs);
   if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
   up.is_gated = true;
-  // What a range writes of the gates is still in the cache of its core when it is needed.
+  // A range's gates are still in its core's cache when the second half needs them.
   each_range(p, num_tokens, 2 * kPanel, beside,
              [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {
                table.linear(p, row, end_row, begin, end);

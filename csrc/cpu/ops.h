@@ -1,5 +1,5 @@
-// The operations as callers see them: checked once, then spread over the thread pool.
-// Whatever is out of bounds throws std::out_of_range before anything is written.
+// The operations: checked once, then run on the thread pool.
+// Out-of-range ids throw std::out_of_range before anything is written.
 #pragma once
 
 #include "cpu/ggml_types.h"
@@ -14,7 +14,7 @@ struct Embedding {
   void* out;           // [T, N], dense
   int64_t num_rows;    // V
   int64_t row_bytes;
-  // The id of the first row: rows of other ids than theirs are zeros. -1: all ids have rows here.
+  // The id of the first row; ids without a row give zeros. -1: all ids have rows here.
   int64_t first_row;
 };
 
@@ -33,13 +33,13 @@ struct AttentionBatch {
 
 void paged_attention(const Attention& p, const AttentionBatch& batch);
 
-// Bans in the logits of num_rows rows what the num_masks masks do not allow.
+// Sets logits that the num_masks masks ban to -inf, in num_rows rows.
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks);
 
-// Chooses a token for each of num_rows rows.
+// Samples a token for each of num_rows rows.
 void sample(const Sampling& p, int64_t num_rows);
 
-// Reports what `num_entries` entries ask of the logits of num_rows rows.
+// Reports log-probabilities for `num_entries` entries of num_rows rows of logits.
 void token_logprobs(const TokenLogprobs& p, int64_t num_rows, int64_t num_entries);
 
 // Bytes of a packed weight [num_outputs, num_inputs].
@@ -47,24 +47,24 @@ int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs);
 
 void pack_linear(const PackLinear& p);
 
-// Rows of a product that go through a panel together: x and the panel stay in the cache of a core.
+// Rows multiplied by a panel together: x and the panel stay in a core's cache.
 constexpr int64_t kRowsPerBlock = 192;
 // Multiply-adds of a range of panels: some tens of microseconds.
 constexpr int64_t kProductsOfPanels = 2 * 1024 * 1024;
 
 void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
-// silu(gate) * up [T, M] of a weight [2 M, N] whose halves, whole panels each, are gate and up: bit
-// for bit what linear() and a gated silu make of it.
+// silu(gate) * up [T, M] for a weight [2 M, N] whose halves, whole panels each, are gate and up:
+// bit for bit the result of linear() and a gated silu.
 void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
-// Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is a quantised
-// one and rows are whole blocks.
+// Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is quantised
+// and rows are whole blocks.
 int64_t packed_quantized_bytes(int ggml_type, int64_t num_outputs, int64_t num_inputs);
 
 void pack_quantized(const PackQuantized& p);
 
-// A product with weights that stay quantised. x is rounded to bytes once for all parts.
+// A linear layer by quantised weights. x is quantised once for all parts.
 struct QuantizedLinear {
   DType dtype;
   DType out_dtype;
@@ -81,7 +81,7 @@ struct QuantizedLinear {
 void quantized_linear(const QuantizedLinear& p, int64_t num_rows,
                       const BesideProduct& beside = {});
 
-// Rows [row, row + count) of x as bytes, [N / 32, count], until this thread's next quantised product.
+// Rows [row, row + count) of x quantised, [N / 32, count], valid until this thread's next call.
 // At most kQuantizedRows of them, made before by what stands beside the product.
 const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count,
                                    const BesideProduct& beside = {});

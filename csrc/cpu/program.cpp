@@ -16,8 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 enum class Use { kRead, kWrite, kChange };
 
-// ---- each operation: the tensors that it uses, in order, and what it takes of the step. Tensors go
-// to visit(pointer, use); what it takes to visit.tokens(count), visit.requests(count),
+// ---- each operation: the tensors that it uses, in order, and what it takes of the step. It passes
+// tensors to visit(pointer, use), the rest to visit.tokens(count), visit.requests(count),
 // visit.input(pointer) and visit.table(pointer, stride, width).
 
 template <class Visit>
@@ -129,7 +129,7 @@ void each_input(AttentionCall& call, Visit&& visit) {
   visit.input(batch.seq_lens);
 }
 
-// A product.
+// A linear layer.
 template <class Product, class Visit>
   requires requires(Product& call) { call.beside; }
 void each_tensor(Product& call, Visit&& visit) {
@@ -173,7 +173,7 @@ void each_tensor(SelectiveScanCall& call, Visit&& visit) {
   for (const void** read : {&p.x, &p.dt, &p.b, &p.c}) visit(*read, Use::kRead);
   visit(p.out, Use::kWrite);
 }
-// A call with a state.
+// A call with states.
 template <class Stateful, class Visit>
   requires requires(Stateful& call) { call.p.state_out; }
 void each_input(Stateful& call, Visit&& visit) {
@@ -221,7 +221,7 @@ std::string name_of(const RowOperation& operation) {
 
 std::string name_of(const RowCall& call) { return name_of(call.p); }
 
-// Of a product: with what stands beside it, in order.
+// Of a linear layer: with the operations fused with it, in order.
 template <class Operation>
 std::string name_of(const Operation& operation) {
   std::string name = Operation::kName;
@@ -233,7 +233,7 @@ std::string name_of(const Operation& operation) {
   return name;
 }
 
-// ---- places
+// ---- memory
 
 constexpr int64_t kAlignment = 64;
 
@@ -250,7 +250,7 @@ void set_address(T*& pointer, uintptr_t address) {
 
 }  // namespace
 
-// Where a step's numbers stand: tokens, requests, then three for each input.
+// Indices of a step's numbers: tokens, requests, then three for each input.
 struct Program::Check {
   const Program& program;
 
@@ -373,7 +373,7 @@ void Program::note_uses() {
   }
 }
 
-// Each buffer, in the order of need, goes to the lowest offset where it meets no other.
+// Each buffer, in order of first use, goes to the lowest offset where it overlaps no live buffer.
 int64_t Program::assign_offsets(int64_t max_tokens) {
   const auto size_of = [&](const Buffer& buffer) {
     const int64_t bytes = buffer.bytes / num_tokens() * max_tokens;

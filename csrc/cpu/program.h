@@ -1,13 +1,13 @@
-// A step of a model: its operations, recorded once and run again for any number of tokens.
+// A model's step: its operations, recorded once and replayed for any number of tokens.
 //
-// While a program records, nothing is computed: it notes what each operation is called with. Every
-// operation must work on all tokens of the step, and what it reads must be the step's inputs,
-// weights, the cache, or what an earlier operation wrote. The temporaries in between get places in
-// one block of memory, by when they are needed; several programs may take turns in one.
+// Recording computes nothing: it stores each operation's arguments. Every
+// operation must work on all tokens of the step, and read only the step's inputs,
+// weights, the cache, or results of earlier operations. Temporaries are placed in
+// one block of memory by their lifetimes; several programs may share one block.
 //
-// A step is numbers: its tokens, its requests, then of each input the address, the elements from one
-// row to the next, and those of a row. Which input an operation takes is seen by the address that it
-// is given while recording; where in the input it begins stays as recorded.
+// A step is passed as numbers: its tokens, its requests, then each input's address, row stride
+// and row size. The address that an operation has while recording tells which input it reads;
+// the offset within the input stays as recorded.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace vllm_lite {
 
-// An operation with all that it is called with. What stands beside a product is found when the
+// An operation with its arguments. Operations to fuse with a linear layer are found when the
 // recording ends.
 struct EmbeddingCall {
   static constexpr const char* kName = "embedding";
@@ -103,17 +103,17 @@ using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, Gat
 
 class Program {
  public:
-  // Records from now on calls of this step, whose inputs have so many bytes.
+  // Begins to record calls of an example step, whose inputs have `input_bytes` bytes.
   Program(std::vector<int64_t> example, std::vector<int64_t> input_bytes);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Throws std::invalid_argument where the call is not one of all the step's tokens.
+  // Throws std::invalid_argument unless the call works on all of the step's tokens.
   void record(Call call);
 
-  // Ends the recording and joins what can be (fusion.h). `temporaries` are the tensors that were made
-  // meanwhile; the results lie in them. Returns the bytes of memory that steps of up to max_tokens
-  // tokens need; throws std::invalid_argument where an operation uses what the program cannot follow.
+  // Ends the recording and fuses operations (fusion.h). `temporaries` are the tensors allocated
+  // meanwhile, which contain the results. Returns the bytes of memory for steps of up to max_tokens
+  // tokens; throws std::invalid_argument if an operation uses other memory.
   struct Temporary {
     uintptr_t address;
     int64_t bytes;
@@ -121,15 +121,15 @@ class Program {
   int64_t finish(std::span<const Temporary> temporaries, std::vector<uintptr_t> results,
                  int64_t max_tokens);
 
-  // Gives the program its memory, of as many bytes as finish() said, aligned to 64; the addresses
-  // where the results of every step will be.
+  // Gives the program its memory, of as many bytes as finish() returned, aligned to 64; returns the
+  // addresses of every step's results.
   std::vector<uintptr_t> place(uintptr_t memory);
 
   // Runs a step. Throws std::out_of_range, as the operations do, before they write; one thread at
   // a time.
   void run(std::span<const int64_t> step) { run_timed(step, nullptr); }
 
-  // Runs a step as run() does; seconds that each operation took, by its name, in order.
+  // Runs a step as run() does; returns each operation's name and seconds, in order.
   std::vector<std::pair<std::string, double>> profile(std::span<const int64_t> step);
 
  private:
@@ -137,20 +137,20 @@ class Program {
     uintptr_t address;
     int64_t bytes;
     int64_t offset = 0;
-    int64_t first_call = -1;  // the one that writes it first; -1: none does
+    int64_t first_call = -1;  // the first call that writes it; -1: none
     int64_t last_call = -1;
   };
-  // A pointer or a number of a call that is set to one of the step's numbers, plus an offset.
+  // A field of a call that is set to one of the step's numbers, plus an offset.
   struct Field {
     void* at;
     int64_t place;
     int64_t offset;
   };
-  // What an operation takes of the step: compared with the example, made fields of.
+  // Compares an operation's use of the step with the example and lists its fields to set.
   struct Check;
   struct Link;
 
-  // seconds: null, or one for each operation.
+  // `seconds` is null, or has an entry for each operation.
   void run_timed(std::span<const int64_t> step, double* seconds);
   Buffer& buffer_of(uintptr_t address);
   void note_uses();
@@ -159,7 +159,7 @@ class Program {
   static int64_t place_of(int64_t input) { return 2 + 3 * input; }
   int64_t num_tokens() const { return example_[0]; }
   const int64_t* numbers_of(int64_t input) const { return &example_[place_of(input)]; }
-  // The input that has this address; -1: none.
+  // The input at this address; -1: none.
   int64_t find_input(uintptr_t address) const;
 
   std::vector<int64_t> example_;

@@ -10,16 +10,16 @@
 namespace vllm_lite {
 namespace {
 
-// Elements that one thread rounds, unpacks or copies in some microseconds.
+// Elements that one thread quantises, unpacks or copies in some microseconds.
 constexpr int64_t kElementsPerRange = 32 * 1024;
 // Multiply-adds of a range of panels: some tens of microseconds.
 constexpr int64_t kProductsPerRange = 8 * 1024 * 1024;
-// Weights of a range of panels: a few rows are multiplied as fast as weights can be read.
+// Weights of a range of panels: few rows are limited by reading weights.
 constexpr int64_t kWeightsPerRange = 256 * 1024;
 
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// This thread's rounded rows of x; grows to the largest product's.
+// This thread's quantised rows of x; grows to the largest layer's.
 QuantizedGroup* group_buffer(int64_t count) {
   struct Buffer {
     std::unique_ptr<QuantizedGroup[]> groups;
@@ -60,7 +60,7 @@ const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_
   const char* x = static_cast<const char*>(p.x) + row * p.x_stride * x_size;
   const QuantizeRows rounding = {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
   const auto& before = beside.before;
-  // Rows are rounded while they are in the cache of the core that made them.
+  // Rows are quantised while they are in the cache of the core that wrote them.
   const int64_t work = p.num_inputs + (before ? work_of_row(*before) : 0);
   parallel_rows(count, work, [&](int64_t begin, int64_t end) {
     if (before) run_rows(*before, row + begin, row + end);

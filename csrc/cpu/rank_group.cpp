@@ -24,12 +24,12 @@ namespace {
 using Word = std::atomic<uint32_t>;
 
 constexpr int kMaxRanks = 64;
-// What goes through a slot at once stays in a cache from one rank to the other.
+// What passes through a slot at once stays in a shared cache.
 constexpr int64_t kSlotFloats = 1 << 18;
-// As long as a rank sleeps without a look at the group.
+// How long a rank sleeps before it checks the group again.
 constexpr timespec kPatience = {1, 0};
 
-// std::atomic's own waiting is for the threads of one process.
+// std::atomic::wait works only within one process.
 void sleep_on(Word& word, uint32_t seen) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &kPatience, nullptr, 0);
 }
@@ -54,7 +54,7 @@ void widen(const char* x, DType dtype, int64_t begin, int64_t end, float* out) {
 }  // namespace
 
 struct RankGroup::Shared {
-  alignas(64) Word failed;    // 0, or 1 + the rank that was first
+  alignas(64) Word failed;    // 0, or 1 + the first rank that failed
   alignas(64) Word sleepers;  // ranks that must be woken
   struct alignas(64) Meetings {
     Word count;

@@ -1,7 +1,7 @@
-// The ranks of a tensor-parallel group, processes that meet in shared memory.
+// Collectives of a tensor-parallel group of processes through shared memory.
 //
-// What a rank brings lies in a slot of its own. Slots come in two halves that take turns: a rank that
-// writes to a half again has seen all others at the turn between, so that one meeting a turn is enough.
+// Each rank writes to its own slot. Slots have two halves that alternate: a rank that
+// rewrites a half has met all others in the round between, so one barrier a round is enough.
 // All ranks must call the same operations in the same order.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace vllm_lite {
 
 class RankGroup;
 
-// The sum over the ranks of x [T, N], which is added up in float32 in the order of ranks, so that all
+// The sum over ranks of x [T, N], in float32 in the order of ranks, so that all
 // have the same bits.
 struct AllReduce {
   RankGroup* group;
@@ -27,8 +27,8 @@ struct AllReduce {
 
 class RankGroup {
  public:
-  // Maps `fd`, new shared memory that this makes large enough. Throws std::invalid_argument for a
-  // rank that is none, std::runtime_error where memory does not reach.
+  // Maps `fd`, new shared memory, and sets its size. Throws std::invalid_argument for a
+  // rank out of range, std::runtime_error if memory is short.
   RankGroup(int fd, int rank, int num_ranks);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
@@ -36,20 +36,20 @@ class RankGroup {
 
   // Both throw std::runtime_error once the group is broken.
   void all_reduce(const AllReduce& p, int64_t num_tokens);
-  // Writes every rank's x [R, W] side by side to out [R, M]: W columns each, the last ranks maybe less.
+  // Writes every rank's x [R, W] side by side to out [R, M]: W columns each, at the end maybe fewer.
   void all_gather(const float* x, float* out, int64_t num_rows, int64_t width, int64_t out_width);
 
-  // Lets every rank that waits, now or later, fail.
+  // Makes all ranks that wait, now or later, fail.
   void fail();
   // The first rank that failed; -1: none did.
   int failed_rank() const;
-  // The rank that came to the fewest meetings.
+  // The rank that reached the fewest barriers.
   int slowest_rank() const;
 
  private:
   struct Shared;
 
-  // Waits until all ranks have come as often as this one.
+  // Barrier: waits until all ranks have reached it.
   void meet();
   // Of this turn's half.
   float* slots() const;
@@ -59,7 +59,7 @@ class RankGroup {
   int rank_;
   int num_ranks_;
   uint32_t turn_ = 0;
-  // Of a sum: where each rank's part of a row lies, and that it counts once.
+  // Of a sum: where each rank's part of a row lies, added once.
   std::vector<int32_t> places_;
   std::vector<float> ones_;
 };

@@ -1,5 +1,5 @@
-// Operations that treat each row of a step, a token's, by itself: alone, or beside a product, as what
-// makes its rows and what finishes its outputs.
+// Operations on independent rows (tokens) of a step: alone, or fused with a linear layer, producing
+// its input or finishing its output.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@ void check(const RowOperation& operation, int64_t num_rows);
 // Rows [begin, end), by the calling thread; they are not checked.
 void run_rows(const RowOperation& operation, int64_t begin, int64_t end);
 
-// Numbers that a row takes, by which rows are shared out.
+// Cost of a row in elements, by which rows are divided among threads.
 int64_t work_of_row(const RowOperation& operation);
 
-// All of it: checked, then spread over the threads.
+// All rows: checked, then run on the thread pool.
 void run(const RowOperation& operation, int64_t num_rows);
 
-// What a product does beside multiplying. Bits are those of the operations in turn.
+// Operations fused with a linear layer; results equal the separate operations' bit for bit.
 struct BesideProduct {
   std::optional<RowOperation> before;  // writes x
   std::vector<RowOperation> after;     // work on what the product writes
@@ -45,7 +45,7 @@ struct BesideProduct {
 
 void check(const BesideProduct& beside, int64_t num_rows);
 
-// What comes after, row by row: each row is in a cache from one operation to the next.
+// Runs `after` row by row, so that each row stays in cache between operations.
 void run_after(const BesideProduct& beside, int64_t num_rows);
 
 }  // namespace vllm_lite

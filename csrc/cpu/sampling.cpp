@@ -1,4 +1,4 @@
-// Choosing and reporting tokens: gives the rows of a batch to the threads.
+// Sampling and log-probabilities: divides the rows of a batch among the threads.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -11,7 +11,7 @@
 namespace vllm_lite {
 namespace {
 
-// Logits of a range: looking at fewer is not worth a helper's waking.
+// Logits of a range: fewer are not worth waking a helper.
 constexpr int64_t kLogitsPerRange = 16 * 1024;
 
 float* scratch_of_thread(int64_t vocab_size) {

@@ -1,4 +1,4 @@
-// Waiting for another thread or process without a system call, for as long as that is the cheaper way.
+// Spinning for another thread or process, for as long as that is cheaper than a system call.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ inline void pause_cpu() {
 #endif
 }
 
-// Spins for some tens of microseconds; whether ready() held by then.
+// Spins for some tens of microseconds; returns whether ready() held.
 template <class Ready>
 bool spin_until(Ready&& ready) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(40);

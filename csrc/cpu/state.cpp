@@ -18,7 +18,7 @@ void check_slot(int64_t slot, const StateBatch& batch) {
                           std::to_string(batch.num_slots) + " slots");
 }
 
-// The requests that have tokens; clears the rows of tokens that no request has.
+// Requests with tokens; clears the rows of tokens of no request.
 std::vector<StateRun> runs_of(const StateBatch& batch, const int32_t* state_out, void* out,
                               int64_t row_bytes) {
   const int32_t* starts = batch.query_start_loc;

@@ -1,4 +1,4 @@
-// State-space layers: which state each request of a step begins with, shared out over the threads.
+// State-space layers: each request's initial state, and requests divided among threads.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct StateBatch {
   int64_t num_slots;  // of the states
 };
 
-// Both go from token to token within a request, so that its bits are those of any cut into steps.
+// Both process a request's tokens in order, so that results do not depend on splits into steps.
 // Throw std::out_of_range for slots beyond the states. Tokens of no request become 0.
 void causal_conv(const CausalConv& p, const StateBatch& batch);
 void selective_scan(const SelectiveScan& p, const StateBatch& batch);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-// Waits until ready() holds: first spinning, then asleep on `word`, which must change by then.
+// Waits until ready() holds: first spins, then sleeps on `word`, which must have changed by then.
 template <class Word, class Ready>
 void spin_then_sleep(std::atomic<Word>& word, Ready&& ready) {
   if (spin_until([&] { return ready(word.load(std::memory_order_acquire)); })) return;
@@ -91,7 +91,7 @@ class ThreadPool {
     }
   }
 
-  // Joins the open job unless it is the one this helper left last; false where there is none.
+  // Joins the open job unless this helper has just left it; returns false if there is none.
   bool try_join(uint32_t last_generation) {
     uint32_t state = state_.load(std::memory_order_acquire);
     while ((state & kOpen) && (state & ~(kGeneration - 1)) != last_generation) {
@@ -126,7 +126,7 @@ class ThreadPool {
         helpers_.emplace_back([this, generation] { helper(generation); });
       }
     } catch (const std::system_error&) {
-      // The system gives no more threads: those that started do the work.
+      // The system's limit of threads: continue with those that started.
       count_.store(static_cast<int>(helpers_.size()) + 1, std::memory_order_relaxed);
     }
   }

@@ -31,8 +31,8 @@ void parallel_for(int64_t count, int64_t grain, Body&& body) {
       &body);
 }
 
-// As parallel_for, but threads that take turns walk through a stretch of [0, count) each, so that
-// what is prefetched beyond the end of a range is what the same thread reads next. Every stretch has
+// As parallel_for, but each thread walks through a stretch of [0, count), so that
+// data prefetched beyond the end of a range is what the same thread reads next. Every stretch has
 // as many ranges, of nearly equal size, so that threads of equal speed end together.
 template <class Body>
 void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
@@ -48,7 +48,7 @@ void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
   });
 }
 
-// Shares out rows of `work` numbers each. Waking a helper costs a few microseconds: few rows stay on
+// Divides rows of `work` elements each among threads. Waking a helper costs time: few rows stay on
 // the calling thread.
 template <class Body>
 void parallel_rows(int64_t num_rows, int64_t work, Body&& body) {

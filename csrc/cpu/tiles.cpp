@@ -25,7 +25,7 @@ namespace {
 constexpr long kRequestPermission = 0x1023;
 constexpr long kTileData = 18;
 
-// What the kernels take for granted of a palette.
+// A palette's properties that the kernels assume.
 constexpr unsigned kNumTiles = 8, kTileRows = 16, kTileRowBytes = 64;
 
 constexpr unsigned kMaxTrySeconds = 5;
@@ -40,7 +40,7 @@ bool processor_has_tiles() {
   return b >> 16 >= kNumTiles && (b & 0xffff) >= kTileRowBytes && (c & 0xffff) >= kTileRows;
 }
 
-// Whether the system keeps tiles apart between threads.
+// Whether the system saves tiles per thread.
 bool system_saves_tiles() {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
@@ -56,7 +56,7 @@ bool is_permitted() { return syscall(SYS_arch_prctl, kRequestPermission, kTileDa
 
 bool can_multiply() { return is_permitted() && amx::tiles_multiply_rightly(); }
 
-// In a child: whatever happens to it is nobody else's business. Nothing here takes a lock.
+// In a child process, so that a crash does no harm. Nothing here takes a lock.
 [[noreturn]] void try_and_exit(bool (*attempt)()) {
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);

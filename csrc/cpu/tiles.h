@@ -1,11 +1,11 @@
-// Whether this process may use the tile unit of AMX, and whether that works as it should.
+// Checks whether this process may use AMX's tile unit and whether it works.
 #pragma once
 
 namespace vllm_lite {
 
-// Found out once: processor and system have tiles, the system grants them to this process, and
-// small products come out right. They are tried in a child process, because machines exist that
-// announce tiles and end whoever uses them.
+// Determined once: processor and system have tiles, the system grants them to this process, and
+// small GEMMs are correct. They are tried in a child process, because some machines
+// announce tiles and kill processes that use them.
 bool tiles_are_usable();
 
 }  // namespace vllm_lite

@@ -1,4 +1,4 @@
-// Python's way to the CUDA kernels: vllm_lite._cuda, which vllm_lite/kernels/gpu/cuda/ops.py calls.
+// Python bindings of the CUDA kernels: vllm_lite._cuda, called by vllm_lite/kernels/gpu/cuda/ops.py.
 #include <nanobind/nanobind.h>
 
 #include "cuda/calls.h"

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kCacheThreads) write_cache_kernel(const CacheW
   const int64_t token = blockIdx.y;
   const int64_t slot = p.slots[token];
   if (slot < 0 || slot >= p.num_slots) return;
-  // Field by field: a choice of the whole would be made in memory.
+  // Field by field: selecting the whole struct would go through memory.
   const bool is_keys = blockIdx.z == 0;
   const void* source = is_keys ? p.keys.source : p.values.source;
   void* cache = is_keys ? p.keys.cache : p.values.cache;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kCacheThreads) write_cache_kernel(const CacheW
   }
 }
 
-// Thread blocks: (stretches of a block, pair). A pair that names no block is skipped.
+// Thread blocks: (parts of a block, pair). Pairs beyond the cache are skipped.
 static __global__ void __launch_bounds__(kCacheThreads) copy_blocks_kernel(const BlockCopy p) {
   const int64_t byte = (static_cast<int64_t>(blockIdx.x) * kCacheThreads + threadIdx.x) * 16;
   const int64_t from = p.pairs[2 * blockIdx.y];

@@ -1,4 +1,4 @@
-// Numbers into the kernels' structures.
+// Conversion of numbers to the kernels' structs.
 #include "cuda/calls.h"
 
 #include "cuda/operations.h"

@@ -1,5 +1,5 @@
-// The operations as calls of numbers alone: what Python makes, of the GPU's module and of the
-// emulated one alike. Addresses and strides are int64_t; each returns null or one line of failure.
+// The operations as functions of numbers, called from Python in the GPU's module and in the
+// emulated one. Addresses and strides are int64_t; each returns null or one error line.
 #pragma once
 
 #include <stdint.h>

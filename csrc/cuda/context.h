@@ -1,5 +1,5 @@
-// Which positions a token sees, in which units, and who attends to them: the same for the kernel
-// that attends and the one that merges.
+// Positions that a token sees, their units, and the thread blocks that process them: shared by the
+// attention kernel and the merging one.
 #pragma once
 
 #include "cuda/device.h"
@@ -60,7 +60,7 @@ __device__ inline Context find_context(const DecodeAttention& p, int token) {
   return context;
 }
 
-// Softmax over several stretches of positions: the largest score, the sum of weights relative to
+// Softmax over several ranges of positions: the largest score, the sum of weights relative to
 // it, and outside of this struct the weighted sum of values. Scores are powers of two.
 struct Softmax {
   float largest;
@@ -69,7 +69,7 @@ struct Softmax {
 
 constexpr float kNothing = -__builtin_inff();
 
-// How a sum so far and a later one are scaled where they meet.
+// Factors of a sum so far and of a later one when they are merged.
 struct Shares {
   float kept;
   float added;

@@ -1,4 +1,4 @@
-// What the kernels ask of a GPU beyond plain C++: one PTX instruction a function, and the launch.
+// Device functions beyond plain C++, one PTX instruction each, and the launch.
 //
 // With VLLM_LITE_EMULATED the same names come from emulation/emulator.h, which runs kernels on the
 // host. Nothing else here or in the kernels knows which of the two it is.
@@ -148,7 +148,7 @@ __device__ inline uint32_t select_bytes(uint32_t a, uint32_t b, uint32_t selecto
   return __byte_perm(a, b, selector);
 }
 
-// Queues a kernel; null, or CUDA's words for what went wrong.
+// Queues a kernel; returns null or CUDA's error message.
 template <class Work>
 const char* launch(void (*kernel)(Work), dim3 grid, int threads, int shared_bytes, void* stream,
                    const Work& work) {

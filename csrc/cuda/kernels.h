@@ -1,13 +1,13 @@
-// What the kernels are told, as plain data. Strides count elements; addresses lie on the GPU.
+// The kernels' arguments. Strides count elements; addresses are on the GPU.
 #pragma once
 
 #include <stdint.h>
 
 namespace vllm_lite::cuda {
 
-// The context of a query is attended to in units, whose results are merged in order. Their length
-// follows from the number of positions that the query sees and from nothing else, so that a
-// query's result depends neither on the batch nor on how units are given to thread blocks.
+// A query's context is processed in units, whose results are merged in order. Their length
+// depends only on the number of positions that the query sees, so that a
+// query's result depends neither on the batch nor on how units are divided among thread blocks.
 constexpr int kShortestUnit = 256;
 constexpr int kMaxUnits = 32;
 
@@ -39,7 +39,7 @@ struct DecodeAttention {
   float soft_cap_log2;     // 0: none
 };
 
-// Keys or values on their way into a cache.
+// Keys or values to write to a cache.
 struct CachedRows {
   const void* source;  // [T, K, D]
   void* cache;         // [B, K, S, D], last three dimensions dense

@@ -1,4 +1,4 @@
-// The operations' launches, and which kernel a type asks for.
+// The operations' launches, and the choice of a kernel by type.
 #include "cuda/operations.h"
 
 #include "cuda/cache.h"

@@ -1,7 +1,7 @@
-// The operations as the host starts them: a launch queues work on a stream and returns at once.
+// Launches of the operations: each queues work on a stream and returns at once.
 //
-// Each returns null, or one line on what went wrong. Shapes, types and alignment are the caller's
-// to check: vllm_lite/kernels/gpu/cuda/ops.py does.
+// Each returns null or one error line. The caller checks shapes, types and
+// alignment: vllm_lite/kernels/gpu/cuda/paged.py does.
 #pragma once
 
 #include "cuda/kernels.h"
@@ -12,7 +12,7 @@ enum class DType : int { kHalf = 0, kBFloat16 = 1, kFloat8E4M3 = 2, kFloat8E5M2 
 
 using Failure = const char*;
 
-// One pass, and where num_splits > 1 another that merges.
+// One pass, and another that merges if num_splits > 1.
 Failure decode_attention(const DecodeAttention& work, DType query, DType cache, int head_size,
                          void* stream);
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import cached_rows
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference import cache as cached_rows
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Types of one byte: without a scale for each row, and with one.

@@ -16,7 +16,7 @@ from tests.kernels.test_attention import MIXED, Batch, batch
 from tests.kernels.test_fusion import step_of
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.cpu.program import StepTensors, record_step
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1.6e-2}

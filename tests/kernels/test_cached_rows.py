@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import cached_rows
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference import cache as cached_rows
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]

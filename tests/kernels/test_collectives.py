@@ -16,7 +16,7 @@ from vllm_lite.distributed.shared_memory import SharedMemoryGroup
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.cpu.program import record_step
 from vllm_lite.kernels.reference import collectives as reference_collectives
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 T = TypeVar("T")
 

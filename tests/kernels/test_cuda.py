@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.kernels import emulated_cuda
 from tests.kernels.test_attention import Batch, batch
 from vllm_lite.kernels.gpu.cuda.paged import HEAD_SIZES, MAX_UNITS, PagedOps, plan_splits
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float16, torch.bfloat16]

@@ -12,7 +12,7 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
 
 # Where a block holds its half-precision scales.
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 # Where a block holds its half-precision scales.
 SCALE_OFFSETS: dict[str, list[int]] = {

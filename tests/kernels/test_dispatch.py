@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +17,38 @@ from vllm_lite.errors import UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.gpu.backends import gpu_ops
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import CpuOps, GpuOps, Ops
 from vllm_lite.quantization import unquantized
 from vllm_lite.quantization.registry import get_linear_method
+
+# The names that each class declares, with those of its base.
+OPERATIONS = {
+    kind: {name for base in kind.__mro__ for name in vars(base) if not name.startswith("_")}
+    for kind in (Ops, CpuOps, GpuOps)
+}
 
 
 @pytest.fixture(autouse=True)
 def restore() -> Iterator[None]:
     yield
     dispatch.select_ops("cpu")
+
+
+def test_implementations_have_the_reference_s_signatures() -> None:
+    implementations: list[tuple[Any, type[Ops]]] = [(cpu, CpuOps)]
+    if importlib.util.find_spec("triton"):
+        from vllm_lite.kernels.gpu.triton import ops
+
+        implementations.append((ops, GpuOps))
+    for module, declared in implementations:
+        public = {name for name, value in vars(module).items() if inspect.isfunction(value)}
+        assert public == OPERATIONS[declared]
+        for name in public:
+            theirs = inspect.signature(getattr(declared, name)).parameters.values()
+            ours = inspect.signature(getattr(module, name)).parameters.values()
+            assert [(p.name, p.kind, p.default) for p in ours] == [
+                (p.name, p.kind, p.default) for p in theirs
+            ], name
 
 
 def test_the_machine_s_best_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +80,7 @@ def test_each_supported_set_can_be_forced(monkeypatch: pytest.MonkeyPatch, name:
 
 def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "reference")
-    assert dispatch.select_ops("cpu") is reference
+    assert dispatch.select_ops("cpu") is Ops
     assert dispatch.describe().startswith("reference")
 
 
@@ -92,7 +118,7 @@ def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
 
     chosen = gpu_ops(backend)
     own = {"paged_attention": sdpa.paged_attention} if backend == "TORCH_SDPA" else {}
-    for name in ops.__all__:
+    for name in OPERATIONS[GpuOps]:
         assert getattr(chosen, name) is own.get(name, getattr(ops, name))
 
 
@@ -101,7 +127,7 @@ def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
 ) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import tuning
-    from vllm_lite.kernels.gpu.triton.fixed_linear import fixed_linear
+    from vllm_lite.kernels.gpu.triton.linear import fixed_linear
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for backend in ("CUDA", "TORCH_SDPA"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Rows of every remainder: whole vectors, parts of one, less than one.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.online import to_q4_1, to_q8_0
 

@@ -10,7 +10,7 @@ from tests.kernels.test_dequantize import KINDS, random_storage
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, from_awq, from_gptq
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # Whatever can be loaded in blocks can be multiplied by on a GPU.
@@ -163,10 +163,10 @@ def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.gpu.triton import device, ops
+    from vllm_lite.kernels.gpu.triton import ops, tuning
 
     _, weight = gguf_weight(GGMLQuantizationType.Q4_K, 5)
     x, bias = torch.randn(2, 512), torch.randn(5)
     whole = ops.grouped_linear(x, weight, bias)
-    monkeypatch.setattr(device, "num_processors", lambda _: 100)
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 100)
     torch.testing.assert_close(ops.grouped_linear(x, weight, bias), whole, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,6 @@ from tests.kernels.test_quantized import awkward_rows, weights
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.cpu.mapped_memory import KeptRows
-from vllm_lite.kernels.head_ops import HeadOps
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (rows, inputs, outputs): parts of a panel, of a strip of four panels, several blocks of rows.
@@ -24,10 +23,6 @@ def assert_those_of(found: tuple[torch.Tensor, torch.Tensor], outputs: torch.Ten
     expected_tokens, expected_largest = cpu.greedy_tokens(outputs)
     assert tokens.tolist() == expected_tokens.tolist()
     assert torch.equal(largest.view(torch.int32), expected_largest.view(torch.int32))
-
-
-def test_the_compiled_operations_are_a_heads() -> None:
-    assert isinstance(cpu, HeadOps)
 
 
 @pytest.mark.usefixtures("isa", "threads")

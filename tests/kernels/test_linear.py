@@ -7,7 +7,7 @@ import torch
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (rows, inputs, outputs): every height of a tile, odd inputs, parts of a panel, several blocks.

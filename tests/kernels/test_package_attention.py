@@ -17,7 +17,7 @@ from tests.kernels import fake_packages
 from tests.kernels.test_attention import Batch, batch
 from vllm_lite.kernels.gpu.backends import gpu_ops
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 MIXED = [(5, 5), (1, 700), (17, 300), (0, 0), (2, 2), (1, 256)]
 OPTIONS = [{}, {"sliding_window": 9}, {"soft_cap": 0.5}, {"sliding_window": 3, "soft_cap": 2.0}]

@@ -13,7 +13,7 @@ from tests.kernels.test_dequantize import KINDS, random_storage
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows, QuantizedWeight
 
 QUANTIZED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.sampling import filter_weights, token_weights
 
 INF = float("inf")
@@ -177,7 +178,7 @@ def test_a_rows_token_is_its_own() -> None:
     order = torch.randperm(64)
     shuffled = Choices(*(values[order] for values in how))
     assert torch.equal(cpu.draw_tokens(logits[order], *shuffled)[0], together[order])
-    cpu._cpu.set_num_threads(1)
+    _cpu.set_num_threads(1)
     alone = [cpu.draw_tokens(logits[i : i + 1], *how.of(slice(i, i + 1)))[0] for i in range(64)]
     assert torch.equal(torch.cat(alone), together)
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import batch
 from vllm_lite.kernels.gpu import sdpa
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 MIXED = [(5, 5), (1, 70), (17, 40), (0, 0), (2, 2)]
 

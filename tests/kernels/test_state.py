@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Tokens of each request: one, several requests, one without tokens, no request at all.

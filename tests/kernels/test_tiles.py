@@ -24,7 +24,7 @@ from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
 
 # Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 # Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
 HEIGHTS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 96, 97, 200)

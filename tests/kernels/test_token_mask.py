@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm_lite.kernels.cpu import ops as cpu
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 
 def masks(count: int, vocab_size: int, share: float) -> torch.Tensor:

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
 from tests.kernels.test_attention_forms import in_pages
-from vllm_lite.kernels.gpu.triton import device, ops
-from vllm_lite.kernels.reference import ops as reference
+from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.reference.ops import Ops as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -41,7 +41,7 @@ def test_slopes_and_sinks(options: str, splits: bool, monkeypatch: pytest.Monkey
         chosen["sinks"][1] = -float("inf")
     cases = [batch([(9, 40), (1, 7), (3, 70)], size=16)]
     if splits:
-        monkeypatch.setattr(device, "num_processors", lambda _: 64)
+        monkeypatch.setattr(tuning, "processor_count", lambda _: 64)
         cases = [batch([(1, 600), (1, 3)], size=16), batch([(5, 530)], size=16)]
     for case in cases:
         for changed in (case, replace(case, sliding_window=33, soft_cap=2.0)):
@@ -58,7 +58,7 @@ def test_a_sink_is_a_key_without_a_value() -> None:
 
 
 def test_padding_is_zero_whatever_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "num_processors", lambda _: 64)
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 64)
     case = batch([(1, 600), (1, 600), (0, 0)], size=16)
     query = torch.cat([case.query, torch.randn(3, 9, 16)])
     real_empty = torch.Tensor.new_empty

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from vllm_lite.kernels.gpu.triton import device, ops, tuning
-from vllm_lite.kernels.reference import fixed_linear as reference_fixed
+from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.reference.ops import GpuOps as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -32,7 +32,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return interpreter.TensorHandle(np.einsum("mk,kn->mn", left, right) + d.data, d.dtype)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
-    monkeypatch.setattr(device, "num_processors", lambda _: 132)
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 132)
     tuning.fix_cuts(True)
     yield
     tuning.fix_cuts(False)
@@ -44,7 +44,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(dtype: torch.dtype, with_b
     x, weight = torch.randn(150, 203).to(dtype), torch.randn(70, 203).to(dtype)
     bias = torch.randn(70).to(dtype) if with_bias else None
     whole = ops.fixed_linear(x, weight, bias, torch.float32)
-    right = reference_fixed.fixed_linear(x, weight, bias, torch.float32)
+    right = reference.fixed_linear(x, weight, bias, torch.float32)
     torch.testing.assert_close(whole, right, rtol=1e-4, atol=1e-4)
     for begin, end in [(0, 1), (5, 7), (17, 90), (149, 150)]:
         part = ops.fixed_linear(x[begin:end], weight, bias, torch.float32)

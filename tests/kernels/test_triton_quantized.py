@@ -10,11 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels.gpu.triton import device, ops, tuning
-from vllm_lite.kernels.reference import quantize as reference_quantized
-from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
-from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
-from vllm_lite.kernels.reference.quantize import LARGEST, SCALE_BLOCK
+from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.reference.ops import GpuOps as reference
+from vllm_lite.kernels.reference.quantize import LARGEST
+from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 
 NARROW = list(LARGEST)
 INFINITY = float("inf")
@@ -33,7 +32,7 @@ def test_rows_are_rounded_alike(dtype: torch.dtype, group_size: int) -> None:
     x = torch.randn(7, 144) * torch.tensor([1, 1e-3, 1e4, 0, 1e30, 1e-38, 5])[:, None]
     x[1, 3], x[2, 7], x[6, :2] = INFINITY, float("nan"), -0.0
     ours = ops.quantize_rows(x[:, :], dtype, group_size)
-    theirs = reference_quantized.quantize_rows(x, dtype, group_size)
+    theirs = reference.quantize_rows(x, dtype, group_size)
     assert same_bits(ours[0], theirs[0])
     assert torch.equal(ours[1].nan_to_num(7.0), theirs[1].nan_to_num(7.0))
 
@@ -53,7 +52,7 @@ def test_every_number_is_rounded_to_the_nearest_code(dtype: torch.dtype) -> None
     x = torch.cat([codes, middles, *beside, large])[None]
     scale = torch.ones(1)
     ours = ops.quantize_by_scale(x, scale, dtype)
-    assert same_bits(ours, reference_quantized.quantize_by_scale(x, scale, dtype))
+    assert same_bits(ours, reference.quantize_by_scale(x, scale, dtype))
     assert torch.equal(ours[0, : len(codes)].float(), codes)
 
 
@@ -63,7 +62,7 @@ def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: i
     wide = torch.randn(3, size + 3).to(stored)[:, :size]
     weight, residual = torch.randn(size).to(stored), torch.randn(3, size).to(stored)
     results = []
-    for implementation in (ops, reference_quantized_norms):
+    for implementation in (ops, reference):
         total = residual.clone()
         plain = implementation.rms_norm_quantized(wide, weight, 1e-5, dtype)
         added = implementation.fused_add_rms_norm_quantized(wide, total, weight, 1e-5, dtype)
@@ -88,7 +87,7 @@ def test_gated_activations_may_end_in_codes(
     x[0, 0] = INFINITY if rows > 1 else 1.0
     for name in ("silu", "gelu", "gelu_tanh"):
         codes, scales = ops.act_and_mul_quantized(x, name, dtype)
-        specified = reference_quantized_gated.act_and_mul_quantized
+        specified = reference.act_and_mul_quantized
         their_codes, their_scales = specified(x, name, dtype)
         # torch's gelu of infinity is infinite or, in its code for AVX-512, not a number.
         finite = their_scales.isfinite()
@@ -118,10 +117,10 @@ def test_scaled_products(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device, "has_float8", lambda _: is_native)
+    monkeypatch.setattr(tuning, "has_float8", lambda _: is_native)
     group = {"blocks": SCALE_BLOCK, "groups": 32}.get(kind, 0)
-    x, x_scales = reference_quantized.quantize_rows(torch.randn(rows, inputs), dtype, group)
-    weight, scales = reference_quantized.quantize_rows(torch.randn(outputs, inputs), dtype, group)
+    x, x_scales = reference.quantize_rows(torch.randn(rows, inputs), dtype, group)
+    weight, scales = reference.quantize_rows(torch.randn(outputs, inputs), dtype, group)
     if kind == "one":
         x_scales, scales = x_scales[:1, :1], scales[:1, :1]
     elif kind == "blocks":
@@ -129,17 +128,17 @@ def test_scaled_products(
     bias = torch.randn(outputs) if rows < 20 else None
     ours, theirs = (
         module.scaled_linear(x, x_scales, weight, scales, bias, torch.float32)
-        for module in (ops, reference_quantized)
+        for module in (ops, reference)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, x_scales = reference_quantized.quantize_rows(torch.randn(2, 1300), torch.int8)
-    weight, scales = reference_quantized.quantize_rows(torch.randn(30, 1300), torch.int8)
+    x, x_scales = reference.quantize_rows(torch.randn(2, 1300), torch.int8)
+    weight, scales = reference.quantize_rows(torch.randn(30, 1300), torch.int8)
     arguments = (x, x_scales, weight, scales, torch.randn(30), torch.float16)
     whole = ops.scaled_linear(*arguments)
-    monkeypatch.setattr(device, "num_processors", lambda _: 100)
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 100)
     assert tuning.num_splits(1, 1300, 128, 100) == 2
     torch.testing.assert_close(ops.scaled_linear(*arguments), whole)
 
@@ -151,7 +150,7 @@ def test_weights_may_lie_beyond_32_bits_of_offset() -> None:
     far.copy_(rows)
     one = torch.ones(1, 1)
     ours = ops.scaled_linear(rows, one, far, one, None, torch.float32)
-    theirs = reference_quantized.scaled_linear(rows, one, rows, one, None, torch.float32)
+    theirs = reference.scaled_linear(rows, one, rows, one, None, torch.float32)
     assert torch.equal(ours, theirs)
 
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.reference import grouped_linear as reference_grouped
-from vllm_lite.kernels.reference import ops as reference
-from vllm_lite.kernels.reference import quantize as reference_quantized
-from vllm_lite.kernels.reference import quantized_activation as reference_quantized_gated
-from vllm_lite.kernels.reference import quantized_norm as reference_quantized_norms
+from vllm_lite.kernels.reference import grouped_linear
+from vllm_lite.kernels.reference.ops import GpuOps as reference
 
-NARROW_FUSED = (reference_quantized_gated, reference_quantized_norms)
+# On a GPU GGUF's rows become grouped weights.
+GROUPED = {
+    name: getattr(grouped_linear, name)
+    for name in ("pack_quantized", "quantized_linear", "quantized_lookup")
+}
 
 
 def reference_ops() -> Any:
     """Every operation that layers ask of a GPU, in plain torch."""
-    names: dict[str, Any] = {}
-    modules: tuple[ModuleType, ...] = (reference, reference_quantized)
-    for module in (*modules, *NARROW_FUSED, reference_grouped):
-        names |= {n: f for n, f in vars(module).items() if callable(f) and n[0].islower()}
-    return SimpleNamespace(**names)
+    return type("Reference", (reference,), {n: staticmethod(f) for n, f in GROUPED.items()})
 
 
 def triton_ops() -> Any:

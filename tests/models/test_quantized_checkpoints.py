@@ -126,7 +126,7 @@ def test_what_no_product_holds_is_expanded(
     logging.getLogger("vllm_lite").addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, "vllm_lite"):
         model = load(packed)
-    assert caplog.text.count("Some layers are expanded to float32") == 1
+    assert caplog.text.count("Some layers are dequantised to float32") == 1
     assert not any(isinstance(m.kernel, QuantizedKernel) for m in layers(model).values())
     torch.testing.assert_close(logits(model), logits(load(plain)))
 

@@ -1,7 +1,7 @@
 """A tensor-parallel group of processes on one machine: collectives through shared memory.
 
 Sums run in float32 in the order of ranks, so that all ranks have the same bits. The compiled module
-does both, whatever computes the rest; their meaning: `reference_collectives`.
+does both, whatever computes the rest; their meaning: kernels/reference/collectives.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import dtype_number, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.mapped_memory import KeptRows

@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from vllm_lite import _cpu, envs
+import vllm_lite._cpu as _cpu
+from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput

@@ -1,13 +1,12 @@
-"""Which implementation of the operations this process uses: chosen once, at start.
+"""Selects the implementation of the operations that this process uses, once, at start.
 
-Shapes and meaning of each operation are stated in `reference`; every implementation here is its
-twin. Knows no model and no layer.
+`reference/ops.py` declares the operations. Knows no model and no layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,247 +14,52 @@ from torch import Tensor
 from vllm_lite import envs
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels.gpu.backends import gpu_ops
-from vllm_lite.kernels.head_ops import HeadOps
-from vllm_lite.kernels.narrow_ops import NarrowOps
-from vllm_lite.kernels.reference import ops as reference
-from vllm_lite.kernels.reference.ops import PackedLinear
-from vllm_lite.kernels.reference.quantized import PackedRows, QuantizedRows
+from vllm_lite.kernels.reference.ops import CpuOps, GpuOps, Ops
 
-
-class Ops(Protocol):
-    """The operations of `reference`, by whichever implementation suits this machine."""
-
-    def embedding(self, ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor: ...
-
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
-    ) -> Tensor: ...
-
-    def fused_add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        out: Tensor | None = None,
-    ) -> Tensor: ...
-
-    def fused_add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def scaled_add(
-        self,
-        x: Tensor,
-        y: Tensor | None = None,
-        x_scale: float = 1.0,
-        y_scale: float = 1.0,
-        out: Tensor | None = None,
-    ) -> Tensor: ...
-
-    def rotary_embedding(
-        self,
-        positions: Tensor,
-        query: Tensor,
-        key: Tensor,
-        cos_sin_cache: Tensor,
-        is_neox: bool = True,
-    ) -> None: ...
-
-    def activation(self, x: Tensor, name: str, out: Tensor | None = None) -> Tensor: ...
-
-    def act_and_mul(self, x: Tensor, name: str) -> Tensor: ...
-
-    def reshape_and_cache(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> None: ...
-
-    def paged_attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_table: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        scale: float,
-        sliding_window: int = 0,
-        logits_soft_cap: float = 0.0,
-        *,
-        alibi_slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
-        lse: Tensor | None = None,
-    ) -> Tensor: ...
-
-    def apply_token_mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None: ...
-
-    def greedy_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def draw_tokens(
-        self,
-        logits: Tensor,
-        inverse_temperature: Tensor,
-        min_p: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        chances: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def token_logprobs(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        token_ids: Tensor,
-        num_top: int,
-        is_normalized: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def dequantize_gguf(
-        self,
-        raw: memoryview | Tensor,
-        ggml_type: int,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-    ) -> Tensor: ...
-
-    def pack_linear(self, weight: Tensor) -> PackedLinear: ...
-
-    def linear(
-        self,
-        x: Tensor,
-        weight: PackedLinear,
-        bias: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor: ...
-
-    def gated_linear(
-        self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
-    ) -> Tensor: ...
-
-    def route_topk(
-        self, logits: Tensor, top_k: int, is_renormalized: bool = True
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def pack_experts(self, weights: Sequence[Any]) -> Any: ...
-
-    def experts_mlp(
-        self,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Any,
-        down: Any,
-        act: str = "silu",
-        first_expert: int = 0,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor: ...
-
-    def causal_conv1d(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        query_start_loc: Tensor,
-        state_in: Tensor,
-        state_out: Tensor,
-        act: str = "silu",
-    ) -> Tensor: ...
-
-    def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        b: Tensor,
-        c: Tensor,
-        states: Tensor,
-        query_start_loc: Tensor,
-        state_in: Tensor,
-        state_out: Tensor,
-        *,
-        a: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        dt_limit: tuple[float, float],
-    ) -> Tensor: ...
-
-    def gated_rms_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor,
-        eps: float,
-        group_size: int,
-        act: str = "silu",
-    ) -> Tensor: ...
-
-    # Weights below are those that pack_quantized of the same implementation made.
-    def pack_quantized(self, parts: Sequence[QuantizedRows]) -> PackedRows: ...
-
-    def quantized_linear(
-        self,
-        x: Tensor,
-        weight: Any,
-        bias: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor: ...
-
-    def quantized_lookup(
-        self, weight: Any, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
-    ) -> Tensor: ...
-
-
-# `triton` is the GPU's kernels, run by Triton's interpreter: slow, and proof that they are right.
+# `triton` runs the GPU's kernels in Triton's interpreter: slow, for tests.
 ISA_CHOICES = (
     *("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
     *("reference", "triton"),
 )
 
-# Bytes by which threads take turns at reading (csrc/cpu/memory.cpp), and that are timed together.
+# Bytes that a thread reads at a time (csrc/cpu/memory.cpp), and bytes that are timed together.
 READ_UNIT = 256 << 10
 READ_PIECE = 16 << 20
 
-_selected: Ops | None = None
-# Whether a row's results may not depend on the rows beside it.
+# `Ops`, or a module that has the same functions.
+_selected: Any = None
+# Whether a row's results must not depend on the other rows of a batch.
 _deterministic = False
-# What `_selected` is called where it is not the compiled module, and runs on torch's threads.
+# Name of `_selected` unless it is the compiled module; it then runs on torch's threads.
 _plain_name: str | None = None
 
 
 def ops() -> Ops:
-    """The implementation that `select_ops` chose; the CPU's if it chose none yet."""
-    return _selected if _selected is not None else select_ops("cpu")
+    """The implementation that `select_ops` chose, by default the CPU's."""
+    chosen: Ops = _selected if _selected is not None else select_ops("cpu")
+    return chosen
 
 
-def narrow_ops() -> NarrowOps | None:
-    """The same implementation's products by narrow numbers; None where it has other forms."""
-    chosen = ops()
-    return chosen if isinstance(chosen, NarrowOps) else None
+def gpu_only_ops() -> GpuOps | None:
+    """The selected implementation if it has the operations that only GPUs have, else None."""
+    chosen: Any = ops()
+    return chosen if hasattr(chosen, "scaled_linear") else None
 
 
-def head_ops() -> HeadOps | None:
-    """The same implementation's operations for an output head; None where it has none."""
-    chosen = ops()
-    return chosen if isinstance(chosen, HeadOps) else None
+def cpu_only_ops() -> CpuOps | None:
+    """The selected implementation if it is the compiled kernels, else None."""
+    chosen: Any = ops()
+    return chosen if hasattr(chosen, "linear_argmax") else None
 
 
 def select_ops(
     device_type: str = "cpu", attention_backend: str | None = None, deterministic: bool = False
-) -> Ops:
+) -> Any:
     """Choose the implementation for a device; VLLM_LITE_CPU_ISA forces one of ISA_CHOICES.
 
-    The attention's backend is a choice on GPUs alone. Raises UsageError for an unknown device,
-    backend or instruction set, for one that this machine lacks, for one that is not
-    `deterministic` where that is asked for, and where the compiled module is missing.
+    Only GPUs have a choice of attention backends. Raises UsageError for an unknown device,
+    backend or instruction set, for one that this machine lacks or that cannot be
+    `deterministic` when asked to, and if the compiled module is missing.
     """
     global _selected, _plain_name, _deterministic
     _deterministic = deterministic
@@ -276,7 +80,7 @@ def select_ops(
             "where torch multiplies in an order that depends on the batch; unset one of them"
         )
     if isa == "reference":
-        _selected, _plain_name = reference, "reference (plain torch)"
+        _selected, _plain_name = Ops, "reference (plain torch)"
     elif isa == "triton":
         _selected, _plain_name = _interpreted(), "Triton, interpreted"
     else:
@@ -285,18 +89,18 @@ def select_ops(
 
 
 def is_deterministic() -> bool:
-    """Whether a row's results may not depend on the rows beside it: no other library's products."""
+    """Whether a row's results must not depend on its batch, which rules out torch's matmul."""
     return _deterministic
 
 
 def is_compiled() -> bool:
-    """Whether the operations are the compiled module's."""
+    """Whether the compiled kernels are selected."""
     ops()
     return _plain_name is None
 
 
 def set_num_threads(count: int) -> None:
-    """Let the operations use `count` threads, the calling one among them."""
+    """Let the operations use `count` threads, including the calling one."""
     ops()
     if _plain_name is not None:
         torch.set_num_threads(count)
@@ -305,7 +109,7 @@ def set_num_threads(count: int) -> None:
 
 
 def describe() -> str:
-    """One line for the log: instruction set and number of threads."""
+    """Describe the selection for the log: instruction set and number of threads."""
     ops()
     kept = ", deterministic" if _deterministic else ""
     if _plain_name is not None:
@@ -315,10 +119,10 @@ def describe() -> str:
 
 
 def read_bandwidth(tensors: Iterable[Tensor], max_seconds: float) -> float | None:
-    """Bytes a second at which the threads read dense `tensors`, as far as the time reaches.
+    """Bytes per second at which the threads read dense `tensors`, within `max_seconds`.
 
-    The upper quartile over pieces of READ_PIECE bytes: a busy machine slows some, a cache holds
-    others. None where there is no whole piece, or no compiled module to read it.
+    Takes the upper quartile over pieces of READ_PIECE bytes: a busy machine slows some, a cache
+    holds others. None without a whole piece or the compiled module.
     """
     ops()
     if _plain_name is not None:
@@ -340,7 +144,7 @@ def read_bandwidth(tensors: Iterable[Tensor], max_seconds: float) -> float | Non
     return sorted(speeds)[len(speeds) * 3 // 4] if speeds else None
 
 
-def _interpreted() -> Ops:
+def _interpreted() -> Any:
     if not envs.TRITON_INTERPRET:
         raise UsageError("VLLM_LITE_CPU_ISA=triton needs TRITON_INTERPRET=1: there is no GPU here")
     try:
@@ -352,7 +156,7 @@ def _interpreted() -> Ops:
     return triton_ops
 
 
-def _compiled(isa: str) -> Ops:
+def _compiled(isa: str) -> Any:
     module = _module()
     supported = module.supported_isas()
     if isa == "auto":
@@ -369,7 +173,7 @@ def _compiled(isa: str) -> Ops:
 
 def _module() -> Any:
     try:
-        from vllm_lite import _cpu
+        import vllm_lite._cpu as _cpu
     except ImportError as error:
         raise UsageError(
             f"the compiled kernels cannot be loaded ({error}); run `pip install .` in the source "

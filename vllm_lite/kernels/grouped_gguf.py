@@ -1,4 +1,4 @@
-"""GGUF's quantised storage as `GroupedWeight`: the same values, to the bit.
+"""Conversion of GGUF's quantised storage to `GroupedWeight`, exact to the bit.
 
 Layouts of the blocks: the GGUF format's documents. Rows are made of whole blocks.
 """
@@ -19,7 +19,7 @@ _NONLINEAR = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What blocks [M, B, bytes] hold: codes [M, B, elements], all else [M, B, numbers]."""
+    """Contents of blocks [M, B, bytes]: codes [M, B, elements], all else [M, B, numbers]."""
 
     codes: Tensor
     scales: Tensor
@@ -31,7 +31,7 @@ class _Parts:
 
 
 def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
-    """The weight whose `num_outputs` rows of blocks are the bytes `raw`; KeyError: another type."""
+    """The weight with `num_outputs` rows of blocks in `raw`; KeyError for an unsupported type."""
     _, block_bytes, read = _FORMATS[ggml_type]
     parts = read(raw.view(torch.uint8).view(num_outputs, -1, block_bytes))
     return make_grouped(
@@ -51,7 +51,7 @@ def is_supported(ggml_type: int) -> bool:
 
 
 def block_of(ggml_type: int) -> tuple[int, int]:
-    """The values of a block of a type that `from_gguf` reads, and its bytes."""
+    """Number of values and of bytes in a block of a supported type."""
     values, size, _ = _FORMATS[ggml_type]
     return values, size
 
@@ -165,7 +165,7 @@ def _q6_k(blocks: Tensor) -> _Parts:
     )
 
 
-# By the type's number in GGUF files: the values of a block, its bytes, and how it is read.
+# By GGUF type number: values and bytes of a block, and its reader.
 _FORMATS: dict[int, tuple[int, int, Callable[[Tensor], _Parts]]] = {
     2: (32, 18, _simple(False, False)),  # Q4_0
     3: (32, 20, _simple(True, False)),  # Q4_1

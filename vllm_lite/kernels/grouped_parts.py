@@ -1,4 +1,4 @@
-"""Rows of GGUF as the products of a GPU read them: grouped weights, neighbours of one type as one.
+"""GGUF rows as grouped weights for a GPU's linear kernels; neighbours of one type are joined.
 
 Knows the storage types by number and no kernel; values stay exact.
 """
@@ -27,7 +27,7 @@ class GroupedPart:
 
     @property
     def data(self) -> Tensor:
-        """The plane of codes, which is most of the weight."""
+        """The plane of codes, most of the weight."""
         return self.weight.codes
 
     @property
@@ -49,7 +49,7 @@ class GroupedParts:
 
 
 def pack_quantized(parts: Sequence[QuantizedRows]) -> GroupedParts:
-    """The weight of rows whose types may differ, on the device that they lie on.
+    """Pack rows, whose types may differ, on their own device.
 
     Raises CheckpointError for a type that cannot be multiplied, and for damaged rows.
     """

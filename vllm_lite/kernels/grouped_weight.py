@@ -1,6 +1,6 @@
-"""Weights as small integers with a scale for each group of inputs, however they were stored.
+"""Weights as small integers with a scale for each group of inputs, in one layout for all formats.
 
-GGUF's blocks, AWQ and GPTQ all become the planes of a `GroupedWeight`, which keep every value
+GGUF's blocks, AWQ and GPTQ become the planes of a `GroupedWeight`, which keep every value
 exact and lie as a matrix product reads them: chunks of 64 inputs, in them all outputs, in them
 the chunk's codes. Knows no kernel, no file and no layer.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 64
-# Inputs that share a scale of scales.
+# Inputs that share a super-scale.
 SUPER_GROUP = 256
 
 
@@ -21,8 +21,8 @@ SUPER_GROUP = 256
 class GroupedWeight:
     """A weight [M, N]: scale * (code - offset - zero) - minimum, by groups of `group_size` inputs.
 
-    Codes have 4, 5, 6 or 8 bits. G is N / group_size, C is N / 64 rounded up. Where super_scales
-    is there, scales and minimums are small integers that it and super_minimums are multiplied by.
+    Codes have 4, 5, 6 or 8 bits. G is N / group_size, C is N / 64 rounded up. With super_scales,
+    scales and minimums are small integers, multiplied by super_scales and super_minimums.
     """
 
     codes: Tensor  # [C, M, 32] uint8: inputs i and i + 32 of a chunk share a byte; or [C, M, 64]
@@ -41,7 +41,7 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Of all planes."""
+        """Bytes of all planes."""
         return sum(plane.nbytes for plane in self.planes() if plane is not None)
 
     def planes(self) -> tuple[Tensor | None, ...]:
@@ -62,7 +62,7 @@ def make_grouped(
     super_minimums: Tensor | None = None,
     permutation: Tensor | None = None,
 ) -> GroupedWeight:
-    """The weight of codes [M, N] uint8, below 2**bits; all else by output first: [M, G], [M, S].
+    """Make a weight of codes [M, N] uint8 below 2**bits; other planes are [M, G] or [M, S].
 
     A group has 16, 32, or any multiple of 32 inputs.
     """
@@ -91,7 +91,7 @@ def make_grouped(
 
 
 def expand(weight: GroupedWeight) -> Tensor:
-    """All values, [M, N] float32, of inputs in their own order."""
+    """All values [M, N] float32, in the original order of inputs."""
     codes = integers(weight).float()
     scales = _by_input(weight.scales, weight.group_size)
     if weight.super_scales is not None:
@@ -108,9 +108,9 @@ def expand(weight: GroupedWeight) -> Tensor:
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """AWQ's 4-bit storage: qweight [N, M / 8] and qzeros [G, M / 8] int32, scales [G, M].
+    """Read AWQ's 4-bit storage: qweight [N, M / 8] and qzeros [G, M / 8] int32, scales [G, M].
 
-    A word holds eight outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits.
+    A word holds eight outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first.
     """
     order = [0, 4, 1, 5, 2, 6, 3, 7]
     codes = _numbers(qweight, 4)[..., order].flatten(-2)
@@ -127,11 +127,11 @@ def from_gptq(
     *,
     zeros_are_less_by_one: bool = True,
 ) -> GroupedWeight:
-    """GPTQ's storage: qweight [N / W, M] and qzeros [G, M / W] int32, scales [G, M].
+    """Read GPTQ's storage: qweight [N / W, M] and qzeros [G, M / W] int32, scales [G, M].
 
-    A word of qweight holds W = 32 / bits inputs; bits are 4 or 8. Stored zeros are less by one
-    than those meant, but for the second format's. g_idx [N] is each input's group; where groups
-    are not in order (act-order) inputs are sorted by theirs. One of zeros alone says nothing.
+    A word of qweight holds W = 32 / bits inputs; bits are 4 or 8. Zeros are stored minus one,
+    except in the second format. g_idx [N] is each input's group; if groups are not in order
+    (act-order), inputs are sorted by group. A g_idx of zeros is ignored.
     """
     codes = _numbers(qweight, bits).transpose(1, 2).flatten(0, 1)
     zeros = _numbers(qzeros, bits).flatten(-2)
@@ -144,7 +144,7 @@ def from_gptq(
             if not torch.equal(g_idx[permutation].long(), in_order):
                 raise ValueError("g_idx does not name each group as often as the others")
             codes = codes[permutation]
-    # The one is an offset: a zero of 256 would be no byte.
+    # Added as an offset: a zero point of 256 would not fit a byte.
     offset = int(zeros_are_less_by_one)
     return make_grouped(codes.T, scales.T, bits, offset, zeros=zeros.T, permutation=permutation)
 
@@ -154,14 +154,14 @@ def _turned(plane: Tensor | None) -> Tensor | None:
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """The numbers [..., 32 / bits] uint8 of int32 words [...], from the lowest bits on."""
+    """Unpack int32 words [...] to [..., 32 / bits] uint8, lowest bits first."""
     shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
     numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
     return numbers.to(torch.uint8)
 
 
 def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
-    """Codes [M, N] uint8 as the planes `codes` and `high_codes`."""
+    """Split codes [M, N] uint8 into the planes `codes` and `high_codes`."""
     num_outputs, num_inputs = codes.shape
     chunks = -(-num_inputs // CHUNK)
     padded = torch.nn.functional.pad(codes, (0, chunks * CHUNK - num_inputs))
@@ -181,7 +181,7 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
 
 
 def integers(weight: GroupedWeight) -> Tensor:
-    """Codes less offset and zeros, [M, N] int32, in the order of the planes."""
+    """Codes minus offset and zeros, [M, N] int32, in the order of the planes."""
     numbers: Tensor = _codes(weight) - weight.offset
     if weight.zeros is not None:
         numbers -= weight.zeros.int().T.repeat_interleave(weight.group_size, dim=1)
@@ -189,7 +189,7 @@ def integers(weight: GroupedWeight) -> Tensor:
 
 
 def _codes(weight: GroupedWeight) -> Tensor:
-    """All codes [M, N] int32, as `make_grouped` got them."""
+    """All codes [M, N] int32, as passed to `make_grouped`."""
     low = weight.codes
     if weight.bits < 8:
         halves = [low & 15, low >> 4]
@@ -208,5 +208,5 @@ def _codes(weight: GroupedWeight) -> Tensor:
 
 
 def _by_input(plane: Tensor, group_size: int) -> Tensor:
-    """A plane [G, M] as float32 [M, G * group_size]."""
+    """Expand a plane [G, M] to float32 [M, G * group_size]."""
     return plane.float().T.repeat_interleave(group_size, dim=1)

@@ -1,4 +1,4 @@
-"""What the attention layers need to know of the step that is running.
+"""Metadata of the running step for the attention layers.
 
 The runner builds one AttentionMetadata for a step and enters `attention_metadata(...)` around
 the model's forward pass; layers read `current_metadata()`. It holds no cache and no sizes of
@@ -17,33 +17,33 @@ from torch import Tensor
 
 
 class StateIndices(NamedTuple):
-    """Slots of states that a step reads and writes; see kernels/reference/state.py."""
+    """Slots of the states that a step reads and writes; see kernels/reference/state.py."""
 
-    # [R] int32: of the state that each request's tokens begin with; -1: zeros.
+    # [R] int32: slot of each request's initial state; -1: zeros.
     state_in: Tensor
-    # [T] int32: where the state behind each token goes; -1: nowhere.
+    # [T] int32: slot to which the state after each token is written; -1: none.
     state_out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """T tokens of R requests, request by request; see kernels/reference/ops.py for their use."""
+    """T tokens of R requests, request by request; see kernels/reference/attention.py."""
 
     # [R + 1] int32: request r's tokens are query_start_loc[r] : query_start_loc[r + 1].
     query_start_loc: Tensor
-    # [R] int32: tokens of each request once this step is computed.
+    # [R] int32: tokens of each request after this step.
     seq_lens: Tensor
-    # Of each group of layers, [R, M] int32: ids of each request's cache blocks, in order; what is
-    # past its end is 0.
+    # For each group of layers, [R, M] int32: each request's block ids in order, padded
+    # with 0.
     block_tables: tuple[Tensor, ...]
-    # Of each group, [T] int64: block * block_size + offset where each token's key goes; < 0 writes
-    # nothing.
+    # For each group, [T] int64: block * block_size + offset of each token's key; negative ones
+    # are not written.
     slot_mappings: tuple[Tensor, ...]
     num_tokens: int
     num_requests: int
     max_query_len: int
     max_seq_len: int
-    # Of models with state-space layers.
+    # For models with state-space layers.
     states: StateIndices | None = None
 
 
@@ -52,7 +52,7 @@ _current: ContextVar[AttentionMetadata] = ContextVar("attention_metadata")
 
 @contextmanager
 def attention_metadata(metadata: AttentionMetadata) -> Iterator[None]:
-    """Make `metadata` current for the forward pass inside."""
+    """Make `metadata` current in the `with` block."""
     token = _current.set(metadata)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Copies between host and device that nobody waits for; on a CPU they are there at once.
+"""Asynchronous copies between host and device; on a CPU nothing is copied.
 
-Knows memory and streams, not what is copied. A copy goes through page-locked memory, which
-torch's allocator gives out again only when the copy is over, and into the calling thread's
-current stream, so that later work there finds it done.
+A copy goes through page-locked memory, which torch's allocator reuses only after the copy
+has ended, and into the calling thread's current stream, so that later work there finds
+it done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """`array` on `device`; on a CPU it is the array's own memory."""
+    """Copy `array` to `device`; on a CPU the tensor shares the array's memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -24,15 +24,15 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """Ids and logits of R rows on their way to the host, which may wait for them in any thread."""
+    """Ids and logits of R rows being copied to the host; any thread may wait for them."""
 
     def __init__(self, token_ids: Tensor, logits: Tensor) -> None:
-        """[R] int64 and [R] float32."""
+        """`token_ids` are [R] int64, `logits` [R] float32."""
         self._ids, self._logits = token_ids, logits
         self._event: torch.cuda.Event | None = None
         if token_ids.device.type == "cpu":
             return
-        # The logits as their bits, so that all go over in one copy.
+        # Logits travel as integer bits, so that one copy is enough.
         values = torch.stack([token_ids, logits.view(torch.int32).long()])
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
@@ -41,7 +41,7 @@ class Arriving:
         self._event.record()
 
     def wait(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Their values, once they are here."""
+        """Wait for the copy and return ids and logits."""
         ids: npt.NDArray[np.int64] = self._ids.numpy()
         logits: npt.NDArray[np.float32] = self._logits.numpy()
         if self._event is not None:

@@ -1,4 +1,4 @@
-"""Activations between two products, by the names that configurations give them."""
+"""Activations between two linear layers, by their names in configurations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.scaled import of_rows
 
-# [T, 2I] or [T, I], and a product of [T, I] -> the product of what is activated.
+# ([T, 2I] or [T, I], a linear kernel of [T, I]) -> the kernel applied to the activated rows.
 ActivatedProduct = Callable[[Tensor, LinearKernel], Tensor]
 
-# transformers' names to those of the operations (kernels/reference/activation.py).
+# transformers' names to those of the operations (kernels/reference/elementwise.py).
 _NAMES = {
     "silu": "silu",
     "swish": "silu",
@@ -32,7 +32,7 @@ _NAMES = {
 
 
 def activation_name(hidden_act: str) -> str:
-    """The operation's name of what a config calls `hidden_act`; raises CheckpointError."""
+    """The operation's name of a config's `hidden_act`; raises CheckpointError."""
     name = _NAMES.get(hidden_act) if isinstance(hidden_act, str) else None
     if name is None:
         known = ", ".join(_NAMES)
@@ -41,7 +41,7 @@ def activation_name(hidden_act: str) -> str:
 
 
 def gated_product(name: str) -> ActivatedProduct:
-    """act(gate) * up, of rows that hold gate and up side by side, and the product that follows."""
+    """Return down(act(gate) * up) for a kernel and rows that hold gate and up side by side."""
     activate = ops().act_and_mul
 
     def product(x: Tensor, kernel: LinearKernel) -> Tensor:
@@ -55,7 +55,7 @@ def gated_product(name: str) -> ActivatedProduct:
 
 
 def plain_product(name: str) -> ActivatedProduct:
-    """act(x), in place, and the product that follows it."""
+    """Apply the activation in place, then the kernel."""
     activate = ops().activation
 
     def product(x: Tensor, kernel: LinearKernel) -> Tensor:

@@ -1,7 +1,7 @@
 """The attention layer: writes the step's keys and values, then attends to the paged cache.
 
-It owns the binding to its cache tensors, its window and the scales that a checkpoint gives its
-cache; where tokens lie in the cache comes from the current AttentionMetadata.
+It owns the binding to its cache tensors, its window and the checkpoint's scales of the cache;
+slots and block tables come from the current AttentionMetadata.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
 
 class LayerCache(NamedTuple):
-    """One layer's cached keys and values, and the group whose block table says where they are."""
+    """One layer's cached keys and values, and the index of its block table's group."""
 
     key: Tensor  # [B, K, S, row]
     value: Tensor
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self._ops = ops()
 
     def bind_kv_cache(self, cache: LayerCache) -> None:
-        """Use these tensors from now on."""
+        """Use the tensors of `cache` from now on."""
         self._key_cache, self._value_cache, self._group = cache
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -62,16 +62,16 @@ class Attention(nn.Module):
 
 
 class ScaledCacheAttention(Attention):
-    """The same over a cache of 8-bit numbers, each worth a scale that the checkpoint has.
+    """Attention over an 8-bit cache with the checkpoint's scales of keys and values.
 
-    A number is stored for key / k_scale and value / v_scale, rounded to its own type first. The
-    scales come back in one factor of the scores and one of the result, so that every backend's
-    kernels serve: softmax(q k^T s) v = v_scale softmax(q (k / k_scale)^T s k_scale) (v / v_scale).
+    It stores key / k_scale and value / v_scale, rounded to their own type first. The scales return
+    in a factor of the scores and one of the result, so that every backend's kernels can be used:
+    softmax(q k^T s) v = v_scale softmax(q (k / k_scale)^T s k_scale) (v / v_scale).
     """
 
     def __init__(self, scale: float, sliding_window: int | None = None) -> None:
         super().__init__(scale, sliding_window)
-        # Read once, on the host: they go into kernels as numbers.
+        # Read once, on the host: kernels take them as floats.
         self._scales = torch.empty(2, 1, dtype=torch.float32, device="cpu")
         self._key_scale = self._value_scale = 1.0
 
@@ -97,6 +97,6 @@ class ScaledCacheAttention(Attention):
 def attention(
     scale: float, sliding_window: int | None = None, *, cache_has_scales: bool = False
 ) -> Attention:
-    """The attention of a layer, whose checkpoint may have scales for its cache."""
+    """Make a layer's attention, with cache scales if its checkpoint has them."""
     kind = ScaledCacheAttention if cache_has_scales else Attention
     return kind(scale, sliding_window)

@@ -1,6 +1,6 @@
 """Token embedding and the output head, split over the ranks by vocabulary rows.
 
-Each rank holds as many rows, the last maybe fewer.
+Each rank holds the same number of rows, the last one possibly fewer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _vocab_slots(weights: Mapping[str, StoredTensor], shard: Shard) -> Iterator[
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Ids to vectors."""
+    """Maps ids to vectors."""
 
     table: EmbeddingTable
 
@@ -54,7 +54,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """Vectors to logits, by rows of its own or by an embedding's."""
+    """Maps vectors to logits by its own rows or by those of an embedding."""
 
     kernel: LinearKernel
     _head: HeadKernel | None
@@ -85,9 +85,9 @@ class ParallelLMHead(nn.Module):
         return self._group.all_gather(logits, self._shard.full_size)
 
     def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, N] -> the likeliest tokens and their logits, both [R]; see `reference.greedy_tokens`.
+        """[R, N] -> the likeliest tokens and their logits, both [R]; see `greedy_tokens`.
 
-        Without writing the others' logits where the kernel can do without.
+        Other logits are not written to memory if the kernel supports that.
         """
         if self._head is None:
             return ops().greedy_tokens(self.compute_logits(hidden))
@@ -95,7 +95,7 @@ class ParallelLMHead(nn.Module):
         size = self._group.size
         if size == 1:
             return tokens, largest
-        # Ranks hold ascending ids: of equal logits the first rank's is the lowest id's.
+        # Ranks hold ascending ids, so that among ties the first rank has the lowest id.
         all_largest = self._group.all_gather(largest.unsqueeze(1), size)
         halves = (tokens + self._shard.start).unsqueeze(1).view(torch.float32)
         all_tokens = self._group.all_gather(halves, 2 * size).view(torch.int64)
@@ -106,7 +106,7 @@ class ParallelLMHead(nn.Module):
         yield from _vocab_slots(self._weights, self._shard)
 
     def process_weights_after_loading(self) -> None:
-        # Sums are float32: rounding them to the model's type would make near ties equal.
+        # Sums stay float32: rounding them to the model's type would create ties.
         if self._tied_to is not None:
             self.kernel = self._tied_to.table.linear_kernel(torch.float32)
         else:
@@ -116,7 +116,7 @@ class ParallelLMHead(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A vector for each position, which is added to its token's."""
+    """Learned position embeddings, added to tokens' vectors."""
 
     def __init__(self, num_positions: int, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -132,4 +132,4 @@ class LearnedPositions(nn.Module):
         yield NamedSlot("", "weight", WeightSlot.whole(self._rows))
 
     def process_weights_after_loading(self) -> None:
-        """The rows are used as they are."""
+        """Do nothing: the rows are used as they are."""

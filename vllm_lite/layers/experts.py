@@ -1,7 +1,7 @@
 """A mixture of experts in place of a feed-forward block (Shazeer et al., 2017; Fedus et al., 2021).
 
-A router chooses a few experts for each token; routing and computing are two operations. Each expert
-is loaded and packed by itself, as its tensors come, whatever stores it.
+A router chooses a few experts for each token; routing and computing are two operations. Experts
+are loaded and packed one by one as their tensors arrive, in any storage format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
 
 class Router(ParallelLinear):
-    """Logits of experts, in float32, on every rank."""
+    """Maps rows to float32 logits of experts, on every rank."""
 
     def __init__(self, method: LinearMethod, hidden_size: int, num_experts: int) -> None:
         super().__init__(method, Shard.whole(hidden_size), {"": Shard.whole(num_experts)})
@@ -29,7 +29,7 @@ class Router(ParallelLinear):
 
 
 class Expert(nn.Module):
-    """One expert's weights. The sum over ranks comes behind the sum over experts."""
+    """One expert's weights; its sum over ranks follows the sum over experts."""
 
     def __init__(
         self, gate_up: LinearMethod, down: LinearMethod, hidden_size: int, intermediate_size: int
@@ -43,7 +43,7 @@ class Expert(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """The sum of down(act(gate(x)) * up(x)) of a token's experts, each times its share."""
+    """The sum of down(act(gate(x)) * up(x)) over a token's experts, weighted by the router."""
 
     kernel: ExpertsKernel
 
@@ -68,11 +68,11 @@ class SparseMLP(nn.Module):
 
     @property
     def first(self) -> LinearKernel:
-        """Nothing: router and experts read the same rows."""
+        """Return x itself: router and experts read the same rows."""
         return _as_they_are
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised stream [T, N] -> [T, N]."""
+        """Normalised hidden states [T, N] -> [T, N]."""
         weights, ids = self._route(self.gate.kernel(x), self._top_k, self._is_renormalized)
         return self._group.all_reduce(self.kernel(x, ids, weights, self._sum_dtype), x.dtype)
 
@@ -80,7 +80,7 @@ class SparseMLP(nn.Module):
         yield from ()
 
     def process_weights_after_loading(self) -> None:
-        """Make one operation of the experts, which are all there by now."""
+        """Pack all experts into one kernel."""
         experts = [expert for expert in self.experts if isinstance(expert, Expert)]
         self.experts = nn.ModuleList()
         self.kernel = experts_kernel(

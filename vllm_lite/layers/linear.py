@@ -1,7 +1,7 @@
 """Linear layers, split over the ranks of a tensor-parallel group.
 
-Column-parallel layers split their outputs, row-parallel ones their inputs. How weights are
-stored and multiplied is the LinearMethod's business.
+Column-parallel layers split their outputs, row-parallel ones their inputs. A LinearMethod stores
+and multiplies weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _unready(x: Tensor) -> Tensor:
 
 
 class ParallelLinear(nn.Module):
-    """This rank's part of y = x W^T + b, its outputs being one or more shards side by side."""
+    """This rank's part of y = x W^T + b, with one or more shards of outputs side by side."""
 
     kernel: LinearKernel
 
@@ -41,7 +41,7 @@ class ParallelLinear(nn.Module):
         self._inputs = inputs
         self._outputs = dict(outputs)
         output_size = sum(shard.size for shard in outputs.values())
-        # Of the products: by default that of the activations.
+        # Of the outputs; by default the activations' type.
         self._out_dtype: torch.dtype | None = None
         self._weights = method.create_weights(inputs.size, output_size)
         self._bias = method.create_bias(output_size) if bias else None
@@ -83,7 +83,7 @@ class ParallelLinear(nn.Module):
         return WeightSlot(part, shape, first, keep, stored.output_dim, stored.outputs_per_item)
 
     def process_weights_after_loading(self) -> None:
-        # Only the kernel decides what stays in memory.
+        # The kernel alone keeps what it needs.
         weights, self._weights = self._weights, {}
         self.kernel = self._method.process_weights_after_loading(
             weights, self._bias, self._out_dtype
@@ -91,7 +91,7 @@ class ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """Each rank computes an equal part of the outputs."""
+    """A linear layer of which each rank computes an equal part of the outputs."""
 
     def __init__(
         self, method: LinearMethod, input_size: int, output_size: int, *, bias: bool = False
@@ -101,7 +101,7 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several column-parallel layers of one input in one product; shards are "0", "1", ..."""
+    """Several column-parallel layers of one input in one GEMM; shards are "0", "1", ..."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """Queries, keys and values in one product, split by heads; shards are "q", "k", "v"."""
+    """Queries, keys and values in one GEMM, split by heads; shards are "q", "k", "v"."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class QKVParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Each rank multiplies its part of the inputs; the products are summed over the ranks."""
+    """A linear layer of which each rank multiplies a part of the inputs; the ranks sum."""
 
     def __init__(
         self, method: LinearMethod, input_size: int, output_size: int, *, bias: bool = False
@@ -146,10 +146,10 @@ class RowParallelLinear(ParallelLinear):
     def process_weights_after_loading(self) -> None:
         group = self._group
         if group.rank > 0 and self._bias is not None:
-            self._bias.zero_()  # the sum over ranks must hold it once
+            self._bias.zero_()  # the sum over ranks must contain it once
         if group.size == 1:
             return super().process_weights_after_loading()
-        self._out_dtype = torch.float32  # rounded once, as a sum
+        self._out_dtype = torch.float32  # rounded once, after the sum over ranks
         super().process_weights_after_loading()
         part = self.kernel
         self.kernel = lambda x: group.all_reduce(part(x), x.dtype)

@@ -1,6 +1,6 @@
 """The feed-forward block: down(act(gate(x)) * up(x)), or down(act(up(x))).
 
-Its first product is given away, so that the norm before it may be part of it.
+`first` is separate from `forward`, so that the preceding norm can be fused with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_lite.quantization.unquantized import gated_kernel
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer, 2020) and its kin; gate and up are one product."""
+    """SwiGLU (Shazeer, 2020) and its relatives; gate and up are one GEMM."""
 
     def __init__(
         self,
@@ -42,23 +42,23 @@ class GatedMLP(nn.Module):
 
     @cached_property
     def _activating(self) -> LinearKernel | None:
-        """The first product with the activation at its end, where it has such a form."""
+        """The first linear layer fused with the activation, if its kernel supports that."""
         return gated_kernel(self.gate_up_proj.kernel, self._name)
 
     @property
     def first(self) -> LinearKernel:
-        """[T, N] -> what `forward` takes."""
+        """[T, N] -> the input of `forward`."""
         return self._activating or self.gate_up_proj.kernel
 
     def forward(self, projected: Tensor) -> Tensor:
-        """What `first` made of the normalised stream -> [T, N]."""
+        """Output of `first` -> [T, N]."""
         if self._activating is not None:
             return self.down_proj.kernel(projected)
         return self._activated_product(projected, self.down_proj.kernel)
 
 
 class PlainMLP(nn.Module):
-    """Two products and an activation."""
+    """Two linear layers with an activation between them."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class PlainMLP(nn.Module):
 
     @property
     def first(self) -> LinearKernel:
-        """[T, N] -> what `forward` takes."""
+        """[T, N] -> the input of `forward`."""
         return self.up_proj.kernel
 
     def forward(self, projected: Tensor) -> Tensor:
-        """What `first` made of the normalised stream -> [T, N]."""
+        """Output of `first` -> [T, N]."""
         return self._activated_product(projected, self.down_proj.kernel)

@@ -1,7 +1,7 @@
-"""Normalisations, and how they join the residual stream.
+"""Normalisations, alone and with the residual addition.
 
 Root-mean-square (Zhang and Sennrich, 2019) and layer normalisation (Ba et al., 2016) in float32.
-What reads the stream between two blocks is one ResidualNorm, composed when the model is built.
+One ResidualNorm stands between two blocks, composed when the model is built.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class NormSpec:
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
-    # Of layer normalisation.
+    # Layer normalisation.
     bias: bool = False
-    # The weight stays float32 and is applied before the one rounding (Gemma).
+    # The weight stays float32 and is applied before rounding (Gemma).
     in_float32: bool = False
 
 
 class Norm(nn.Module, metaclass=ABCMeta):
-    """A normalisation over the last dimension; both kinds share how they meet other operations."""
+    """A normalisation over the last dimension; the base of both kinds."""
 
     def __init__(self, spec: NormSpec, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -44,24 +44,24 @@ class Norm(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[T, N], or [T, H, D] whose heads are rows, normalised; `out` may be x itself."""
+        """Normalise [T, N], or the heads of [T, H, D]; `out` may be x itself."""
 
     @abstractmethod
     def add_and_norm(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(normalised sum, sum) of [T, N] tensors, which both may be overwritten.
+        """Return (normalised sum, sum) of [T, N] tensors, both of which may be overwritten.
 
-        Without a residual yet, x itself is the sum.
+        Without a residual, x itself is the sum.
         """
 
     def normed_product(
         self, x: Tensor, residual: Tensor | None, kernel: LinearKernel
     ) -> tuple[Tensor, Tensor]:
-        """(a kernel's product of the normalised sum, sum), of what add_and_norm takes."""
+        """Return (kernel applied to the normalised sum, sum), for the inputs of add_and_norm."""
         normed, total = self.add_and_norm(x, residual)
         return kernel(normed), total
 
     def norm_heads(self, x: Tensor) -> Tensor:
-        """[T, H, D] of any strides, each head normalised by itself, in place."""
+        """Normalise each head of [T, H, D], of any strides, in place."""
         return self.forward(x, out=x)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
@@ -70,7 +70,7 @@ class Norm(nn.Module, metaclass=ABCMeta):
             yield NamedSlot("", "bias", WeightSlot.whole(self._bias))
 
     def process_weights_after_loading(self) -> None:
-        """The weight is used as it is."""
+        """Do nothing: the weight is used as it is."""
 
 
 class RMSNorm(Norm):
@@ -87,7 +87,7 @@ class RMSNorm(Norm):
     def normed_product(
         self, x: Tensor, residual: Tensor | None, kernel: LinearKernel
     ) -> tuple[Tensor, Tensor]:
-        """As any norm's; where the kernel would round each row to codes, the norm ends in them."""
+        """As the base class; if the kernel quantises rows, the norm writes them quantised."""
         takes_codes = of_rows(kernel)
         if takes_codes is None or self._weight.dtype is not x.dtype:
             return super().normed_product(x, residual, kernel)
@@ -112,32 +112,32 @@ class LayerNorm(Norm):
 
 
 def make_norm(spec: NormSpec, size: int, dtype: torch.dtype) -> Norm:
-    """The norm of `size` features that `spec` describes."""
+    """Make the norm of `size` features that `spec` describes."""
     return (RMSNorm if spec.kind == "rms" else LayerNorm)(spec, size, dtype)
 
 
 class ResidualNorm:
-    """Adds what a block made to the residual stream, and gives the next block what it reads.
+    """Adds a block's output to the residual stream and normalises the stream for the next block.
 
-    `after` is applied to what is added, `before` to what is read; either may be absent. Both
-    inputs may be overwritten: who reads them again must do so before.
+    `after` normalises the block's output, `before` the stream; either may be absent. Both
+    inputs may be overwritten.
     """
 
     def __init__(self, before: Norm | None, after: Norm | None = None, scale: float = 1.0) -> None:
-        """What is added is multiplied by `scale`, behind `after`."""
+        """`scale` multiplies the block's output, after `after`."""
         self._before = before
         self._after = after
         self._scale = scale
         self._ops = ops()
         if before is not None and after is None and scale == 1.0:
-            # The fused operations of the norm do all of it.
+            # The norm's fused operation does all of it.
             self.add_and_norm = before.add_and_norm  # type: ignore[method-assign]
             self.normed_product = before.normed_product  # type: ignore[method-assign]
 
     def add_and_norm(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(what the next block reads, the stream), both [T, N], of a block's output and the stream.
+        """Return (next block's input, stream), both [T, N], of a block's output and the stream.
 
-        Without a stream yet, x begins it: it is neither normalised nor scaled.
+        Without a stream, x begins it and is neither normalised nor scaled.
         """
         if residual is None:
             return (x if self._before is None else self._before.forward(x)), x
@@ -151,6 +151,6 @@ class ResidualNorm:
     def normed_product(
         self, x: Tensor, residual: Tensor | None, kernel: LinearKernel
     ) -> tuple[Tensor, Tensor]:
-        """(a kernel's product of what is read, the stream), of what add_and_norm takes."""
+        """Return (kernel applied to the next block's input, stream), for inputs of add_and_norm."""
         normed, total = self.add_and_norm(x, residual)
         return kernel(normed), total

@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al., 2021) and the ways to stretch it.
+"""Rotary position embedding (Su et al., 2021) and its scaling methods.
 
-Owns the table of cosines and sines, one row a position, made once after loading. Its frequencies
-are those of transformers' modeling_rope_utils for the same `rope_parameters`. A row depends on
-its position alone, so tokens do not depend on how a prompt was cut into steps.
+Owns the table of cosines and sines, one row a position, made once after loading. Frequencies
+equal those of transformers' modeling_rope_utils for the same `rope_parameters`. A row depends on
+its position alone, so results do not depend on how a prompt is split into steps.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
 @dataclass(frozen=True, slots=True)
 class RotarySettings:
-    """What a rotary embedding is made from; `parameters` is a config's `rope_parameters`."""
+    """Settings of a rotary embedding; `parameters` is a config's `rope_parameters`."""
 
     head_size: int
     max_position_embeddings: int
     parameters: Mapping[str, Any]
-    # Divisors of the frequencies come with the checkpoint (GGUF's rope_freqs).
+    # The checkpoint has divisors of the frequencies (GGUF's rope_freqs).
     has_frequency_factors: bool = False
 
     @property
     def rotary_size(self) -> int:
-        """How many of a head's first elements are rotated."""
+        """Number of a head's first elements that are rotated."""
         share = self.number("partial_rotary_factor", 0) or 1.0
         if not 0 < share <= 1:
             raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
@@ -42,7 +42,7 @@ class RotarySettings:
         return size
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The parameter `key`; raises CheckpointError where it is needed but missing."""
+        """The parameter `key`; raises CheckpointError if it is required and missing."""
         value = self.parameters.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,12 +54,12 @@ class RotarySettings:
 
     @property
     def original_length(self) -> float:
-        """The context that the frequencies were trained for."""
+        """The context length that the frequencies were trained for."""
         return self.number("original_max_position_embeddings", self.max_position_embeddings)
 
 
 class RotaryTables(nn.Module):
-    """A table for each of the settings that the layers of a model have."""
+    """Rotary embeddings, one for each distinct setting of a model's layers."""
 
     def __init__(self, settings: Iterable[RotarySettings | None], num_positions: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class RotaryTables(nn.Module):
                 self._of.append((wanted, table))
 
     def of(self, settings: RotarySettings | None) -> RotaryEmbedding | None:
-        """The table of `settings`; None where there is no rotation."""
+        """The embedding for `settings`; None without rotation."""
         return next((table for known, table in self._of if known == settings), None)
 
 
@@ -79,7 +79,7 @@ class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by their positions."""
 
     def __init__(self, settings: RotarySettings, num_positions: int) -> None:
-        """`num_positions` is how many positions requests may have."""
+        """`num_positions` is the most positions of a request."""
         super().__init__()
         rotary_size = settings.rotary_size
         self._settings = settings
@@ -109,7 +109,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def compute_frequencies(settings: RotarySettings, positions: Tensor) -> tuple[Tensor, float]:
-    """Frequencies, [rotary_size / 2] or one row for each of `positions`, and a magnitude.
+    """Return frequencies, [rotary_size / 2] or one row for each of `positions`, and a magnitude.
 
     The magnitude multiplies cosines and sines (yarn's attention factor).
     """
@@ -136,12 +136,12 @@ def _default(settings: RotarySettings) -> Tensor:
 
 
 def _linear(settings: RotarySettings) -> Tensor:
-    """Positions are pressed together by `factor` (Chen et al., 2023)."""
+    """Linear position interpolation by `factor` (Chen et al., 2023)."""
     return _default(settings) / settings.number("factor")
 
 
 def _llama3(settings: RotarySettings) -> Tensor:
-    """Long waves are stretched, short ones kept, those between are blended (Llama 3.1)."""
+    """Llama 3.1's scaling: long waves are stretched, short ones kept, others interpolated."""
     frequencies = _default(settings)
     factor = settings.number("factor")
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
@@ -151,10 +151,10 @@ def _llama3(settings: RotarySettings) -> Tensor:
 
 
 def _dynamic(settings: RotarySettings, positions: Tensor) -> Tensor:
-    """The base grows with the length (NTK-aware scaling), beyond the trained length.
+    """Dynamic NTK scaling: the base grows with the length beyond the trained length.
 
-    transformers takes the length of the pass at hand; here it is the token's own, which is the
-    same where tokens come one by one, and does not depend on how they are batched.
+    transformers uses the length of the current pass; here it is the token's own, which is the
+    same when tokens come one by one, and does not depend on batching.
     """
     size = settings.rotary_size
     if size <= 2:
@@ -167,16 +167,16 @@ def _dynamic(settings: RotarySettings, positions: Tensor) -> Tensor:
 
 
 def _yarn(settings: RotarySettings) -> Tensor:
-    """YaRN (Peng et al., 2023): frequencies that turn often are kept, slow ones stretched."""
+    """YaRN (Peng et al., 2023): high frequencies are kept, low ones interpolated."""
     size, base = settings.rotary_size, settings.number("rope_theta")
 
     def dimension_of(turns: float) -> float:
-        """Where a wave turns so many times in the trained context."""
+        """The dimension whose wave makes this many turns in the trained context."""
         return (
             size * math.log(settings.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
         )
 
-    # transformers takes 0 as absent here too.
+    # Like transformers, treat 0 as absent.
     low = dimension_of(settings.number("beta_fast", 0) or 32)
     high = dimension_of(settings.number("beta_slow", 0) or 1)
     if settings.parameters.get("truncate", True):
@@ -208,10 +208,10 @@ def _yarn_magnitude(settings: RotarySettings) -> float:
 
 
 def _longrope(settings: RotarySettings, num_positions: int) -> Tensor:
-    """LongRoPE (Ding et al., 2024): each frequency has a divisor, in two sets.
+    """LongRoPE (Ding et al., 2024): a divisor for each frequency, in a short and a long set.
 
-    transformers changes sets where a sequence outgrows the trained length, and then keys that are
-    cached no longer fit. Here the set follows from the longest sequence that may come.
+    transformers changes sets when a sequence outgrows the trained length, and then cached keys
+    no longer fit. Here the longest possible sequence decides.
     """
     kind = "long_factor" if num_positions > settings.original_length else "short_factor"
     factors = torch.tensor(settings.parameters[kind], dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""A state-space mixer (Mamba 2: Dao and Gu, 2024): a request's past is a state of fixed size.
+"""A state-space mixer (Mamba 2: Dao and Gu, 2024), with a state of fixed size for each request.
 
-A convolution over the last inputs, a recurrence in each head, and a gated norm. Which slot of the
-states is read and written comes from the current AttentionMetadata. Ranks share groups of heads.
+A convolution over the last inputs, a recurrence in each head, and a gated norm. The slots to read
+and write come from the current AttentionMetadata. Groups of heads are split over ranks.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """A state-space mixer over one layer's states."""
+    """Sizes of a state-space mixer."""
 
     cache: StateCacheSpec
     act: str
     norm_eps: float
-    # The least and the largest step of time.
+    # Smallest and largest time step.
     dt_limit: tuple[float, float]
-    # Of the convolution, and of both products.
+    # Whether the convolution, and both linear layers, have a bias.
     conv_bias: bool = True
     bias: bool = False
 
     def on_this_rank(self) -> StateSpec:
-        """The part of it that this rank computes."""
+        """The sizes of this rank's part."""
         heads = Shard.even(self.cache.num_heads, "heads").size
         groups = Shard.even(self.cache.num_groups, "groups of heads").size
         return replace(self, cache=replace(self.cache, num_heads=heads, num_groups=groups))
 
 
 class StateCache(NamedTuple):
-    """One layer's states by slot, float32; a slot's are dense."""
+    """One layer's float32 states by slot, dense in each slot."""
 
     conv: Tensor  # [S, K - 1, C]
     recurrent: Tensor  # [S, H, N, P]
 
 
 class CausalConv(nn.Module):
-    """The weights of a convolution of each channel by itself."""
+    """The weights of a depthwise convolution."""
 
     def __init__(self, kernel_size: int, shards: list[Shard], *, bias: bool) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class CausalConv(nn.Module):
             offset += shard.size
 
     def process_weights_after_loading(self) -> None:
-        """Put channels beside each other: [K, C]."""
+        """Transpose the weight to [K, C]."""
         self.weight = self._stored[:, 0].t().contiguous()
 
 
 class GatedNorm(nn.Module):
-    """The weight of a norm of each group of heads."""
+    """The weight of a gated norm of each group of heads."""
 
     def __init__(self, features: Shard, dtype: torch.dtype) -> None:
         super().__init__()
@@ -88,11 +88,11 @@ class GatedNorm(nn.Module):
         yield NamedSlot("", "weight", _sharded(self.weight, self._features))
 
     def process_weights_after_loading(self) -> None:
-        """The weight is used as it is."""
+        """Do nothing: the weight is used as it is."""
 
 
 class StateMixer(nn.Module):
-    """out(norm(scan(conv(x)) * act(z))) of one product's z, x, b, c and dt."""
+    """out(norm(scan(conv(x)) * act(z))), where one linear layer computes z, x, b, c and dt."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class StateMixer(nn.Module):
             whole.conv_kernel, [features, channels, channels], bias=spec.conv_bias
         )
         self.norm = GatedNorm(features, dtype)
-        # a, d and dt_bias; a comes as the logarithm of -a.
+        # a, d and dt_bias; checkpoints store a as log(-a).
         self._a, self._d, self._dt_bias = torch.empty(3, sizes.num_heads, dtype=torch.float32)
         self._inner = features.size
         self._split = [features.size, sizes.num_channels, sizes.num_heads]
@@ -133,16 +133,16 @@ class StateMixer(nn.Module):
         self._ops = ops()
 
     def bind_state(self, states: StateCache) -> None:
-        """Use these tensors from now on."""
+        """Use the tensors of `cache` from now on."""
         self._states = states
 
     @property
     def first(self) -> LinearKernel:
-        """[T, N] -> what `forward` takes."""
+        """[T, N] -> the input of `forward`."""
         return self.in_proj.kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
-        """[T] and what in_proj made of the normalised stream -> [T, N]."""
+        """Positions [T] and the output of `first` -> [T, N]."""
         step, sizes, spec = current_metadata(), self._sizes, self._spec
         assert step.states is not None
         places = step.query_start_loc, *step.states
@@ -179,11 +179,11 @@ class StateMixer(nn.Module):
             yield NamedSlot("", name, _sharded(numbers, self._heads))
 
     def process_weights_after_loading(self) -> None:
-        """Make a of its logarithm."""
+        """Compute a from its stored logarithm."""
         self._a.exp_().neg_()
 
 
 def _sharded(tensor: Tensor, shard: Shard) -> WeightSlot:
-    """The place of a rank's part along the first dimension."""
+    """A slot for this rank's part along the first dimension."""
     starts = (shard.start, *(0 for _ in tensor.shape[1:]))
     return WeightSlot(tensor, (shard.full_size, *tensor.shape[1:]), starts)

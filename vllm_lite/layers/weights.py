@@ -1,6 +1,6 @@
-"""Where the tensors of a checkpoint go: the contract between layers and the loader.
+"""Slots for a checkpoint's tensors: the contract between layers and the loader.
 
-A layer with weights lists its slots; the loader fills each once and then lets the layer finish.
+A layer with weights lists its slots; the loader fills each once and then finishes the layer.
 Neither side knows the other's names: weight_map.py joins them.
 """
 
@@ -17,10 +17,10 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """This rank's place for one checkpoint tensor.
+    """This rank's slot for one checkpoint tensor.
 
     `tensor` is written in place (often a view into a fused parameter). `full_shape` is the
-    checkpoint tensor's; its part that belongs here begins at `starts`. Where there is `keep`, it
+    checkpoint tensor's; this rank's part begins at `starts`. If `keep` is set, it
     takes that part of a quantised checkpoint tensor, and `tensor` stays as it is. Outputs run along
     `output_dim` (None: the tensor has none), `outputs_per_item` of them in an entry.
     """
@@ -34,12 +34,12 @@ class WeightSlot:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> WeightSlot:
-        """A tensor that every rank holds complete."""
+        """A slot for a tensor that every rank holds in full."""
         return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
 
 class NamedSlot(NamedTuple):
-    """A slot as its layer names it: `shard` tells fused parts apart ("" where there are none)."""
+    """A slot and its name in the layer; `shard` is the part of a fused tensor, or ""."""
 
     shard: str
     suffix: str
@@ -51,9 +51,9 @@ class WeightedLayer(Protocol):
     """A module that a checkpoint fills."""
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        """Every tensor that the checkpoint must have for this layer."""
+        """Slots of all tensors that the checkpoint must have for this layer."""
         ...
 
     def process_weights_after_loading(self) -> None:
-        """Called once, when all slots are filled; the layer may be used afterwards."""
+        """Finish the layer; called once, after all slots are filled."""
         ...

@@ -1,4 +1,4 @@
-"""AWQ's checkpoints (`gemm`): 4-bit codes, eight outputs to a word, with scales and zero points."""
+"""AWQ checkpoints (`gemm`): 4-bit codes, eight outputs to a word, with scales and zero points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The product of a mixture of experts, made of the products that each expert's weights ended in.
+"""The kernel of a mixture of experts, packed from the kernels of its experts' linear layers.
 
-Which storage an expert has is its LinearMethods' business; here all of them become one operation.
+LinearMethods store each expert's weights; here all experts become one operation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels.dispatch import Ops, is_compiled, is_deterministic, ops
+from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
+from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.storage import StoredWeight
@@ -22,7 +23,7 @@ from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKernel:
-    """[T, N], ids and weights [T, K] of experts -> [T, N] of a type, by default the input's."""
+    """x [T, N], ids and weights [T, K] of experts -> [T, N] of out_dtype, by default x's type."""
 
     gate_up: Any
     down: Any
@@ -40,7 +41,7 @@ class ExpertsKernel:
 
 
 def check_experts() -> None:
-    """Raise UsageError where a mixture of experts cannot be computed as it was asked for."""
+    """Raise UsageError if a mixture of experts cannot be computed deterministically."""
     if is_deterministic() and not is_compiled():
         raise UsageError(
             "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by a mixture of "
@@ -51,7 +52,7 @@ def check_experts() -> None:
 def experts_kernel(
     gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel], act: str
 ) -> ExpertsKernel:
-    """Of each expert's two products; raises CheckpointError where they are stored unfittingly."""
+    """Pack each expert's two kernels; raises CheckpointError if their storage has no kernel."""
     stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
     packed = [_pack(kernels) for kernels in (gate_up, down)]
     return ExpertsKernel(packed[0], packed[1], act, ops(), stored)

@@ -1,7 +1,7 @@
-"""Weights of a GGUF file, as small in memory as they are in the file.
+"""Weights of a GGUF file, kept quantised in memory.
 
-Parts of a fused layer may be of different types. What a file holds as plain floats is a plain
-weight here; so is a layer whose values come from elsewhere.
+Parts of a fused layer may have different types. Tensors that a file stores as floats are plain
+weights here, and so are layers whose values come from elsewhere.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMeth
 
 
 class GGUFLinearMethod:
-    """Quantised rows are kept; plain ones are of the model's dtype."""
+    """Keeps quantised rows; plain ones have the model's dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._plain = UnquantizedLinearMethod(dtype)
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        # Pages of `data` that nobody fills take no memory.
+        # Pages of `data` that are never written take no memory.
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1, rows={})}
 
@@ -78,7 +78,7 @@ class GGUFLinearMethod:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Several products of one input, their outputs one after another."""
+    """Several kernels of one input, with their outputs concatenated."""
 
     kernels: tuple[LinearKernel, ...]
 
@@ -92,7 +92,7 @@ class SideBySide:
 
 
 def _parts(stored: StoredTensor) -> list[QuantizedRows | Tensor]:
-    """The outputs in order: quantised rows by their first output, and what `data` has between."""
+    """Split outputs in order into quantised rows and rows of `data`."""
     data, rows = stored.data, stored.rows or {}
     parts: list[QuantizedRows | Tensor] = []
     first = 0

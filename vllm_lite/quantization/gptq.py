@@ -1,7 +1,7 @@
-"""GPTQ's checkpoints: 4- or 8-bit codes, a word for several inputs, in the order of quantising.
+"""GPTQ checkpoints: 4- or 8-bit codes, several inputs to a word.
 
-With act-order an input's group is named by `g_idx`; the parts of a fused layer, which see the same
-inputs, have it in common.
+With act-order `g_idx` names each input's group; the parts of a fused layer, which read the same
+inputs, share it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GPTQLayout:
             weights["qweight"],
             weights["qzeros"],
             smallest(weights["scales"]),
-            # A rank's inputs are of its own groups, whose scales it has.
+            # A rank has the scales of its own inputs' groups.
             weights["g_idx"] - weights["g_idx"].min(),
             self._form.bits,
             zeros_are_less_by_one=self._form.zeros_are_less_by_one,

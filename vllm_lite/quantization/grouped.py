@@ -1,7 +1,7 @@
-"""Products by checkpoints of packed integers, whatever their layout: exact, in this device's form.
+"""Linear methods for checkpoints of packed integers, in the device's own format and exact.
 
-A GPU's operations multiply by the grouped weight itself. A CPU's know GGUF's types, of which the
-smallest that holds every value is taken; where none does, the weight is expanded.
+A GPU's operations multiply by the grouped weight itself. A CPU's take GGUF types: the smallest one
+that holds every value is chosen, and if there is none, the weight is dequantised.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.dispatch import narrow_ops
+from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
-from vllm_lite.kernels.narrow_ops import NarrowOps
+from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
@@ -35,14 +35,14 @@ _Q4_0, _Q5_0, _Q8_0 = 2, 6, 8
 
 
 class PackedLayout(Protocol):
-    """How a checkpoint packs a weight."""
+    """Packs and unpacks a checkpoint's weights."""
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        """Unfilled tensors by their suffix; raises CheckpointError for sizes that do not fit."""
+        """Unfilled tensors by suffix; raises CheckpointError for sizes that do not fit."""
         ...
 
     def read(self, weights: Mapping[str, Tensor]) -> GroupedWeight:
-        """The weight of filled tensors; ValueError where they contradict each other."""
+        """Read the weight of filled tensors; ValueError if they contradict each other."""
         ...
 
 
@@ -53,7 +53,7 @@ class GroupedKernel:
     weight: GroupedWeight
     bias: Tensor | None
     out_dtype: torch.dtype | None
-    ops: NarrowOps
+    ops: GpuOps
 
     @property
     def stored(self) -> tuple[StoredWeight, ...]:
@@ -66,16 +66,16 @@ class GroupedKernel:
 
 
 class GroupedLinearMethod:
-    """Packed integers of a checkpoint; the embedding and the output head are plain."""
+    """Multiplies by a checkpoint's packed integers; the embedding and the output head are plain."""
 
     def __init__(self, layout: PackedLayout, dtype: torch.dtype, keeps_packed: bool = True) -> None:
-        """Unless it keeps them packed, weights are expanded to dtype as they are loaded."""
+        """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
         self._layout = layout
         self._dtype = dtype
         self._keeps_packed = keeps_packed
         self._plain = UnquantizedLinearMethod(dtype)
-        self._ops = narrow_ops()
-        self._has_told = False
+        self._ops = gpu_only_ops()
+        self._has_logged = False
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
@@ -101,7 +101,7 @@ class GroupedLinearMethod:
             return GroupedKernel(weight, bias, out_dtype, self._ops)
         rows = as_rows(weight)
         if rows is None:
-            self._tell_of_expanding()
+            self._log_dequantising()
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
         kernel = quantized_kernel([rows], bias, out_dtype)
         order = weight.permutation
@@ -109,11 +109,11 @@ class GroupedLinearMethod:
             return kernel
         return StoringKernel(lambda x: kernel(x.index_select(1, order)), kernel.stored)
 
-    def _tell_of_expanding(self) -> None:
-        if not self._has_told:
-            self._has_told = True
+    def _log_dequantising(self) -> None:
+        if not self._has_logged:
+            self._has_logged = True
             logger.info(
-                "Some layers are expanded to %s: no product of this device takes their numbers",
+                "Some layers are dequantised to %s: no kernel of this device takes their numbers",
                 str(self._dtype).removeprefix("torch."),
             )
 
@@ -125,7 +125,7 @@ class GroupedLinearMethod:
 
 
 def as_rows(weight: GroupedWeight) -> QuantizedRows | None:
-    """The weight as GGUF's rows, value for value, in the order of its planes; None: not exact."""
+    """Convert the weight to GGUF rows, in the order of its planes; None if that is not exact."""
     scales = weight.scales.half()
     is_exact = torch.equal(scales.to(weight.scales.dtype), weight.scales)
     has_more = weight.minimums is not None or weight.super_scales is not None
@@ -148,13 +148,13 @@ def as_rows(weight: GroupedWeight) -> QuantizedRows | None:
 
 
 def _halves_as_nibbles(codes: Tensor) -> Tensor:
-    """Codes [..., 32] as bytes [..., 16]: the first sixteen below the others, four bits of each."""
+    """Pack codes [..., 32] to bytes [..., 16]: the first sixteen in the lower four bits."""
     low = (codes & 15).to(torch.uint8)
     return low[..., :16] | low[..., 16:] << 4
 
 
 def _fifth_bits(codes: Tensor) -> Tensor:
-    """The fifth bits of codes [..., 32] as bytes [..., 4], from the lowest bit on."""
+    """Pack the fifth bits of codes [..., 32] to bytes [..., 4], lowest bits first."""
     bits = ((codes >> 4) & 1).reshape(*codes.shape[:-1], 4, 8)
     worth = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], device=codes.device)
     return (bits * worth).sum(-1).to(torch.uint8)

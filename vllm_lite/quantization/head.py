@@ -1,6 +1,6 @@
-"""What an output head asks of its product beyond the product, where it can be had.
+"""Kernels of an output head: results in given memory, and the largest output alone.
 
-Knows no layer: the weights that both kinds of repacked kernels hold, and the operations on them.
+Only the compiled CPU kernels have them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import head_ops
+from vllm_lite.kernels.dispatch import cpu_only_ops
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
@@ -19,11 +19,11 @@ from vllm_lite.quantization.unquantized import PackedKernel
 
 @dataclass(frozen=True, slots=True)
 class HeadKernel:
-    """A product by weights [M, N].
+    """Operations by a head's weights [M, N].
 
-    `into(x, out)` writes the product of x [R, N] to `out` [R, M] float32 and returns it.
-    `argmax(x)` is the number and the value of each row's first largest output, both [R]; where
-    such a value is not finite, the number is some one below M.
+    `into(x, out)` writes the logits of x [R, N] to `out` [R, M] float32 and returns it.
+    `argmax(x)` returns index and value of each row's first largest output, both [R]; if
+    a value is not finite, its index is arbitrary, below M.
     """
 
     into: Callable[[Tensor, Tensor], Tensor]
@@ -31,18 +31,18 @@ class HeadKernel:
 
 
 def head_kernel(kernel: LinearKernel) -> HeadKernel | None:
-    """What `kernel` does for a head, if the operations on its weights can."""
-    head, wide = head_ops(), torch.float32
-    if head is not None and isinstance(kernel, PackedKernel):
+    """The head's kernel for the weights of `kernel`, or None if there is none."""
+    ops, wide = cpu_only_ops(), torch.float32
+    if ops is not None and isinstance(kernel, PackedKernel):
         packed, bias = kernel.weight, kernel.bias
         return HeadKernel(
-            lambda x, out: head.linear(x, packed, bias, wide, out),
-            lambda x: head.linear_argmax(x, packed, bias),
+            lambda x, out: ops.linear(x, packed, bias, wide, out),
+            lambda x: ops.linear_argmax(x, packed, bias),
         )
-    if head is not None and isinstance(kernel, QuantizedKernel):
+    if ops is not None and isinstance(kernel, QuantizedKernel):
         rows, bias = kernel.weight, kernel.bias
         return HeadKernel(
-            lambda x, out: head.quantized_linear(x, rows, bias, wide, out),
-            lambda x: head.quantized_linear_argmax(x, rows, bias),
+            lambda x, out: ops.quantized_linear(x, rows, bias, wide, out),
+            lambda x: ops.quantized_linear_argmax(x, rows, bias),
         )
     return None

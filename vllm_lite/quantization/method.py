@@ -1,8 +1,8 @@
-"""How a linear layer stores its weights and multiplies by them.
+"""Interface of methods that store a linear layer's weights and multiply by them.
 
 A method makes the tensors that a checkpoint fills, then turns the filled tensors into a kernel,
 a function of the activations alone; it may repack, and drop the originals. It knows no model,
-no layer names and no ranks: it is told one rank's sizes.
+no layer names and no ranks, only one rank's sizes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LinearKernel = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a layer's storage, and the dimensions that features run along.
+    """One tensor of a layer's storage, and its dimensions of inputs and outputs.
 
-    `data` may wait in the host's memory until the layer is finished on `device`: a device need
-    not hold what is only on the way to another form. A method that takes quantised rows as they
-    are has `rows`: the loader puts them there under their first output, and leaves that part of
+    `data` may stay in host memory until the layer is finished on `device`, so that the device
+    need not hold intermediate forms. A method that takes quantised rows as they
+    are sets `rows`: the loader puts them there by first output, and leaves that part of
     `data` untouched.
     """
 
@@ -47,16 +47,16 @@ class StoredTensor:
         input_dim: int | None,
         rows: dict[int, QuantizedRows] | None = None,
     ) -> StoredTensor:
-        """Storage in the host's memory for a layer of the device that is torch's default now."""
+        """Storage in host memory for a layer on torch's current default device."""
         return cls(data, output_dim, input_dim, rows, torch.get_default_device())
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """`tensor`, moved to where the finished layer lies."""
+        """Move `tensor` to the finished layer's device."""
         return tensor if self.device is None else tensor.to(self.device)
 
 
 class EmbeddingTable(Protocol):
-    """Rows that are looked up by id, and that an output head may be tied to."""
+    """An embedding's rows, to which an output head may be tied."""
 
     def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
         """[T] int64 -> [T, input_size], a new tensor.
@@ -66,12 +66,12 @@ class EmbeddingTable(Protocol):
         ...
 
     def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
-        """The product by all rows, with results of out_dtype."""
+        """A linear kernel by all rows, with results of out_dtype."""
         ...
 
 
 class LinearMethod(Protocol):
-    """One way to store and multiply; the object is shared by all layers that use it."""
+    """A way to store and multiply; all layers that use it share the object."""
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         """Unfilled tensors by their checkpoint suffix ("weight", ...), without the bias."""
@@ -87,9 +87,9 @@ class LinearMethod(Protocol):
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        """The kernel of a filled layer. It keeps alive only the tensors that it needs.
+        """Make the kernel of a filled layer, which keeps only the tensors that it needs.
 
-        Its results are of out_dtype, by default the type of what it is given.
+        Results have out_dtype, by default the inputs' type.
         """
         ...
 
@@ -98,5 +98,5 @@ class LinearMethod(Protocol):
         ...
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        """The table of a filled embedding."""
+        """Make the table of a filled embedding."""
         ...

@@ -1,7 +1,7 @@
-"""Weights of any checkpoint, rounded in groups as they are loaded: `int8` on a CPU, and `int4`.
+"""Online quantisation of any checkpoint as it is loaded: `int8` on a CPU, and `int4`.
 
-Groups of 32 inputs share a scale; int4 gives them a minimum too. The numbers are stored as GGUF's
-types Q8_0 and Q4_1 store them, so that the same kernels multiply by them.
+Groups of 32 inputs share a scale, and in int4 a minimum too. Weights are stored as GGUF's types
+Q8_0 and Q4_1, so that the same kernels multiply by them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 _Q4_1: Final = 3
 _Q8_0: Final = 8
-# Values that are converted at a time: a rounded copy of them stays in a core's cache.
+# Values converted at a time: their copy stays in a core's cache.
 _VALUES_AT_ONCE = 1 << 16
 
 
 class OnlineLinearMethod:
-    """Plain weights until they are filled, 8 or 4 bits a value from then on.
+    """Plain weights until they are filled, then 8 or 4 bits a value.
 
-    The embedding and the output head take 8 bits: they are worth more than what they save.
+    The embedding and the output head always take 8 bits, for accuracy.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -74,7 +74,7 @@ def _by_rows(convert: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
 
 
 def to_q8_0(weight: Tensor) -> Tensor:
-    """Rows [M, N] as blocks [M, N / 32 * 34] uint8: a half-precision scale and 32 signed bytes."""
+    """Quantise rows [M, N] to blocks [M, N / 32 * 34] uint8: a float16 scale and 32 int8."""
     groups = weight.float().reshape(weight.shape[0], -1, GROUP)
     scale = (groups.abs().amax(2, keepdim=True) / 127).half()
     codes = _divided(groups, scale).round_().clamp_(-127, 127).to(torch.int8)
@@ -82,9 +82,9 @@ def to_q8_0(weight: Tensor) -> Tensor:
 
 
 def to_q4_1(weight: Tensor) -> Tensor:
-    """Rows [M, N] as blocks [M, N / 32 * 20] uint8: scale, minimum, and 4 bits a value.
+    """Quantise rows [M, N] to blocks [M, N / 32 * 20] uint8: scale, minimum, and 4 bits a value.
 
-    Both are half-precision; a byte holds values i and i + 16 of a group.
+    Both are float16; a byte holds values i and i + 16 of a group.
     """
     groups = weight.float().reshape(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=2, keepdim=True)

@@ -1,4 +1,4 @@
-"""Storage that AWQ and GPTQ share: matrices by inputs first, items of many."""
+"""Storage shared by AWQ and GPTQ: matrices with inputs first, packed in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_lite.quantization.method import StoredTensor
 
 
 def group_size_of(form: PackedIntegers, input_size: int) -> int:
-    """How many of a layer's inputs share a scale; raises CheckpointError where none fits."""
+    """Inputs that share a scale; raises CheckpointError if the layer's size does not fit."""
     group = input_size if form.group_size is None else form.group_size
     if input_size % group or group % 32:
         raise CheckpointError(f"{input_size} inputs of a layer are no groups of {group}")
@@ -19,20 +19,20 @@ def group_size_of(form: PackedIntegers, input_size: int) -> int:
 
 
 def packed(input_size: int, output_size: int, per_item: tuple[int, int]) -> StoredTensor:
-    """Words, each of per_item inputs by outputs, in the host's memory."""
+    """Unfilled int32 words in host memory, each with per_item inputs."""
     shape = input_size // per_item[0], output_size // per_item[1]
     data = torch.empty(shape, dtype=torch.int32, device="cpu")
     return _by_inputs(data, *per_item)
 
 
 def scales_of(input_size: int, output_size: int, group: int) -> StoredTensor:
-    """A scale for each group of inputs and each output, float32 in the host's memory."""
+    """Unfilled float32 scales in host memory, for each group of inputs and each output."""
     data = torch.empty(input_size // group, output_size, dtype=torch.float32, device="cpu")
     return _by_inputs(data, group, 1)
 
 
 def smallest(scales: Tensor) -> Tensor:
-    """Scales in half precision where that holds them all."""
+    """Convert scales to float16 if that is exact."""
     half = scales.half()
     return half if torch.equal(half.float(), scales) else scales
 

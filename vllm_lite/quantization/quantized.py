@@ -1,7 +1,7 @@
-"""Products and tables by weights that stay quantised: what every such method ends in.
+"""Kernels and tables by weights that stay quantised, for all methods that keep them.
 
-Weights are read as they are stored, in the form that the selected operations pack them into; a
-CPU's round activations to bytes in groups of 32 as they come. Knows no checkpoint.
+The selected operations pack the weights; a CPU's quantise activations to int8 in groups of 32.
+Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.gguf_header import GGML_TYPES
-from vllm_lite.kernels.dispatch import Ops, ops
-from vllm_lite.kernels.reference.quantized import PackedRows, QuantizedRows
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.reference.ops import Ops
+from vllm_lite.kernels.reference.quantized import QuantizedRows, QuantizedWeight
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.storage import StoredWeight
 
@@ -23,7 +24,7 @@ from vllm_lite.quantization.storage import StoredWeight
 class QuantizedKernel:
     """[T, input_size] -> [T, output_size]; `bias` is float32."""
 
-    weight: PackedRows
+    weight: QuantizedWeight
     bias: Tensor | None
     out_dtype: torch.dtype | None
     ops: Ops
@@ -43,13 +44,13 @@ class QuantizedKernel:
 def quantized_kernel(
     rows: Sequence[QuantizedRows], bias: Tensor | None, out_dtype: torch.dtype | None
 ) -> QuantizedKernel:
-    """The product by `rows`, one part after another; raises CheckpointError."""
+    """Make the kernel of `rows`, concatenated; raises CheckpointError."""
     wide = None if bias is None else bias.float()
     return QuantizedKernel(ops().pack_quantized(rows), wide, out_dtype, ops())
 
 
 class QuantizedTable:
-    """One storage for lookups and for the head that is tied to them."""
+    """Rows for look-ups and for a tied head."""
 
     def __init__(self, rows: QuantizedRows, dtype: torch.dtype) -> None:
         self._weight = ops().pack_quantized([rows])

@@ -1,6 +1,6 @@
-"""The name of a quantization method, or what a checkpoint is stored as, to its object.
+"""Maps --quantization and a checkpoint's format to LinearMethods.
 
-A checkpoint may leave layers as they are: the method is chosen by the layer's path.
+A checkpoint may leave some layers unquantised: the layer's path decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, StoredForm
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, narrow_ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.quantization.awq import AWQLayout
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.gptq import GPTQLayout
@@ -24,7 +24,7 @@ from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
 class LinearMethods:
-    """How each linear layer of a model stores its weights."""
+    """The LinearMethod of each layer of a model."""
 
     def __init__(
         self, quantization: str | None, dtype: torch.dtype, form: StoredForm | None
@@ -34,18 +34,18 @@ class LinearMethods:
         self._is_plain = form.is_plain if form is not None else _is_router
 
     def of(self, layers: Sequence[str]) -> LinearMethod:
-        """The method of `layers`, by the checkpoint's names, that are one product here."""
+        """The method of `layers`, named as in the checkpoint, that are fused here."""
         plain = [layer for layer in layers if self._is_plain(layer)]
         if plain and len(plain) < len(layers):
             raise CheckpointError(
-                f"{plain[0]} is not quantised and is one product with layers that are: "
+                f"{plain[0]} is not quantised but fused with layers that are: "
                 f"{', '.join(layer for layer in layers if layer not in plain)}"
             )
         return self._plain if plain else self._method
 
 
 def _is_router(layer: str) -> bool:
-    """Whether it chooses experts: small, and a rounded one would choose others."""
+    """Whether the layer is a router, which is small and would choose other experts if rounded."""
     return layer.endswith(".mlp.gate")
 
 
@@ -54,7 +54,7 @@ def get_linear_method(
 ) -> LinearMethod:
     """The method for `quantization` of a checkpoint in `form`; None is plain.
 
-    A quantised checkpoint is kept as it is, or with "dequantize" expanded as it is loaded.
+    A quantised checkpoint stays quantised, unless `quantization` is "dequantize".
     """
     keeps = quantization != "dequantize"
     if quantization is not None and keeps and is_deterministic() and not is_compiled():
@@ -71,9 +71,9 @@ def get_linear_method(
         return UnquantizedLinearMethod(dtype)
     if quantization == "gguf":
         return GGUFLinearMethod(dtype)
-    narrow = narrow_ops()
-    if quantization in SCALED_NUMBERS and narrow is not None:
-        return ScaledLinearMethod(SCALED_NUMBERS[quantization], dtype, narrow)
+    on_gpu = gpu_only_ops()
+    if quantization in SCALED_NUMBERS and on_gpu is not None:
+        return ScaledLinearMethod(SCALED_NUMBERS[quantization], dtype, on_gpu)
     if quantization in ("int8", "int4"):
         return OnlineLinearMethod(quantization, dtype)
     if quantization == "fp8":

@@ -1,7 +1,7 @@
-"""Weights and activations as numbers of one byte, made as they come: `int8` and `fp8` on a GPU.
+"""Online quantisation of weights and activations on a GPU: `int8` and `fp8`.
 
-An output of a weight has a scale, and so has a token of the activations. The embedding and the
-output head stay plain: they are worth more than what they save.
+Each output of a weight and each token of the activations has a scale. The embedding and the
+output head stay plain, for accuracy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.narrow_ops import NarrowOps
+from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.quantization.method import (
     EmbeddingTable,
     LinearKernel,
@@ -24,23 +24,23 @@ from vllm_lite.quantization.method import (
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
-# What --quantization calls the numbers that weights are rounded to.
+# Types of weights by the name in --quantization.
 SCALED_NUMBERS: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledKernel:
-    """[T, N] -> [T, M] by codes [M, N] and their scales, as `scaled_linear` takes them.
+    """[T, N] -> [T, M] by `scaled_linear` with quantised weights `codes` [M, N] and their scales.
 
-    Activations become the same numbers: by `input_scale` [1] where there is one, else by scales
-    of their own for each token, or for each `group_size` inputs of it.
+    Activations are quantised to the same type: by `input_scale` [1] if given, else by scales
+    of their own for each token, or for each `group_size` inputs of a token.
     """
 
     codes: Tensor
     scales: Tensor
     bias: Tensor | None
     out_dtype: torch.dtype | None
-    ops: NarrowOps
+    ops: GpuOps
     input_scale: Tensor | None = None
     group_size: int = 0
 
@@ -59,28 +59,28 @@ class ScaledKernel:
         return self.of_codes(codes, scales, x.dtype)
 
     def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product of activations that are rounded already; dtype is theirs before."""
+        """Multiply quantised activations; dtype is theirs before quantisation."""
         out_dtype = dtype if self.out_dtype is None else self.out_dtype
         return self.ops.scaled_linear(codes, scales, self.codes, self.scales, self.bias, out_dtype)
 
 
 def of_rows(kernel: LinearKernel) -> ScaledKernel | None:
-    """The kernel if it rounds each row by a scale of its own, so that rows may come as codes."""
+    """The kernel if it takes quantised rows with a scale each, else None."""
     if isinstance(kernel, ScaledKernel) and kernel.input_scale is None and not kernel.group_size:
         return kernel
     return None
 
 
 class ScaledLinearMethod:
-    """Plain weights until they are filled, one byte a value from then on."""
+    """Plain weights until they are filled, then one byte a value."""
 
-    def __init__(self, number: torch.dtype, dtype: torch.dtype, ops: NarrowOps) -> None:
+    def __init__(self, number: torch.dtype, dtype: torch.dtype, ops: GpuOps) -> None:
         """`number` is int8 or float8_e4m3fn."""
         self._number = number
         self._dtype = dtype
         self._ops = ops
         self._plain = UnquantizedLinearMethod(dtype)
-        # Layers are finished by several threads, and a kernel's first launch compiles it.
+        # Several threads finish layers, and a kernel's first launch compiles it.
         self._one_at_a_time = Lock()
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:

@@ -1,7 +1,7 @@
-"""Checkpoints of one-byte numbers with scales: `fp8` and `compressed-tensors` (W8A8).
+"""Checkpoints of int8 or fp8 weights with scales: `fp8` and `compressed-tensors` (W8A8).
 
-A GPU's operations multiply the codes as they are stored, and round activations as the checkpoint
-says. Elsewhere weights are expanded as they are loaded, and activations stay as they are.
+A GPU's operations multiply the stored values and quantise activations as the checkpoint says.
+Elsewhere weights are dequantised as they are loaded, and activations are not quantised.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.dispatch import narrow_ops
-from vllm_lite.kernels.reference.quantize import SCALE_BLOCK
+from vllm_lite.kernels.dispatch import gpu_only_ops
+from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
     EmbeddingTable,
@@ -31,13 +31,13 @@ _NUMBERS = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
 class ScaledCheckpointMethod:
-    """Codes and scales of a checkpoint; the embedding and the output head are plain."""
+    """Multiplies by a checkpoint's values and scales; embedding and output head are plain."""
 
     def __init__(self, form: ScaledCodes, dtype: torch.dtype, keeps_codes: bool = True) -> None:
-        """Unless it keeps the codes, weights are expanded to dtype as they are loaded."""
+        """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded."""
         self._form = form
         self._dtype = dtype
-        self._ops = narrow_ops() if keeps_codes else None
+        self._ops = gpu_only_ops() if keeps_codes else None
         self._plain = UnquantizedLinearMethod(dtype)
         if keeps_codes and self._ops is None:
             logger.info(
@@ -78,7 +78,7 @@ class ScaledCheckpointMethod:
         scales = scales if scales.dim() == 2 else scales[:, None]
         if self._ops is None:
             return plain_kernel(_expanded(codes, scales).to(self._dtype), bias, out_dtype)
-        # Parts of a fused layer read the same inputs: the widest of their ranges holds them all.
+        # Parts of a fused layer read the same inputs: the largest scale covers all.
         input_scale = loaded["input_scale"].max().view(1) if "input_scale" in loaded else None
         group = SCALE_BLOCK if is_block and scales.shape[1] > 1 else 0
         return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
@@ -111,7 +111,7 @@ def _block_scales(input_size: int, output_size: int) -> StoredTensor:
 
 
 def _expanded(codes: Tensor, scales: Tensor) -> Tensor:
-    """Values [M, N] float32 of codes and their scales [M or M / 128, 1 or N / 128]."""
+    """Dequantise codes with scales [M or M / 128, 1 or N / 128] to float32 [M, N]."""
     num_outputs, num_inputs = codes.shape
     if len(scales) != num_outputs:
         scales = scales.repeat_interleave(SCALE_BLOCK, dim=0)[:num_outputs]

@@ -1,6 +1,6 @@
-"""What a model's products read from memory in every step: their weights, as they are stored.
+"""The weights that a model's linear layers read in every step, for the log line at start.
 
-For the log line at start. Knows no format: a kernel that tells has `stored`.
+Knows no format: kernels report their weights by `stored`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from vllm_lite.kernels.dispatch import read_bandwidth
 from vllm_lite.quantization.method import LinearKernel
 
-# Less than this may lie in a cache, whose speed says nothing.
+# Less than this may fit a cache, whose speed says nothing.
 MIN_BYTES_READ = 96 << 20
-# Little beside a start, and time for some hundred megabytes.
+# Short compared with a start, and enough for a few hundred megabytes.
 MAX_SECONDS = 0.015
 
 
@@ -30,7 +30,7 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoringKernel:
-    """A product that tells which weights it reads."""
+    """A kernel that reports the weights it reads."""
 
     product: LinearKernel
     stored: tuple[StoredWeight, ...]
@@ -40,17 +40,17 @@ class StoringKernel:
 
 
 def stored_weights(model: object) -> list[StoredWeight]:
-    """Those of every layer of a module whose kernel tells."""
+    """The weights reported by all kernels of a module."""
     layers = model.modules() if isinstance(model, nn.Module) else ()
     kernels = [getattr(layer, "kernel", None) for layer in layers]
     return [weight for kernel in kernels for weight in getattr(kernel, "stored", ())]
 
 
 def describe_weights(weights: Sequence[StoredWeight]) -> str:
-    """For the log: formats and bytes, and about how long a step needs to read them.
+    """Describe formats, bytes and the time to read them, for the log.
 
-    The speed of reading is measured on the weights themselves; it is left out where they are too
-    few to tell.
+    The speed of reading is measured on the weights themselves and left out if they are too
+    few.
     """
     sizes: dict[str, int] = {}
     for weight in weights:
@@ -65,7 +65,7 @@ def describe_weights(weights: Sequence[StoredWeight]) -> str:
 
 
 def _speed(weights: Iterable[StoredWeight]) -> float | None:
-    """Bytes a second."""
+    """Bytes per second."""
     known = [weight.data for weight in weights]
     if sum(data.nbytes for data in known) < MIN_BYTES_READ:
         return None

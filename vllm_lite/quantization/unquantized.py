@@ -1,7 +1,7 @@
 """Plain float32, bfloat16 or float16 weights, [output_size, input_size].
 
-On CPU a weight is repacked once, for our own kernel. On a GPU torch multiplies, unless the batch
-may not show.
+On a CPU weights are packed once, for our own kernel. On a GPU torch multiplies, except in
+deterministic mode.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import Ops, is_deterministic, ops
+from vllm_lite.kernels.dispatch import is_deterministic, ops
 from vllm_lite.kernels.gpu.backends import fixed_product
-from vllm_lite.kernels.reference.ops import PackedLinear
+from vllm_lite.kernels.reference.linear import PackedLinear
+from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 
@@ -49,10 +50,10 @@ class UnquantizedLinearMethod:
 
 
 class PlainTable:
-    """Rows as they are.
+    """Rows of a plain embedding.
 
-    A head that is tied to them may hold a second copy: lookups need plain rows, and the product
-    is twice as fast on packed ones.
+    A tied head may hold a second copy: look-ups need plain rows, and GEMMs are twice as fast on
+    packed ones.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -69,7 +70,7 @@ class PlainTable:
 def plain_kernel(
     weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
 ) -> LinearKernel:
-    """The fastest product here by a weight [output_size, input_size] that is not quantised."""
+    """The fastest kernel by an unquantised weight [output_size, input_size]."""
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if weight.device.type != "cpu" or weight.dtype is torch.float16:
         return TorchKernel(weight, _torch_product(weight, bias, out_dtype))
@@ -82,14 +83,14 @@ def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) 
         fixed = fixed_product()
         return lambda x: fixed(x, weight, bias, out_dtype)
     if weight.device.type == "cuda" and bias is None and out_dtype is not weight.dtype:
-        # Sums are rounded once: to the weight's type and back would make near ties equal.
+        # Rounding to the weight's type and back would create ties.
         return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
     return lambda x: F.linear(x, weight, bias).to(out_dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
-    """[T, input_size] -> [T, output_size] by a weight that stays as it is."""
+    """[T, input_size] -> [T, output_size] by an unpacked weight."""
 
     weight: Tensor
     product: LinearKernel
@@ -100,7 +101,7 @@ class TorchKernel:
 
 @dataclass(frozen=True, slots=True)
 class PackedKernel:
-    """[T, input_size] -> [T, output_size] by a repacked weight; `bias` is float32."""
+    """[T, input_size] -> [T, output_size] by a packed weight; `bias` is float32."""
 
     weight: PackedLinear
     bias: Tensor | None
@@ -117,12 +118,12 @@ class PackedKernel:
         return self.ops.linear(x, self.weight, self.bias, self.out_dtype)
 
     def gated(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of a product whose halves are gate and up: [T, output_size / 2]."""
+        """Return silu(gate) * up, where gate and up are the halves of the output."""
         return self.ops.gated_linear(x, self.weight, self.bias)
 
 
 def gated_kernel(kernel: LinearKernel, activation: str) -> LinearKernel | None:
-    """The kernel's product with act_and_mul at its end, if it is one that has such a form."""
+    """The kernel fused with act_and_mul, or None if it does not support that."""
     if activation != "silu" or not isinstance(kernel, PackedKernel):
         return None
     return kernel.gated if kernel.out_dtype is kernel.weight.dtype else None

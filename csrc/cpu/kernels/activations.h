@@ -1,4 +1,4 @@
-// The activations between two products, on vectors. For elementwise.cpp only.
+// Activations on vectors. For elementwise.cpp and state.cpp only.
 #pragma once
 
 #include "cpu/kernels/simd.h"
@@ -13,9 +13,9 @@ inline Vec sum_of_powers(Vec x, const float (&factors)[9]) {
   return sum;
 }
 
-// x times the normal distribution's share below x: to some units in the last place of the result,
-// however small that is. The share beyond |x| is e^(-x^2 / 2) t P(t), t = 1 / (1 + 0.3 |x| / sqrt 2),
-// which a fit of P brings to 2e-8 of it. |x| is cut in two, as a rounded square would spoil a power.
+// x times the normal distribution function: to some units in the last place of the result,
+// however small. Its tail beyond |x| is e^(-x^2 / 2) t P(t), t = 1 / (1 + 0.3 |x| / sqrt 2),
+// with P fitted to 2e-8. |x| is split in two, since a rounded square would lose accuracy.
 inline Vec gelu(Vec x) {
   constexpr float kFactors[] = {8.45950544e-2f,  8.53424072e-2f, 7.42630213e-2f,
                                 1.07143901e-1f,  -4.66617011e-2f, 2.72998184e-1f,
@@ -42,7 +42,7 @@ inline Vec gelu_tanh(Vec x) {
 
 inline Vec relu(Vec x) { return max_lanes(x, Vec{}); }
 
-// Calls body(the function of vectors that `kind` is).
+// Calls body(the vector function of `kind`).
 template <class Body>
 void with_activation(ActivationKind kind, Body&& body) {
   switch (kind) {

@@ -121,7 +121,7 @@ inline void add_value_rows(const float* weights, const float* rescales,
 
 int64_t padded_size(int64_t size) { return round_up(size, kLanes); }
 
-// Positions that a query sees, its own included.
+// Number of positions visible to a query, its own included.
 inline int64_t window_of(const Attention& p) {
   return p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
 }
@@ -147,7 +147,7 @@ int64_t scratch_floats(const Attention& p, int64_t rows) {
          kMostGroupRows * kKeys + rows * kLanes;
 }
 
-// What the rows of a tile have come to: views of `state` and of the scratch memory.
+// The softmax state of a tile's rows: views of `state` and of the scratch memory.
 template <class Dot>
 struct TileRows {
   typename Dot::Unit& unit;
@@ -159,7 +159,7 @@ struct TileRows {
   int64_t value_size;
 };
 
-// A block of keys as the arithmetic takes it.
+// A packed block of keys.
 template <class Element, class Value>
 struct PackedBlock {
   int64_t position;  // of the first key
@@ -169,7 +169,7 @@ struct PackedBlock {
   const RowScales* scales;          // or null
 };
 
-// Which keys of a block each of `count` rows from `first` on sees; false where all see all.
+// Finds the keys of a block visible to each of `count` rows from `first` on; false if all are.
 template <class Block>
 inline bool find_visible(const Attention& p, const AttentionTile& tile, const Block& block,
                          int64_t first, int64_t count, VisibleKeys* visible) {
@@ -187,7 +187,7 @@ inline bool find_visible(const Attention& p, const AttentionTile& tile, const Bl
   return true;
 }
 
-// The biases of `count` rows from `first` on; null where there are none.
+// The biases of `count` rows from `first` on, or null.
 template <class Block>
 inline const DistanceBias* find_biases(const Attention& p, const AttentionTile& tile,
                                        const Block& block, int64_t first, int64_t count,
@@ -225,7 +225,7 @@ template <class Dot, class Value>
     return;
   }
   const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
-  // Calls pass(Constant<rows>, first row, keys that some of the rows sees).
+  // Calls pass(Constant<rows>, first row, keys visible to any of the rows).
   const auto for_each_pass = [&](auto&& pass) {
     for (int64_t row = 0; row < count; row += rows_at_once) {
       const int64_t left = min_of(rows_at_once, count - row);
@@ -247,7 +247,7 @@ template <class Dot, class Value>
   });
 }
 
-// The part of a span that some row of the tile sees, from the start of a block of keys on.
+// The part of a span visible to any row of the tile, from the start of a block of keys on.
 struct Positions {
   Positions(const Attention& p, const AttentionSpan& of) {
     const AttentionTile& tile = *of.tile;
@@ -279,7 +279,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.keys.size, keys);
 
   const Positions seen(p, of), later(p, after);
-  // Elements are made of values once for all rows, unless there is but one group to use them.
+  // Values are converted once for all rows, unless only one group uses them.
   const bool pack = Dot::kIsOnTiles || value_size != p.values.size || sizeof(Cache) == 1 ||
                     (sizeof(Cache) == 2 && num_rows > kMaxRows);
   KeyBlock<Cache> blocks[2];
@@ -302,7 +302,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
       pack_values<Dot>(block, ahead, p.values.size, value_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
-    // Tokens from the first that sees the block's first key to the last that sees its last.
+    // From the first token that sees the block's first key to the last that sees its last.
     const int64_t before = max_of<int64_t>(0, key - tile.first_position);
     const int64_t end = min_of(
         tile.num_tokens, key + block.count + window_of(p) - 1 - tile.first_position);

@@ -1,5 +1,5 @@
-// How attention takes its operands: scattered rows of the cache become blocks of elements, as wide
-// as the arithmetic likes them. For attention.cpp only.
+// Attention's operands: scattered rows of the cache packed into blocks of elements, as wide
+// as the arithmetic needs. For attention.cpp only.
 #pragma once
 
 #include "cpu/kernels/cached_numbers.h"
@@ -18,14 +18,14 @@ constexpr float kRoughPowers[] = {6.9312419323e-1f, 2.4024098618e-1f, 5.59064262
 constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.5503324707e-2f,
                                  9.6184373585e-3f, 1.3398874588e-3f, 1.5353362055e-4f};
 
-// Rows of queries whose softmax is taken together: many wait for less.
+// Query rows whose softmax is computed together, to overlap latencies.
 constexpr int kMostGroupRows = 32;
 
 struct NoUnit {};
 
-// The arithmetic of both products. A step of the first takes one element of a query row and of as
-// many keys as a vector has lanes; a step of the second one element of a row of weights and as many
-// dimensions of values. Values come as stored, or as the elements that `load_values` made of them.
+// The arithmetic of both GEMMs. A step of the first takes one element of a query row and of as
+// many keys as a vector has lanes; a step of the second one element of a weight row and as many
+// dimensions of values. Values come as stored, or converted by `load_values`.
 struct Float32Dot {
   using Element = float;
   static constexpr int kGroupRows = 24;
@@ -113,7 +113,7 @@ struct BFloat16PairDot {
 };
 #endif
 
-// One block of keys: where they and their values lie. Entries beyond `count` repeat the last.
+// Pointers to a block's keys and values. Entries beyond `count` repeat the last.
 template <class Cache>
 struct KeyBlock {
   int64_t count;
@@ -123,8 +123,8 @@ struct KeyBlock {
   const Cache* const* values() const { return rows + kKeys; }
 };
 
-// What the rows of a block are multiplied by, where they have scales: scores then take the scales
-// of keys, and weights those of values.
+// Scales of a block's rows, if any: scores are multiplied by those
+// of keys, weights by those of values.
 struct RowScales {
   float keys[kKeys];
   float values[kKeys];
@@ -138,7 +138,7 @@ void load_scales(const Attention& p, const KeyBlock<Cache>& block, RowScales& sc
   }
 }
 
-// Where the keys at positions [begin, end) lie, of which a block takes the first.
+// Iterates over blocks of the keys at positions [begin, end).
 template <class Cache>
 void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, int64_t end,
                  KeyBlock<Cache>& block) {
@@ -165,9 +165,9 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
   }
 }
 
-// Blocks of a cache lie anywhere in memory, where the hardware foresees little. So all work on a
-// block asks for rows of the next one, little by little: memory takes as long to bring a block as
-// its few rows of queries do to use one, and a burst of requests would stall.
+// Blocks of a cache are scattered in memory, beyond the hardware prefetcher. So all work on a
+// block prefetches rows of the next one, little by little: memory takes as long to load a block as
+// a few query rows take to use it, and a burst of requests would stall.
 class RowsAhead {
  public:
   template <class Cache>
@@ -195,8 +195,8 @@ struct FoursOfRows {
   int64_t stride;
 };
 
-// Rows as they lie, if four and four do so as they must; else they are copied to `scratch`, and
-// zeros follow up to whole quarters of vectors.
+// Rows in place if groups of four are evenly spaced; otherwise copied to `scratch`, padded with
+// zeros to whole quarters of vectors.
 inline FoursOfRows gather_rows(const char* const* rows, int64_t stride, int64_t bytes,
                                char* scratch) {
   FoursOfRows gathered;
@@ -315,7 +315,7 @@ void pack_keys(const CachedRows& cache, const KeyBlock<Cache>& block, RowsAhead&
   next = ahead;
 }
 
-// Makes elements of values, once for all rows: packed [steps, padded head size].
+// Converts values once for all rows: packed [steps, padded head size].
 template <class Dot, class Cache>
 void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t size, int64_t row_size, typename Dot::Element* packed,
                  const typename Dot::Element* (&rows)[kKeys]) {

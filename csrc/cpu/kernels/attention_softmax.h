@@ -1,8 +1,8 @@
-// The softmax of attention: scores of a block of keys become weights, relative to the largest score
-// that a row has met. For attention.cpp only.
+// Attention's softmax: scores of a block of keys become weights, relative to the largest score
+// of a row so far. For attention.cpp only.
 //
-// Scores are taken times log2(e), so that weights are powers of two. What a row comes to depends on
-// no other row: rows are only looked at in turn, step by step, since each step of one waits long.
+// Scores are scaled by log2(e), so that weights are powers of two. A row's result depends on
+// no other row: rows are only interleaved step by step, to overlap latencies.
 #pragma once
 
 #include "cpu/kernels/attention_operands.h"
@@ -52,22 +52,22 @@ inline Vec cap_scores(Vec scores, float cap) {
   return cap * (1.0f - 2.0f / (doubled + 1.0f));
 }
 
-// Rows that go through a block together. Arrays have an entry for each.
+// Rows processed together. Arrays have an entry for each.
 struct SoftmaxRows {
   int64_t count;
   float* scores;  // [count, kKeys], which become weights
   float* maxima;
   Vec* sums;       // of weights
-  float* rescales;  // made here: what sums over earlier blocks are to be multiplied by
+  float* rescales;  // output: factors for sums over earlier blocks
 };
 
-// The keys [begin, end) of a block count for a row.
+// The keys [begin, end) of a block are visible to a row.
 struct VisibleKeys {
   int64_t begin;
   int64_t end;
 };
 
-// What the scores of a block get for the distance of their keys from a row's query.
+// ALiBi's bias of a block's scores, by the distance of keys from a row's query.
 struct DistanceBias {
   float slope;  // times log2(e)
   float first;  // the first key's position less the query's
@@ -78,12 +78,12 @@ constexpr int kKeyVectors = kKeys / kLanes;
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
 static_assert(kMostGroupRows % kLanes == 0);
 
-// What scores are to be multiplied by when they become weights: the others are scaled before.
+// The scale applied when scores become weights; with biases or a soft cap it is applied before.
 inline bool is_scaled_late(const Attention& p, const RowScales* scales) {
   return p.scale > 0 && p.soft_cap == 0 && scales == nullptr && p.alibi_slopes == nullptr;
 }
 
-// Makes a row's scores what they are but for the late scale, and hides what it does not see;
+// Applies scale, soft cap and bias to a row's scores, except a late scale, and masks hidden keys;
 // returns the largest.
 template <bool kIsMasked, bool kIsBiased>
 inline float finish_scores(const Attention& p, const RowScales* scales, const DistanceBias& bias,

@@ -1,4 +1,4 @@
-// Writes keys and values to the paged cache, as the numbers that it holds.
+// Writes keys and values to the paged cache, converted to its type.
 #include "cpu/kernels/cached_numbers.h"
 #include "cpu/kernels/kernels.h"
 
@@ -19,13 +19,13 @@ void write_row(const From* from, int64_t size, To* to) {
 constexpr float largest_code(const Int8*) { return 127.0f; }
 constexpr float largest_code(const Float8E4M3*) { return 448.0f; }
 constexpr float largest_code(const Float8E5M2*) { return 57344.0f; }
-// Rows of smaller numbers become zeros: the inverse of their scale may overflow.
+// Smaller rows become zeros: the inverse of their scale may overflow.
 constexpr float kSmallestRow = 1e-30f;
 
 // The row's largest number becomes the largest code. A row that is not finite reads as NaN.
 template <class From, class Code>
 void write_scaled_row(const From* from, int64_t size, Code* to) {
-  // Compared as integers, NaN are above infinity and that above all numbers.
+  // Compared as integers, NaN is above infinity, and infinity above all numbers.
   IntVec highest{};
   for_each_vector(size, [&](int64_t i, int64_t count) {
     const IntVec magnitude = bit_cast<IntVec>(load_upto(from + i, count)) & 0x7fffffff;

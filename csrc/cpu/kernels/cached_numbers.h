@@ -1,5 +1,5 @@
-// Numbers as a KV cache of one byte a number stores them: two 8-bit floating-point types (OCP OFP8)
-// and integers with a scale for each row. All of their values are exact in bfloat16.
+// The 8-bit types of KV caches: two floating-point types (OCP OFP8)
+// and int8 with a scale for each row. All values are exact in bfloat16.
 #pragma once
 
 #include "cpu/kernels/simd.h"
@@ -64,7 +64,7 @@ static inline Vec decode(BitsVec codes, const Float8<kMantissa, kSpecial>*) {
   return bit_cast<Vec>(bit_cast<BitsVec>(bits) | (codes & 0x80) << 24);
 }
 
-// To nearest even; beyond the largest number, infinities included, to that. A NaN stays one.
+// To nearest even, clamped to the largest number, infinities included. NaN stays NaN.
 template <int kMantissa, int kSpecial>
 static inline BitsVec encode(Vec v, const Float8<kMantissa, kSpecial>*) {
   using Type = Float8<kMantissa, kSpecial>;
@@ -118,7 +118,7 @@ static inline BitsVec load_bytes(const void* from, int64_t count) {
 template <int kMantissa, int kSpecial>
 static inline BitsVec decode_pairs(BitsVec codes, const Float8<kMantissa, kSpecial>*) {
   using Type = Float8<kMantissa, kSpecial>;
-  // Subnormal numbers by their code, and from the end back the codes that are no finite numbers.
+  // Subnormal numbers by their code, and from the end back the codes that are not finite.
   alignas(64) static constexpr auto kExceptions = [] {
     struct { uint16_t bits[32]; } table{};
     for (int code = 1; code < Type::kFirstNormal; ++code) {

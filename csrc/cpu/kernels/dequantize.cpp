@@ -1,4 +1,4 @@
-// Expansion of GGUF's storage formats.
+// Dequantisation of GGUF's storage formats.
 //
 // Products are rounded in the order of the formats' definition, so that results equal it exactly.
 #include "cpu/kernels/ggml_blocks.h"
@@ -59,7 +59,7 @@ void dequantize(const Dequantize& p, int64_t begin_block, int64_t end_block) {
     float values[256];
     if (count == p.block_elements) {
       expand(block, values);
-    } else {  // only formats without blocks end within one
+    } else {  // only formats without blocks end within a block
       uint8_t last[64] = {};
       memcpy(last, block, count * (p.block_bytes / p.block_elements));
       expand(last, values);

@@ -1,4 +1,4 @@
-// Operations on single numbers, and on pairs of them.
+// Elementwise operations and rotary embeddings.
 #include "cpu/kernels/activations.h"
 #include "cpu/kernels/kernels.h"
 

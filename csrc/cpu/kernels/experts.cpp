@@ -1,4 +1,4 @@
-// A mixture of experts: which of them a token goes to, and the sum of what they make of it.
+// A mixture of experts: routing, and the weighted sum of experts' outputs.
 #include "cpu/kernels/kernels.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -44,7 +44,7 @@ void route(const Route& p, int64_t begin, int64_t end) {
     int32_t* ids = p.ids + row * p.top_k;
     float total = 0.0f;
     for (int64_t k = 0; k < p.top_k; ++k) {
-      // Where shares are NaN, all are: experts come in their order.
+      // If one probability is NaN, all are, and experts come in order.
       int64_t best = k;
       float largest = -1.0f;
       for (int64_t i = 0; i < p.num_experts; ++i) {

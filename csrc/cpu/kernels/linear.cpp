@@ -2,9 +2,9 @@
 //
 // Weights lie in panels of kPanel outputs. A panel holds its inputs in order, float32 one by one
 // and bfloat16 in pairs: for each input (pair) the values of all kPanel outputs side by side. So
-// a product reads its weights once, from front to back, whatever the number of rows.
+// a GEMM reads its weights once, from front to back, for any number of rows.
 //
-// One accumulator adds up one output over all inputs in order: a row's result depends neither on
+// One accumulator sums one output over all inputs in order: a row's result depends neither on
 // the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
@@ -46,11 +46,11 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   Vec sums[kRows][kTileVectors] = {};
 
   const auto step = [&](auto load, int64_t input) {
-    // One by one: as an array, they would take a way through memory.
+    // One by one: as an array they would go through memory.
     typename Steps::Weights w[kTileVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) memcpy(&w[v], panel + v * sizeof w[v], sizeof w[v]);
-    // Well ahead, and every line: the hardware's own prefetcher stops where a page ends.
+    // Well ahead, and every line: the hardware prefetcher stops at page ends.
 #pragma GCC unroll 2
     for (size_t line = 0; line < sizeof w; line += 64) __builtin_prefetch(panel + 8192 + line);
     panel += kPanel * 4;
@@ -67,7 +67,7 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   }
   if (input < p.num_inputs) step(Steps::load_last, input);
 
-  // Unrolled: accumulators whose address were taken would live in memory.
+  // Unrolled: accumulators whose address is taken would live in memory.
   float tile[kRows * kTileOutputs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {

@@ -3,7 +3,7 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-// The mean over a row of what add(numbers, sum so far) adds up. Four chains of sums hide the latency
+// The mean over a row of the terms that add(x, sum) adds. Four chains of sums hide the latency
 // of an addition; their order is fixed.
 template <class T, class Add>
 float mean_of(const T* row, int64_t size, Add&& add) {
@@ -30,7 +30,7 @@ void rms_norm_row(const Norm& p, const T* x, T* out) {
   const Vec scale = broadcast(inverse_root(square + p.eps));
   for_each_vector(p.size, [&](int64_t i, int64_t count) {
     Vec normed = load_upto(x + i, count) * scale;
-    // A weight of the same type is multiplied by what would be stored.
+    // A weight of x's own type multiplies rounded numbers.
     if constexpr (sizeof(T) == sizeof(W)) normed = rounded_to(out, normed);
     store_upto(out + i, normed * load_upto(weight + i, count), count);
   });
@@ -41,7 +41,7 @@ void layer_norm_row(const Norm& p, const T* x, T* out) {
   const W *weight = static_cast<const W*>(p.weight), *bias = static_cast<const W*>(p.bias);
   const Vec mean = broadcast(mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return sum + v; }));
   const float variance = mean_of(x, p.size, [&](Vec v, Vec sum, int64_t count) {
-    // What a row does not fill of a vector is no number of it.
+    // Mask lanes beyond the row's end.
     Vec apart = v - mean;
     for (int64_t lane = count; lane < kLanes; ++lane) apart[lane] = 0.0f;
     return multiply_add(apart, apart, sum);

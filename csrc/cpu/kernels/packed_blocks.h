@@ -1,4 +1,4 @@
-// Quantised weights as products read them: from front to back, with nothing but the file's numbers.
+// The layout of packed quantised weights: read from front to back, with only the file's numbers.
 //
 // A panel is kPanel outputs. Its inputs come in groups of 32, eight of which make a chunk:
 //   header  (two-level formats, once a chunk) half floats: scale[kPanel], minimum[kPanel]

@@ -1,4 +1,4 @@
-// Dot products of bytes: packed codes by rounded activations.
+// Dot products of int8: packed codes by quantised activations.
 #pragma once
 
 #include "cpu/kernels/quantized_unpack.h"

@@ -1,10 +1,10 @@
-// Products of rounded activations and packed quantised weights, and rows of such weights.
+// GEMMs of quantised activations and packed quantised weights, and look-ups of their rows.
 //
-// A chunk of a panel is unpacked once for all rows of x, but for a few rows (quantized_row.h). Codes
+// A chunk of a panel is unpacked once for all rows of x, except for few rows (quantized_row.h). Codes
 // of a part, less their offset, are multiplied and added up as integers, exactly; then
 // sum += x's scale * (scale * products - minimum * sum of x's codes), part by part in order. So a
-// row's result depends neither on the other rows nor on how the work is divided, and one row is
-// multiplied as many are.
+// row's result depends neither on other rows nor on how the work is divided, and one row gives the
+// same as many.
 #include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/quantized_rounding.h"
@@ -24,9 +24,9 @@ constexpr int kTileRows = 3;
 #endif
 constexpr int kTileVectors = 2;
 
-// ---- products
+// ---- GEMMs
 
-// How codes become values, as Packed<Block> and Block say.
+// The conversion of codes to values, by Packed<Block> and Block.
 template <int kPartsOfGroup, int kCodeOffset, bool kSubtractsMinimum>
 struct Scaling {
   static constexpr int kParts = kPartsOfGroup;
@@ -38,7 +38,7 @@ struct Scaling {
 template <int kRows>
 using Integers = IntVec[kRows][kTileVectors];
 
-// Products of a part of a group by the vectors from `v` on, computed here.
+// Dot products of a part of a group for the vectors from `v` on, computed here.
 template <int kParts, bool kIsWide>
 struct DotProducts {
   template <int kRows>
@@ -61,7 +61,7 @@ struct DotProducts {
 };
 
 #if VLLM_LITE_HAS_TILES
-// Those that tiles have left in memory.
+// Those that AMX tiles have left in memory.
 struct StoredProducts {
   const TileProducts& stored;
   int64_t first_row = 0;

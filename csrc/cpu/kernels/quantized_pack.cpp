@@ -1,4 +1,4 @@
-// From blocks as they lie in a file to panels (see packed_blocks.h).
+// Packs a file's blocks into panels (see packed_blocks.h).
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/packed_blocks.h"
 

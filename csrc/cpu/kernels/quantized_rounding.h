@@ -1,4 +1,4 @@
-// Rows of activations as bytes, in groups that share a scale (QuantizeRows says how).
+// Quantises rows of activations to int8 in groups with a scale; see QuantizeRows.
 #pragma once
 
 #include "cpu/kernels/simd.h"
@@ -7,13 +7,13 @@ namespace vllm_lite::VLLM_LITE_ISA {
 
 constexpr int kGroupVectors = static_cast<int>(kQuantizedGroup) / kLanes;
 
-// Groups of a row that are rounded side by side: lanes of four vectors are added up at once.
+// Groups of a row that are quantised side by side: four vectors are reduced at once.
 constexpr int kGroupsAtOnce = 4;
 typedef float FloatsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
 typedef int32_t IntsOfGroups __attribute__((vector_size(kGroupsAtOnce * 4)));
 
-// From the bits of groups' largest magnitudes. Codes are those of values times `factor`; where the
-// result is 0, so are factor and codes.
+// From the bits of groups' largest magnitudes. Codes are values times `factor`; if the
+// scale is 0, so are factor and codes.
 template <class Ints, class Floats>
 static inline Ints scale_groups(Ints bits, Floats& factor, Floats& scale) {
   // A group below this would need a reciprocal that overflows.
@@ -27,7 +27,7 @@ static inline Ints scale_groups(Ints bits, Floats& factor, Floats& scale) {
   return is_used;
 }
 
-// Magnitudes are compared as the integers that their bits are, which puts NaN above infinity.
+// Magnitudes are compared as integers, which puts NaN above infinity.
 template <class T>
 static inline IntVec largest_magnitudes(const T* x) {
   IntVec largest = {};
@@ -39,7 +39,7 @@ static inline IntVec largest_magnitudes(const T* x) {
   return largest;
 }
 
-// Codes of the values' bits that `mask` keeps, and for each half what they add up to, negated.
+// Codes of the values that `mask` keeps, and the negated sum of each half.
 template <class T>
 static inline void round_group(const T* x, int32_t mask, float factor, int8_t* codes,
                                IntVec& first, IntVec& second) {
@@ -56,7 +56,7 @@ static inline void round_group(const T* x, int32_t mask, float factor, int8_t* c
   }
 }
 
-// The group from x[i] on to to[i], for each i.
+// Quantises the group from x[i] on to to[i], for each i.
 template <class T>
 static inline void quantize_groups(const T* const (&x)[kGroupsAtOnce],
                                    QuantizedGroup* const (&to)[kGroupsAtOnce]) {
@@ -84,7 +84,7 @@ static inline void quantize_groups(const T* const (&x)[kGroupsAtOnce],
 template <class T>
 static void quantize_range(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
-  // Row by row, what is written would be scattered over the memory of all groups.
+  // By groups first: row by row, writes would be scattered over the memory of all groups.
   for (int64_t g = 0; g < num_groups; g += kGroupsAtOnce) {
     for (int64_t row = begin_row; row < end_row; ++row) {
       const T* x[kGroupsAtOnce];
@@ -101,8 +101,8 @@ static void quantize_range(const QuantizeRows& p, int64_t begin_row, int64_t end
 
 #if defined(__AVX512BW__)
 
-// Groups of bfloat16, each in one vector, on their way to bytes. Each stage goes through all of them,
-// so that none waits for another's result.
+// Groups of bfloat16, each in one vector, being quantised. Each stage processes all of them,
+// so that latencies overlap.
 class GroupBatch {
  public:
   static constexpr int kSize = 4 * kLanes;
@@ -113,7 +113,7 @@ class GroupBatch {
     to_[count_++] = to;
   }
 
-  // Rounds what was added and begins anew.
+  // Quantises the groups added so far and clears the list.
   void round() {
     if (count_ == 0) return;
     while (count_ % kLanes != 0) add(from_[count_ - 1], to_[count_ - 1]);
@@ -155,7 +155,7 @@ class GroupBatch {
 
   static IntVec rounded(Vec x) { return bit_cast<IntVec>(_mm512_maskz_cvtps_epi32(0xffff, x)); }
 
-  // Values that are not finite times a factor of 0 become a number whose low bits are all zero.
+  // Non-finite values times a factor of 0 become a number whose low bits are zero.
   void round_group(int i) {
     const BitsVec pairs = bit_cast<BitsVec>(load_group(i));
     const Vec factor = broadcast(factors_[i]);
@@ -172,7 +172,7 @@ class GroupBatch {
     half_sums_[1][i] = _mm_cvtsi128_si32(_mm256_extracti128_si256(halves, 1));
   }
 
-  // What follows the codes of kLanes groups.
+  // Scales and sums after the codes of kLanes groups.
   void write_sums(int i) {
     IntVec scales, first, second;
     memcpy(&scales, scales_ + i, sizeof scales);
@@ -205,7 +205,7 @@ class GroupBatch {
 
 template <>
 void quantize_range<BFloat16>(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
-  // As many groups of a row as memory is read ahead for; more would scatter what is written.
+  // Groups of a row for which memory is prefetched; more would scatter writes.
   constexpr int64_t kNeighbours = 8;
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
   GroupBatch batch;

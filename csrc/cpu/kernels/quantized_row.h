@@ -1,13 +1,13 @@
-// Products of few rounded rows and packed quantised weights, out of registers: planes of codes are
-// loaded, taken apart and multiplied at once. Sums are those of many rows, bit by bit: integers are
-// exact, and floats are added in the order that quantized_linear.cpp gives.
+// Few quantised rows times packed quantised weights, in registers: planes of codes are
+// loaded, unpacked and multiplied at once. Results equal those for many rows bit for bit: integers are
+// exact, and floats are added in quantized_linear.cpp's order.
 #pragma once
 
 #include "cpu/kernels/quantized_dots.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-// More are as fast by unpacking a chunk once, or faster: few registers are left for their sums.
+// For more rows, unpacking a chunk once is as fast or faster: few registers are left for sums.
 #if defined(__AVX512VNNI__)
 constexpr int64_t kFewRows = 8;
 #elif defined(__AVX2__)
@@ -16,7 +16,7 @@ constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewRows = 1;
 #endif
 constexpr int kRowVectors = 2;
-// Bytes ahead of what is multiplied that are asked for.
+// Prefetch distance in bytes.
 constexpr int kAhead = 4096;
 
 // Adds a group's products to the totals of kRows rows by kRowVectors vectors from `v` on.
@@ -85,7 +85,7 @@ static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vecto
       const uint8_t* group = chunk + Layout::kHeaderBytes;
       for (int64_t g = min_of<int64_t>(left, kChunkGroups); g > 0; --g) {
         if (v == 0) {
-          // Weights that a step reads once must not drive from the caches what it needs again.
+          // Weights are read once a step and must not evict data that is needed again.
           for (int i = 0; i < Layout::kGroupBytes; i += kLine) {
             __builtin_prefetch(group + kAhead + i, 0, 0);
           }

@@ -10,8 +10,8 @@ constexpr int kChunkParts = 2 * kChunkGroups;
 
 typedef uint8_t CodeVec __attribute__((vector_size(kLanes * 4)));
 
-// A value is scale * (code - Block::kOffset) - minimum; minima are set only where the format has
-// them. Scales stand in the order of the parts: one of a group in its first place, or two. The
+// A value is scale * (code - Block::kOffset) - minimum; minima are set only if the format has
+// them. Scales are in the order of parts: one or two for a group. The
 // second index is the vector of kLanes outputs.
 struct Chunk {
   CodeVec codes[kChunkGroups * kGroupLines][kPanelVectors];
@@ -56,11 +56,11 @@ static inline IntVec load_bytes(const uint8_t* from) {
 }
 static inline Vec to_floats(IntVec integers) { return __builtin_convertvector(integers, Vec); }
 
-// Where the bytes of vector `v` are in a line of a half panel's codes.
+// Offset of vector `v` in a line of a half panel's codes.
 static inline int line_offset(int v) { return v * kLanes % kHalfPanel * 4; }
 static inline int half_of(int v) { return v * kLanes / kHalfPanel; }
 
-// What a part's codes of a vector of outputs are multiplied by, and what is then subtracted.
+// Scale and minimum of a part for a vector of outputs.
 struct Scales {
   Vec scale;
   Vec minimum;
@@ -118,7 +118,7 @@ static inline CodeVec look_up(const uint8_t (&table)[16], CodeVec indices) {
 #endif
 }
 
-// A group's codes of vector `v`, a line at a time; where a group's low planes begin is `planes`.
+// A group's codes for vector `v`, a line at a time; `planes` are its low planes.
 template <class Block>
 class Codes {
  public:

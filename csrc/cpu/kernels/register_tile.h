@@ -1,11 +1,11 @@
-// What products of packed bfloat16 pairs, or float32, hold in registers and multiply there.
+// Register tiles of GEMMs by packed bfloat16 pairs, or float32.
 #pragma once
 
 #include "cpu/kernels/simd.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-// Vectors of outputs in a register tile, and rows of x: what the register file holds.
+// Vectors of outputs and rows of x in a register tile, as many as registers hold.
 #if defined(__AVX512F__)
 constexpr int kTileVectors = 2;
 constexpr int kTileRows = 12;

@@ -1,8 +1,8 @@
 #include "cpu/kernels/kernels.h"
 
-// Tokens from logits without a sort. A row is looked at in blocks of kSampleBlock tokens: once the
-// largest logit of each is known, what is asked next reads only the blocks that can matter.
-// Sums run over fixed pieces in vocabulary order, so that a row's result is its own.
+// Sampling without a sort. A row is processed in blocks of kSampleBlock tokens: once the
+// largest logit of each is known, later passes read only the blocks that can matter.
+// Sums run over fixed pieces in vocabulary order, so that a row's result depends on nothing else.
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -10,10 +10,10 @@ namespace {
 constexpr int64_t kVectors = kSampleBlock / kLanes;
 // Smaller weights are zero: as floats they would be subnormal, or nearly.
 constexpr float kLeastWeight = 2e-38f;
-// Blocks that are summed in float before they join a double.
+// Blocks that are summed in float before they are added to a double.
 constexpr int64_t kBlocksPerSum = 16;
 
-// The logits of one row, its last block filled up with -inf.
+// The logits of one row, its last block padded with -inf.
 class Row {
  public:
   Row(const float* logits, int64_t size)
@@ -35,15 +35,15 @@ class Row {
   float last_[kSampleBlock];
 };
 
-// Writes each block's largest logit, and -inf up to a whole vector of blocks. Returns the row's
-// largest, or NaN where one is in the row.
+// Writes each block's largest logit, padded with -inf to a whole vector of blocks. Returns the row's
+// largest, or NaN if the row has one.
 float find_maxima(const Row& row, float* maxima) {
   const int64_t num_blocks = row.num_blocks();
   Vec most = broadcast(-INFINITY), bad = {};
   for (int64_t b = 0; b < num_blocks; ++b) {
     const float* block = row.block(b);
     Vec largest = load(block);
-    // The sum is a NaN where a term is; made so small it cannot overflow.
+    // The sum is NaN if a term is; scaled down so that it cannot overflow.
     Vec sum = largest * (1.0f / kSampleBlock);
     for (int64_t v = 1; v < kVectors; ++v) {
       const Vec x = load(block + v * kLanes);
@@ -59,7 +59,7 @@ float find_maxima(const Row& row, float* maxima) {
   return nan == nan ? reduce_max(most) : nan;
 }
 
-// The first index where values [size] has `wanted`; 0 where it has none.
+// The first index of `wanted` in values [size]; 0 if it is not there.
 int64_t find_first(const float* values, int64_t size, float wanted) {
   for (int64_t i = 0; i < size; ++i) {
     if (values[i] == wanted) return i;
@@ -82,7 +82,7 @@ IntVec count_at_least(const float* values, int64_t num_vectors, float least) {
   return counts;
 }
 
-// ---- drawing
+// ---- sampling
 
 // e^((logit - largest) / temperature): the likeliest token weighs 1.
 Vec to_weight(Vec logits, float largest, float inverse_temperature) {
@@ -90,7 +90,7 @@ Vec to_weight(Vec logits, float largest, float inverse_temperature) {
   return weight > broadcast(kLeastWeight) ? weight : Vec{};
 }
 
-// The blocks whose tokens may be drawn, in vocabulary order.
+// The blocks with candidate tokens, in vocabulary order.
 struct Candidates {
   int64_t count;
   int32_t* blocks;  // [count]
@@ -99,7 +99,7 @@ struct Candidates {
   float* sums;      // [count]
 };
 
-// Keeps of all blocks, whose largest weights are in `c.maxima`, those that reach `least`.
+// Keeps the blocks whose largest weights, in `c.maxima`, reach `least`.
 void take_candidates(const Row& row, float largest, float inverse_temperature, float least,
                      Candidates& c) {
   c.count = 0;
@@ -126,7 +126,7 @@ int64_t count_at_least(const Candidates& c, float least) {
   return sum_of_lanes(counts);
 }
 
-// By lanes, the weights of a block that reach `least`.
+// Lane-wise sums of a block's weights that reach `least`.
 Vec sum_at_least(const float* weights, float least) {
   Vec sum = {};
   for (int64_t i = 0; i < kSampleBlock; i += kLanes) {
@@ -148,8 +148,8 @@ double mass_at_least(const Candidates& c, float least) {
   return mass;
 }
 
-// The highest threshold in (low, 1] that passes, else low. What passes must pass further down too.
-// Floats that are not negative are in the order of their bits.
+// The highest threshold in (low, 1] that passes, else low. `passes` must be monotonic.
+// Non-negative floats are ordered like their bits.
 template <class Passes>
 float highest_threshold(float low, Passes&& passes) {
   int32_t from = bit_cast<int32_t>(low), to = bit_cast<int32_t>(1.0f) + 1;
@@ -160,7 +160,7 @@ float highest_threshold(float low, Passes&& passes) {
   return bit_cast<float>(from);
 }
 
-// A threshold that top_k tokens reach at least: so many blocks have a token that does.
+// A threshold that at least top_k tokens reach, since that many blocks' maxima do.
 float at_most_kth(const float* maxima, int64_t num_blocks, int64_t top_k) {
   if (top_k > num_blocks) return 0;
   const int64_t num_vectors = ceil_divide(num_blocks, kLanes);
@@ -169,7 +169,7 @@ float at_most_kth(const float* maxima, int64_t num_blocks, int64_t top_k) {
   });
 }
 
-// One token in proportion to the weights that reach `least`, by inverting their running sum.
+// Samples a token in proportion to the weights that reach `least`, by inverting their running sum.
 int64_t draw_candidate(const Candidates& c, float least, double chance) {
   double total = 0;
   for (int64_t b = 0; b < c.count; ++b) {
@@ -178,7 +178,7 @@ int64_t draw_candidate(const Candidates& c, float least, double chance) {
     total += c.sums[b];
   }
   const double target = chance * total;
-  // Where rounding keeps the sum from passing the target, the last that adds to it is chosen.
+  // If rounding keeps the sum from passing the target, the last token with weight is chosen.
   double before = 0, reached = 0;
   int64_t chosen = 0;
   for (int64_t b = 0; b < c.count && reached <= target; ++b) {
@@ -241,8 +241,8 @@ int64_t rank_of(const Row& row, const float* maxima, float logit) {
   return sum_of_lanes(counts);
 }
 
-// Takes the likeliest token out of the row; of equal ones the first. `taken` has a bit a token,
-// and `maxima` are those of the others. Returns its index: that of some token where NaNs confuse.
+// Takes the likeliest remaining token of the row, the first among ties. `taken` has a bit a token,
+// and `maxima` are of the others. Returns its index, which is arbitrary if there are NaNs.
 int64_t take_likeliest(const Row& row, float* maxima, uint64_t* taken) {
   static_assert(kSampleBlock == 64);
   Vec most = broadcast(-INFINITY);
@@ -254,7 +254,7 @@ int64_t take_likeliest(const Row& row, float* maxima, uint64_t* taken) {
     ++place;
   }
   taken[b] |= uint64_t{1} << place;
-  // A block that is used up has no maximum that another could equal.
+  // The maximum of a used-up block must not equal another's.
   float next = taken[b] == UINT64_MAX ? NAN : -INFINITY;
   for (int64_t i = 0; i < kSampleBlock; ++i) {
     if (!(taken[b] >> i & 1)) next = max_of(next, block[i]);
@@ -323,7 +323,7 @@ void token_logprobs(const TokenLogprobs& p, int64_t begin, int64_t end, float* s
     float* values = p.values + m * (1 + p.num_top);
     ids[0] = p.tokens[m];
     values[0] = value(logits[ids[0]]);
-    // The filling of the last block counts with what is banned; it is no token.
+    // Padding of the last block equals banned logits but must not count.
     p.ranks[m] = min_of(rank_of(row, maxima, logits[ids[0]]), p.vocab_size);
     for (int64_t b = 0; b < num_blocks; ++b) taken[b] = 0;
     for (int64_t i = 1; i <= p.num_top; ++i) {

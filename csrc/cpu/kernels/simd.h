@@ -123,7 +123,7 @@ static inline void store_partial(T* to, Vec v, int64_t count) {
   memcpy(to, padded, count * sizeof(T));
 }
 
-// The value that v has after a trip through storage of type T.
+// v rounded to storage type T.
 static inline Vec rounded_to(const float*, Vec v) { return v; }
 static inline Vec rounded_to(const BFloat16*, Vec v) {
   return bit_cast<Vec>(widen(to_bfloat16_bits(v)) << 16);

@@ -17,7 +17,7 @@ void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t s
     }
   }
   const T* x = static_cast<const T*>(p.x) + run.first_token * p.x_stride + first;
-  // The input `past` tokens before token t, then those that follow.
+  // Pointer to the inputs from `past` tokens before token t on.
   const auto input = [&](int64_t t, int64_t i, int64_t count) {
     return t < past ? load_upto(before + t * kConvChannels + i, count)
                     : load_upto(x + (t - past) * p.x_stride + i, count);
@@ -49,7 +49,7 @@ inline float held_within(const SelectiveScan& p, float step) {
   return min_of(p.most_step, max_of(p.least_step, step));
 }
 
-// What a scan of one head's columns [P] needs of one token.
+// One token's operands for a scan of one head's columns [P].
 struct ScanToken {
   float decay;
   const float* b;  // [N]
@@ -58,7 +58,7 @@ struct ScanToken {
   float* to;
 };
 
-// Vectors of a state's row that are in registers together.
+// Vectors of a state's row held in registers together.
 constexpr int kScanVectors = 4;
 
 // y += c state for `kVectors` vectors from column p on, the last of `count` columns.

@@ -1,4 +1,4 @@
-// The end of a product: sums of a panel's outputs become rows of its result.
+// The end of a GEMM: sums of a panel's outputs become rows of the result.
 #pragma once
 
 #include "cpu/kernels/simd.h"

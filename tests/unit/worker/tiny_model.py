@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.builders import alike_layers
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.kernels.metadata import current_metadata
-from vllm_lite.kernels.reference.ops import greedy_tokens
+from vllm_lite.kernels.reference.sampling import greedy_tokens
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
 

@@ -1,6 +1,6 @@
-"""What the compiled kernels are told of a tensor: its type's number and the stride of its rows.
+"""Checks of tensors for the compiled kernels, and their types as numbers.
 
-Knows no operation; refusals name the one that was called.
+Knows no operation; errors name the one that was called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def refuse(operation: str, reason: str) -> ValueError:
-    """The error of a call whose arguments do not fit."""
+    """Make the error of a call whose arguments do not fit."""
     return ValueError(f"{operation}: {reason}")
 
 
@@ -36,7 +36,7 @@ def row_stride(operation: str, tensor: Tensor) -> int:
 
 
 def check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:
-    """Refuse what is no dense vector of `size` entries."""
+    """Refuse `index` unless it is a dense vector of `size` entries."""
     if index.dtype != dtype or index.shape[0] != size or not index.is_contiguous():
         raise refuse(operation, f"an index must be dense {dtype} with {size} entries")
 
@@ -44,7 +44,7 @@ def check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) ->
 def check_product(
     operation: str, x: Tensor, bias: Tensor | None, num_outputs: int, num_inputs: int
 ) -> None:
-    """Refuse x and bias that do not fit a weight [num_outputs, num_inputs]."""
+    """Refuse x and bias unless they fit a weight [num_outputs, num_inputs]."""
     if x.dim() != 2 or x.shape[1] != num_inputs:
         raise refuse(operation, f"x {list(x.shape)} does not fit the weight")
     if bias is not None and (bias.shape != (num_outputs,) or bias.dtype != torch.float32):
@@ -54,7 +54,7 @@ def check_product(
 def result_of(
     operation: str, out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """`out` if it can take a result [T, M], or new memory if there is none."""
+    """Return `out` after checking that it fits a result [T, M], or a new tensor."""
     if out is None:
         return torch.empty(shape, dtype=dtype)
     if out.shape != shape or out.dtype != dtype:

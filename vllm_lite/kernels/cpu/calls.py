@@ -1,4 +1,4 @@
-"""Who takes the calls of a step's operations: the compiled module, or a program that notes them."""
+"""The current target of a step's operations: the compiled module, or a recorder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 
 # A program has methods of the same names as the module's functions.
 calls: ContextVar[Any] = ContextVar("calls", default=_cpu)
 
 
 @contextmanager
-def recorded_by(program: _cpu.Program) -> Iterator[None]:
-    """Let `program` note the operations that are called inside; none is carried out."""
+def recorded_by(program: Any) -> Iterator[None]:
+    """Record operations into `program` in the `with` block, without running them."""
     token = calls.set(program)
     try:
         yield

@@ -1,37 +1,20 @@
-"""Norms, activations and sums of rows by the compiled CPU kernels; their meaning: `reference`."""
+"""Activations, scaled sums and rotary embeddings by the compiled CPU kernels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.cpu.arguments import dtype_number, refuse, row_stride
+from vllm_lite.kernels.cpu.arguments import (
+    check_index,
+    dtype_number,
+    refuse,
+    row_stride,
+)
 from vllm_lite.kernels.cpu.calls import calls
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 
 KINDS = {name: number for number, name in enumerate(ACTIVATIONS)}
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    return _norm("rms_norm", x, weight, None, eps, out)
-
-
-def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return _add_and_norm("fused_add_rms_norm", x, residual, weight, None, eps)
-
-
-def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
-) -> Tensor:
-    return _norm("layer_norm", x, weight, bias, eps, out)
-
-
-def fused_add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    return _add_and_norm("fused_add_layer_norm", x, residual, weight, bias, eps)
 
 
 def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
@@ -76,6 +59,38 @@ def scaled_add(
     return out
 
 
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    num_tokens, num_heads, head_size = query.shape
+    num_kv_heads = key.shape[1]
+    num_positions, rot_dim = cos_sin_cache.shape
+    if key.shape[0] != num_tokens or key.shape[2] != head_size or rot_dim > head_size:
+        raise refuse("rotary_embedding", "query, key and cos_sin_cache do not fit together")
+    if query.stride(2) != 1 or key.stride(2) != 1 or rot_dim % 2:
+        raise refuse("rotary_embedding", "takes dense heads and an even rotary size")
+    if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
+        raise refuse("rotary_embedding", "cos_sin_cache must be dense float32")
+    check_index("rotary_embedding", positions, torch.int64, num_tokens)
+    calls.get().rotary_embedding(
+        positions.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        cos_sin_cache.data_ptr(),
+        dtype_number("rotary_embedding", query, key),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        num_positions,
+        rot_dim,
+        is_neox,
+    )
+
+
 def _activate(operation: str, x: Tensor, name: str, out: Tensor, is_gated: bool) -> Tensor:
     if name not in KINDS:
         raise refuse(operation, f"{name!r} is unknown; known: {', '.join(KINDS)}")
@@ -90,83 +105,3 @@ def _activate(operation: str, x: Tensor, name: str, out: Tensor, is_gated: bool)
         row_stride(operation, out),
     )
     return out
-
-
-def _norm(
-    operation: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    out: Tensor | None,
-) -> Tensor:
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    elif out.shape != x.shape:
-        raise refuse(operation, "out must match x")
-    calls.get().norm(
-        x.data_ptr(),
-        0,
-        *_factors(operation, x, weight, bias),
-        out.data_ptr(),
-        dtype_number(operation, x, out),
-        dtype_number(operation, weight),
-        x.shape[0],
-        1 if x.dim() == 2 else x.shape[1],
-        x.shape[-1],
-        *_row_strides(operation, x),
-        0,
-        *_row_strides(operation, out),
-        eps,
-        operation == "layer_norm",
-    )
-    return out
-
-
-def _add_and_norm(
-    operation: str, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    if residual.shape != x.shape:
-        raise refuse(operation, "residual must match x")
-    num_rows, size = x.shape
-    stride = row_stride(operation, x)
-    calls.get().norm(
-        x.data_ptr(),
-        residual.data_ptr(),
-        *_factors(operation, x, weight, bias),
-        x.data_ptr(),
-        dtype_number(operation, x, residual),
-        dtype_number(operation, weight),
-        num_rows,
-        1,
-        size,
-        stride,
-        0,
-        row_stride(operation, residual),
-        stride,
-        0,
-        eps,
-        operation == "fused_add_layer_norm",
-    )
-    return x, residual
-
-
-def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
-    """Addresses of a norm's weight and bias, which may be of x's type or of float32."""
-    for factors in (weight,) if bias is None else (weight, bias):
-        if factors.shape != x.shape[-1:] or not factors.is_contiguous():
-            raise refuse(operation, "weight and bias must match x")
-        if factors.dtype not in (x.dtype, torch.float32) or factors.dtype != weight.dtype:
-            raise refuse(
-                operation, f"weight and bias must both be {x.dtype}, or both torch.float32"
-            )
-    return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-
-
-def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
-    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
-    if tensor.dim() == 2:
-        return row_stride(operation, tensor), 0
-    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
-        raise refuse(operation, "takes matrices, or heads, with dense rows")
-    return tensor.stride(0), tensor.stride(1)

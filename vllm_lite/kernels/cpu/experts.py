@@ -1,6 +1,6 @@
-"""Mixtures of experts by the compiled CPU kernels; their meaning: `reference_experts`.
+"""Mixtures of experts by the compiled CPU kernels.
 
-An expert's weight may be any that a product takes: its address goes into a table.
+An expert's weight may be any that a linear layer takes: its address goes into a table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
-from vllm_lite.kernels.reference.ops import PackedLinear
+from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
 
 
@@ -24,7 +24,7 @@ class PackedExperts:
     """Weights [M, N] of E experts, all plain or all quantised."""
 
     weights: tuple[PackedLinear | QuantizedWeight, ...]
-    table: Tensor  # [E, 2] int64: address and form (csrc/cpu/experts.h)
+    table: Tensor  # [E, 2] int64: ExpertWeight (csrc/cpu/experts.h)
     num_outputs: int  # M
     num_inputs: int  # N
 
@@ -81,7 +81,7 @@ def experts_mlp(
     _check(x, ids, weights, gate_up, down)
     if act not in KINDS:
         raise refuse("experts_mlp", f"{act!r} is unknown; known: {', '.join(KINDS)}")
-    # A row for each token, as the memory of recorded steps is counted.
+    # One row a token, as recorded steps count memory.
     places = torch.empty(num_tokens, top_k, dtype=torch.int32)
     rows = torch.empty(num_tokens, top_k * size, dtype=torch.float32)
     hidden = torch.empty(num_tokens, top_k * 2 * inner, dtype=x.dtype)

@@ -1,7 +1,7 @@
-"""Memory mapped straight from the system, in huge pages where it grants them on request.
+"""Memory mapped from the system, in huge pages if it grants them.
 
-Large tables that every step reads belong here: in pages of 4 KiB, translating addresses costs as
-much as reading. Untouched pages take no memory. Knows nothing of what is stored.
+For large tables that every step reads: with pages of 4 KiB, translating addresses costs as
+much as reading. Untouched pages take no memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _POOL_BYTES = 64 << 20
 
 
 def map_zeros(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8, all zero, from the start of a huge page on; unmapped with its last view.
+    """Map [num_bytes] zeros, uint8, at the start of a huge page; unmapped with its last view.
 
-    Raises OSError or OverflowError where there are not so many addresses.
+    Raises OSError or OverflowError if the address space is too small.
     """
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # systems that have no such pages
+    with contextlib.suppress(AttributeError, OSError):  # systems without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE
@@ -33,9 +33,9 @@ def map_zeros(num_bytes: int) -> Tensor:
 
 
 def release_pages(memory: Tensor) -> int:
-    """Give the whole mapping that `memory` of `map_zeros` lies in back to the system; its bytes.
+    """Return the pages of `memory`'s whole mapping to the system; returns their bytes.
 
-    The addresses stay: what is read is zero, and what is written takes memory anew.
+    The addresses stay valid: reads give zeros, writes take memory again.
     """
     storage = memory.untyped_storage()
     madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -46,9 +46,9 @@ def release_pages(memory: Tensor) -> int:
 
 
 class KeptRows:
-    """Memory of a result [R, width] float32 that is made anew in every step.
+    """Memory reused for a result [R, width] float32 of every step.
 
-    Kept, because the system would clear as much memory again each time.
+    Otherwise the system would clear new memory each time.
     """
 
     def __init__(self, width: int) -> None:
@@ -56,9 +56,9 @@ class KeptRows:
         self._memory = torch.empty(0, width)
 
     def rows(self, count: int) -> Tensor:
-        """[count, width], of any contents, until the next call."""
+        """Uninitialised [count, width], valid until the next call."""
         if count > len(self._memory):
-            # By powers of two: batches grow by one and one.
+            # Powers of two, since batches grow by one.
             capacity = 1 << (count - 1).bit_length()
             mapped = map_zeros(capacity * self._width * 4)
             self._memory = mapped.view(torch.float32).view(capacity, self._width)
@@ -66,16 +66,16 @@ class KeptRows:
 
 
 class MappedPool:
-    """Pieces of large mappings for many tensors, none of which need fill a huge page by itself.
+    """Pieces of large mappings for tensors smaller than a huge page.
 
-    A mapping goes back to the system with the last tensor in it.
+    A mapping is unmapped with the last tensor in it.
     """
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 at the start of a cache line, all zero; raises as `map_zeros` does."""
+        """Take [num_bytes] zeros, uint8, at the start of a cache line; raises as `map_zeros`."""
         if num_bytes > _POOL_BYTES // 2:
             return map_zeros(num_bytes)
         if num_bytes > len(self._free):
@@ -85,5 +85,5 @@ class MappedPool:
         return taken
 
 
-# For weights as the kernels take them, which live as long as their model.
+# For packed weights, which live as long as their model.
 packed_weights = MappedPool()

@@ -1,7 +1,7 @@
 """A model's step as one call: its CPU operations recorded once, then replayed in C++.
 
-What CUDA graphs are to a GPU. The model's own forward pass is what is recorded, so that no family
-is described twice; a pass that computes anything outside the compiled operations is refused.
+Like CUDA graphs on a GPU. It records the model's own forward pass, so that no family is
+described twice; a pass that computes anything outside the compiled operations is refused.
 Knows no model.
 """
 
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.calls import recorded_by
 
 _NEW = {"aten::empty", "aten::empty_like", "aten::new_empty"}
 _VIEWS = {"aten::view", "aten::split_with_sizes", "aten::slice", "aten::select", "aten::detach"}
 
-# What a step is given, by the names of its StepInputs. Nothing may be written to these tensors.
+# A step's inputs by the names of their StepInputs; read-only.
 StepTensors = Mapping[str, Tensor]
-# One result of a step, or several: each dense, with a row for each token.
+# One or several results of a step: dense, with a row for each token.
 Results = Tensor | tuple[Tensor, ...]
 
 
@@ -34,10 +34,10 @@ class UnrecordableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The type and shape of a tensor that a step is given.
+    """Type and shape of an input tensor of a step.
 
-    A size is "T" for the step's tokens, "R" for its requests, "R+1", or a number. "*", which may
-    only be the last one, is any size, and rows of such a tensor may be any distance apart.
+    A size is "T" for the step's tokens, "R" for its requests, "R+1", or a number. "*", allowed
+    only last, is any size, and the rows of such a tensor may be any distance apart.
     """
 
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class StepInput:
         return self.shape[-1] == "*"
 
 
-# What decoders take: the tokens, and the AttentionMetadata of their requests.
+# Inputs of decoders: tokens and AttentionMetadata.
 STEP_INPUTS = {
     "input_ids": StepInput(torch.int64, ("T",)),
     "positions": StepInput(torch.int64, ("T",)),
@@ -57,7 +57,7 @@ STEP_INPUTS = {
     "query_start_loc": StepInput(torch.int32, ("R+1",)),
     "seq_lens": StepInput(torch.int32, ("R",)),
 }
-# What those with state-space layers take beside that.
+# Further inputs of models with state-space layers.
 STATE_INPUTS = {
     "state_in": StepInput(torch.int32, ("R",)),
     "state_out": StepInput(torch.int32, ("T",)),
@@ -66,7 +66,7 @@ STATE_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A forward pass to record, what it takes, and an example of that."""
+    """A forward pass to record, its inputs, and an example of them."""
 
     forward: Callable[[StepTensors], Results]
     example: StepTensors
@@ -74,7 +74,7 @@ class Variant:
 
 
 class RecordedStep:
-    """The replay of one forward pass, which `record_variants` makes."""
+    """Replays one forward pass; made by `record_variants`."""
 
     def __init__(
         self, program: _cpu.Program, table: _InputTable, memory: Tensor, results: Results
@@ -85,7 +85,7 @@ class RecordedStep:
         self._results = results
 
     def run(self, step: StepTensors) -> Any:
-        """The Results for `step`, one or several, in memory that the next step overwrites."""
+        """Return the Results for `step` in memory that the next step overwrites."""
         numbers = self._table.numbers(step)
         self._program.run(numbers)
         num_tokens = numbers[0]
@@ -94,12 +94,13 @@ class RecordedStep:
         return tuple(result[:num_tokens] for result in self._results)
 
     def profile(self, step: StepTensors) -> list[tuple[str, float]]:
-        """Run `step`; each operation's name and the seconds that it took, in order."""
-        return self._program.profile(self._table.numbers(step))
+        """Run `step` and return each operation's name and seconds, in order."""
+        timings: list[tuple[str, float]] = self._program.profile(self._table.numbers(step))
+        return timings
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the temporaries of the largest step take, of all variants."""
+        """Bytes of the largest step's temporaries over all variants."""
         return self._memory.nbytes
 
 
@@ -111,33 +112,33 @@ def record_step(
 ) -> RecordedStep:
     """Record `forward`, given `example`, for steps of up to `max_tokens` tokens.
 
-    Raises UnrecordableError. The weights and caches that it uses must live, and stay where they
-    are, as long as the recording.
+    Raises UnrecordableError. The weights and caches that it uses must stay alive, at the same
+    addresses, as long as the recording.
     """
     (recorded,) = record_variants([Variant(forward, example, inputs)], max_tokens)
     return recorded
 
 
 def record_variants(variants: Sequence[Variant], max_tokens: int) -> list[RecordedStep]:
-    """Record each variant, as `record_step` does; they take turns in one piece of memory."""
+    """Record each variant, as `record_step` does; they share one piece of memory."""
     recordings = [_Recording(variant, max_tokens) for variant in variants]
     memory = torch.empty(max(each.num_bytes for each in recordings), dtype=torch.uint8)
     return [each.place(memory, max_tokens) for each in recordings]
 
 
 class _InputTable:
-    """Steps as the numbers that a program reads: sizes, then address, stride and width of each."""
+    """Converts steps to the numbers a program reads: sizes, then inputs' addresses and strides."""
 
     def __init__(self, inputs: Mapping[str, StepInput]) -> None:
         self._inputs = inputs
         self._by_tokens = _one_sized_by("T", inputs)
         self._by_requests = _one_sized_by("R", inputs)
         self._sizes = (-1, -1)
-        # Of each input, for steps of those sizes: name, type, shape and the stride of dense rows.
+        # For each input of steps of these sizes: name, type, shape and dense row stride.
         self._expected: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
 
     def numbers(self, step: StepTensors) -> list[int]:
-        """Raises ValueError unless the tensors are as C++ will read them."""
+        """Convert `step`; ValueError unless the tensors are as C++ will read them."""
         num_tokens = step[self._by_tokens].shape[0]
         num_requests = step[self._by_requests].shape[0] if self._by_requests else 0
         if (num_tokens, num_requests) != self._sizes:
@@ -172,7 +173,7 @@ class _InputTable:
 
 
 def _is_table(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether it has `shape` but for its width, and dense rows."""
+    """Whether the tensor has `shape` apart from its width, and dense rows."""
     rows = tensor.dtype is dtype and tensor.shape[:-1] == shape[:-1]
     return rows and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
@@ -182,7 +183,7 @@ def _one_sized_by(size: str, inputs: Mapping[str, StepInput]) -> str:
 
 
 class _Recording:
-    """A program that has no memory yet."""
+    """A program without memory."""
 
     def __init__(self, variant: Variant, max_tokens: int) -> None:
         example = variant.example
@@ -207,7 +208,7 @@ class _Recording:
         return (self._results,) if isinstance(self._results, Tensor) else self._results
 
     def place(self, memory: Tensor, max_tokens: int) -> RecordedStep:
-        """The recording in `memory`, of num_bytes or more."""
+        """Place the recording in `memory` of at least num_bytes."""
         addresses = self._program.place(memory.data_ptr())
         wholes = []
         for result, address in zip(self._listed(), addresses, strict=True):
@@ -220,7 +221,7 @@ class _Recording:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what torch allocates, so that addresses stay apart, and refuses what it computes."""
+    """Keeps tensors alive, so that addresses stay distinct, and refuses torch's computations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -228,7 +229,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # There is no compiler to keep out, and doing so would load it: a second of start-up.
+        # Asking torch's compiler would import it: a second of start-up.
         return False
 
     def __torch_dispatch__(

@@ -1,4 +1,4 @@
-"""Quantized operations by the compiled CPU kernels; specified in `reference/quantized`.
+"""Linear layers and look-ups by quantised GGUF weights, by the compiled CPU kernels.
 
 Shapes and types are checked here, ids in C++.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.arguments import (
     DTYPES,
@@ -102,3 +102,24 @@ def quantized_lookup(
         -1 if first_row is None else first_row,
     )
     return out
+
+
+def quantized_linear_argmax(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    num_rows, num_inputs = x.shape
+    check_product("quantized_linear_argmax", x, bias, weight.num_outputs, weight.num_inputs)
+    tokens, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    _cpu.quantized_linear_argmax(
+        x.data_ptr(),
+        weight.table.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        tokens.data_ptr(),
+        largest.data_ptr(),
+        dtype_number("quantized_linear_argmax", x),
+        num_rows,
+        len(weight.parts),
+        num_inputs,
+        row_stride("quantized_linear_argmax", x),
+    )
+    return tokens, largest

@@ -1,18 +1,40 @@
-"""Choosing and reporting tokens by the compiled CPU kernels; part of `cpu`, and checked as there.
-
-Meaning and shapes of each operation: `reference_sampling`.
-"""
+"""Sampling and log-probabilities by the compiled CPU kernels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
+from vllm_lite.kernels.cpu.arguments import (
+    check_index,
+    refuse,
+    row_stride,
+)
+
+
+def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    num_rows, vocab_size = logits.shape
+    num_masks, num_words = bits.shape
+    if logits.dtype != torch.float32 or bits.dtype != torch.int32:
+        raise refuse("apply_token_mask", "takes float32 logits and int32 masks")
+    if num_words * 32 < vocab_size:
+        raise refuse("apply_token_mask", f"{num_words} words do not cover {vocab_size} tokens")
+    check_index("apply_token_mask", rows, torch.int64, num_masks)
+    _cpu.apply_token_mask(
+        logits.data_ptr(),
+        rows.data_ptr(),
+        bits.data_ptr(),
+        num_rows,
+        num_masks,
+        row_stride("apply_token_mask", logits),
+        row_stride("apply_token_mask", bits),
+        vocab_size,
+    )
 
 
 def _check_logits(operation: str, logits: Tensor) -> int:
-    """The row stride of logits that the kernels can read."""
+    """Check logits and return their row stride."""
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] == 0:
         raise ValueError(f"{operation}: takes float32 logits [R, V] with V > 0")
     if logits.stride(1) != 1 and logits.shape[1] > 1:

@@ -1,6 +1,6 @@
-"""State-space layers by the compiled CPU kernels; their meaning: `reference_state`.
+"""State-space layers by the compiled CPU kernels.
 
-States of a slot may lie any distance from the next slot's, as in memory that many layers share.
+Slots may be any distance apart, as in memory that many layers share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vllm_lite import _cpu
+import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import check_index, dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
@@ -138,7 +138,7 @@ def _state_places(
     state_out: Tensor,
     num_tokens: int,
 ) -> tuple[int, int, int, int]:
-    """Addresses of states [S, *shape], of requests' bounds and of the slots they read and write."""
+    """Check and return addresses of states [S, *shape], requests' bounds and slot indices."""
     if states.shape[1:] != torch.Size(shape) or states.dtype != torch.float32:
         raise refuse(operation, f"states must be float32, of {list(shape)} each")
     if len(states) and not states[0].is_contiguous():
@@ -160,7 +160,7 @@ def _check_floats(operation: str, numbers: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _token_stride(tensor: Tensor) -> int:
-    """That of [T, H, D] whose tokens are dense."""
+    """The token stride of [T, H, D] with dense tokens."""
     _, num_heads, size = tensor.shape
     if (tensor.stride(2) != 1 < size) or (tensor.stride(1) != size and num_heads > 1):
         raise refuse("selective_scan", "takes x, b and c whose tokens are dense")

@@ -1,6 +1,6 @@
-"""Which operations an NVIDIA GPU gets, by the name that --attention-backend gives.
+"""Selects the operations of an NVIDIA GPU by the name that --attention-backend gives.
 
-Imports a backend when it is asked for, and no sooner.
+Imports a backend only when it is selected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from vllm_lite.config.gpu import GPU_BACKENDS
 from vllm_lite.errors import UsageError
 
-# What to do where a backend cannot be imported.
+# What to do if a backend cannot be imported.
 _FIXES = {
     "CUDA": "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc",
     "FLASH_ATTN": "run `pip install flash-attn`, or leave the option out",
@@ -20,10 +20,10 @@ _FIXES = {
 
 
 def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
-    """The operations (dispatch.Ops) of `backend`, or of the default; raises UsageError.
+    """The operations of `backend`, or of the default; raises UsageError.
 
-    They are Triton's, but for those that the backend has of its own. Attention is the same bits
-    for a token alone and in any batch where it must be `deterministic`.
+    They are Triton's except for those that the backend replaces. If `deterministic`, attention
+    gives a token the same bits in any batch.
     """
     name = backend or GPU_BACKENDS[0]
     if name not in GPU_BACKENDS:
@@ -50,12 +50,12 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
             f"--attention-backend {name} cannot be used ({error}); {_FIXES[name]}"
         ) from None
     tuning.fix_cuts(deterministic)
-    return SimpleNamespace(**{key: getattr(ops, key) for key in ops.__all__} | own)
+    return SimpleNamespace(**(vars(ops) | own))
 
 
 def fixed_product() -> Any:
-    """`reference_fixed.fixed_linear` on a GPU: the product that no batch changes."""
-    from vllm_lite.kernels.gpu.triton.fixed_linear import fixed_linear
+    """`fixed_linear` on a GPU, whose results do not depend on the batch."""
+    from vllm_lite.kernels.gpu.triton.linear import fixed_linear
 
     return fixed_linear
 

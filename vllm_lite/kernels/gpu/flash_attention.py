@@ -1,7 +1,7 @@
-"""Paged attention by the flash-attn package, where installed (--attention-backend FLASH_ATTN).
+"""Paged attention by the flash-attn package (--attention-backend FLASH_ATTN).
 
-Its kernels read the cache where it lies, through views with slots before heads: a block holds a
-multiple of 256 tokens. Nothing here waits for the device, so graphs can hold it.
+Its kernels read the cache in place, through views with slots before heads: a block holds a
+multiple of 256 tokens. Nothing here waits for the device, so CUDA graphs can capture it.
 """
 
 from __future__ import annotations

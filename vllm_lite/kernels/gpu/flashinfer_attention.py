@@ -1,7 +1,7 @@
-"""Paged attention by the flashinfer package, where installed (--attention-backend FLASHINFER).
+"""Paged attention by the flashinfer package (--attention-backend FLASHINFER).
 
-The package plans a step before its first layer, for which it waits for the lengths of contexts:
-so there are no graphs. The cache is what it calls HND.
+The package plans each step before its first layer and waits for the contexts' lengths, so CUDA
+graphs are not captured. The cache has the layout that it calls HND.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORKSPACE = 128 << 20
 
 
 class _Layer(NamedTuple):
-    """What a plan depends on besides the step."""
+    """Properties of a layer that a plan depends on."""
 
     query_shape: tuple[int, ...]  # T, H, D
     cache_shape: tuple[int, ...]  # B, K, S, D
@@ -30,7 +30,7 @@ class _Layer(NamedTuple):
 
 
 class PlannedAttention:
-    """Attends as planned for a step, for as many layers as are alike."""
+    """Attention that plans once a step for consecutive layers of equal properties."""
 
     def __init__(self) -> None:
         self._wrapper: Any = None

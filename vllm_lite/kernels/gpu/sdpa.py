@@ -1,6 +1,6 @@
-"""Paged attention by torch's own kernels, on any device that torch knows.
+"""Paged attention by torch's scaled_dot_product_attention, on any device.
 
-The fallback: it gathers each request's keys and values, and so waits for the lengths.
+A fallback: it gathers each request's keys and values, and so waits for the lengths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def paged_attention(
             visible &= distances < sliding_window
         queries = query[start:end].transpose(0, 1)
         if logits_soft_cap > 0:
-            attended = _bent(queries, keys, values, visible, scale, logits_soft_cap)
+            attended = _soft_capped(queries, keys, values, visible, scale, logits_soft_cap)
         else:
             attended = functional.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], visible, scale=scale, enable_gqa=True
@@ -53,16 +53,16 @@ def _gather(cache: Tensor, blocks: Tensor, query: Tensor, seq_len: int) -> Tenso
     _, num_kv_heads, _, row_size = cache.shape
     if row_size != query.shape[2]:
         raise ValueError(f"TORCH_SDPA reads no cached rows of {row_size} for {query.shape[2]}")
-    # torch indexes no floats of one byte.
+    # torch cannot index 8-bit floats.
     raw = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
     rows = raw[blocks].transpose(0, 1).reshape(num_kv_heads, -1, row_size)[:, :seq_len]
     return rows.view(cache.dtype).to(query.dtype)
 
 
-def _bent(
+def _soft_capped(
     queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, soft_cap: float
 ) -> Tensor:
-    """Attention whose scores are bent, which torch's kernels have no word for."""
+    """Attention with a soft cap, which torch's kernels lack."""
     group = queries.shape[0] // keys.shape[0]
     keys, values = (rows.float().repeat_interleave(group, 0) for rows in (keys, values))
     scores = soft_cap * torch.tanh(queries.float() @ keys.transpose(1, 2) * (scale / soft_cap))

@@ -1,8 +1,8 @@
-"""Large copies from the host's memory into a device's, through a few page-locked buffers.
+"""Large copies from host to device memory through a few page-locked buffers.
 
-For weights: the source is a mapped file, and no more of it than the buffers hold is in memory
-twice. A copy is under way while the next piece is read; a buffer is written again only when the
-copy out of it is over. Each thread has buffers of its own.
+For weights: the source is a mapped file, of which no more than the buffers hold is in memory
+twice. A copy runs while the next piece is read; a buffer is reused only after the copy out of
+it has ended. Each thread has its own buffers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _BUFFER_BYTES = 8 << 20
 
 
 class Fence(Protocol):
-    """Marks how far a device has come."""
+    """A point in a device's queue of work."""
 
     def record(self) -> None:
-        """Stand behind all that the calling thread has given out so far."""
+        """Move the fence behind all work the calling thread has queued."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device is there; at once where nothing was recorded."""
+        """Wait until the device has reached it; at once if nothing was recorded."""
         ...
 
 
 class Stage:
-    """Buffers in turn."""
+    """Copies through two buffers in turn."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Stage:
         make_fence: Callable[[], Fence],
         num_bytes: int = _BUFFER_BYTES,
     ) -> None:
-        """`make_buffer` makes uint8 [n] that the device can copy from."""
+        """`make_buffer(n)` returns uint8 [n] that the device can copy from."""
         self._num_bytes = num_bytes
         self._places = [(make_buffer(num_bytes), make_fence()) for _ in range(_NUM_BUFFERS)]
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Copy `source` into `target`, to whose shape it extends; numbers change on the host."""
+        """Copy `source`, expanded to `target`'s shape; types are converted on the host."""
         source = source.expand_as(target)
         if target.dim() == 0:
             target, source = target[None], source[None]
@@ -71,7 +71,7 @@ class Stage:
 
 
 class _Stages(threading.local):
-    """The calling thread's stage, made when it first copies."""
+    """The calling thread's stage, made at its first copy."""
 
     def __init__(self) -> None:
         self.stage = Stage(_locked_buffer, _cuda_event)
@@ -82,7 +82,7 @@ def _locked_buffer(num_bytes: int) -> Tensor:
 
 
 def _cuda_event() -> Fence:
-    # Waiting sleeps: the thread's core may read for another one meanwhile.
+    # A blocking event sleeps, so that another thread can use the core.
     event: Fence = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     return event
 
@@ -92,9 +92,9 @@ _making = threading.Lock()
 
 
 def write_weights(target: Tensor, source: Tensor) -> None:
-    """Copy `source` on the host into `target`, to whose shape it extends, wherever that is.
+    """Copy `source` on the host, expanded to `target`'s shape, to `target` on any device.
 
-    On a GPU the copy may be still under way; what the thread then launches there comes after it.
+    On a GPU the copy may still be running; work that the thread launches later runs after it.
     """
     if target.device.type != "cuda" or source.device.type != "cpu":
         target.copy_(source)

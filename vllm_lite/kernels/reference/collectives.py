@@ -1,4 +1,4 @@
-"""Collectives of a tensor-parallel group in plain torch, given what each rank brings."""
+"""Collectives of a tensor-parallel group in plain torch, given every rank's input."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def all_reduce(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def all_gather(parts: Sequence[Tensor]) -> Tensor:
-    """`parts`, float32 [R, W], side by side in the order of ranks."""
+    """Concatenate `parts`, float32 [R, W], along columns in the order of ranks."""
     return torch.cat(list(parts), 1)

@@ -1,35 +1,35 @@
-"""A mixture of experts, in plain torch; part of `reference`.
+"""A mixture of experts, in plain torch.
 
-A router chooses K of E experts for each of T tokens; what it chose are T * K pairs, pair p of
-token p // K. Pairs are sorted by expert, so that an expert's are the rows of one product.
+A router chooses K of E experts for each of T tokens: T * K pairs, where pair p is of
+token p // K. Pairs are sorted by expert, so that an expert's pairs are the rows of one GEMM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
-
-__all__ = ["experts_mlp", "order_by_expert", "route_topk"]
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
+from vllm_lite.kernels.reference.linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertOrder:
-    """Pairs by expert, each expert's filled up to whole tiles; room for any choice of experts."""
+    """Pairs sorted by expert, each expert's padded to whole tiles; sized for any choice."""
 
-    pairs: Tensor  # [tiles * tile_size] int32; the number of pairs stands for no pair
+    pairs: Tensor  # [tiles * tile_size] int32; T * K is padding
     expert_of_tile: Tensor  # [tiles] int32; -1: an unused tile
     tile_size: int
 
 
 def route_topk(logits: Tensor, top_k: int, is_renormalized: bool = True) -> tuple[Tensor, Tensor]:
-    """The top_k likeliest experts by logits [T, E], of equal ones the first.
+    """Choose the top_k likeliest experts by logits [T, E]; ties go to the first.
 
-    Returns their shares of the softmax [T, K] float32, which sum to 1 if renormalized, and their
-    ids [T, K] int32; both from the likeliest on.
+    Returns their probabilities [T, K] float32, which sum to 1 if renormalized, and their
+    ids [T, K] int32, both in descending order.
     """
     shares = torch.softmax(logits.float(), dim=-1)
     ordered = shares.sort(dim=-1, descending=True, stable=True)
@@ -39,8 +39,13 @@ def route_topk(logits: Tensor, top_k: int, is_renormalized: bool = True) -> tupl
     return weights.contiguous(), ids.int().contiguous()
 
 
+def pack_experts(weights: Sequence[PackedLinear]) -> Tensor:
+    """Prepare weights [M, N] of E experts, which pack_linear made, for `experts_mlp`."""
+    return torch.stack([weight.data for weight in weights])
+
+
 def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrder:
-    """The order of pairs whose experts are ids [T, K] int32; an expert's pairs keep their order."""
+    """Sort pairs by their experts' ids [T, K] int32, stably."""
     flat = ids.flatten()
     tiles = max_tiles(len(flat), num_experts, tile_size)
     pairs = torch.full((tiles * tile_size,), len(flat), dtype=torch.int32)
@@ -56,7 +61,7 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
 
 
 def max_tiles(num_pairs: int, num_experts: int, tile_size: int) -> int:
-    """Tiles that hold num_pairs pairs, whatever their experts are."""
+    """The most tiles that num_pairs pairs can need."""
     begun = min(num_pairs, num_experts)
     return begun + (num_pairs - begun) // tile_size
 
@@ -71,10 +76,10 @@ def experts_mlp(
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The sum of what x [T, N] becomes in its experts ids [T, K], times weights [T, K]: [T, N].
+    """The weighted sum [T, N] of the experts ids [T, K] applied to x [T, N]; weights are [T, K].
 
-    Expert first_expert + e is down[e] of act(gate) * up of gate_up[e]; gate_up [E, 2I, N], down
-    [E, N, I], as pack_experts leaves them. Ids of other experts add nothing. The hidden row is
+    Expert first_expert + e applies gate_up[e], act(gate) * up, then down[e]; gate_up [E, 2I, N] and
+    down [E, N, I] come from pack_experts. Ids of other experts add nothing. The hidden row is
     rounded to x's type; the sum runs in float32, in the order of a token's choices, and is rounded
     to out_dtype (default: x's type).
     """

@@ -1,4 +1,4 @@
-"""GGUF blocks expanded to numbers: the specification of that operation, by the gguf package."""
+"""Dequantisation of GGUF blocks by the gguf package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of weights in groups of small integers, in plain torch; part of `reference`."""
+"""Linear layers by grouped integer weights, in plain torch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from torch import Tensor
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
-from vllm_lite.kernels.reference.quantized import look_up_range
-
-__all__ = [
-    "expand_grouped",
-    "grouped_linear",
-    "pack_quantized",
-    "quantized_linear",
-    "quantized_lookup",
-]
+from vllm_lite.kernels.reference.linear import look_up_range
 
 
 def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
-    """All values of a weight, [M, N], rounded once to dtype."""
+    """All values [M, N] of a weight, rounded once to dtype."""
     return expand(weight).to(dtype)
 
 
@@ -46,19 +38,21 @@ def quantized_linear(
     weight: GroupedParts,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """grouped_linear by each part, results side by side; activations are not rounded."""
+    """Concatenate grouped_linear of each part; activations are not quantised."""
     columns = [grouped_linear(x, part.weight, None, torch.float32) for part in weight.parts]
     product = torch.cat(columns, 1)
     if bias is not None:
         product += bias.float()
-    return product.to(x.dtype if out_dtype is None else out_dtype)
+    product = product.to(x.dtype if out_dtype is None else out_dtype)
+    return product if out is None else out.copy_(product)
 
 
 def quantized_lookup(
     weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
 ) -> Tensor:
-    """Rows `ids` [T] int64 of a weight of one part, rounded once to dtype: [T, N]."""
+    """Dequantise rows `ids` [T] int64 of a weight of one part, rounded once to dtype: [T, N]."""
     (part,) = weight.parts
     rows = expand_grouped(part.weight, dtype)
     return look_up_range(rows.__getitem__, ids, first_row, len(rows))

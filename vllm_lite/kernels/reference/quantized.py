@@ -1,22 +1,23 @@
-"""Products with weights that stay as few bits as their checkpoint has, in plain torch.
+"""Linear layers and look-ups by quantised GGUF weights, in plain torch.
 
-The specification of the quantised operations: `reference` offers them as its own. A quantised
-value is scale * code + minimum, its numbers those of a GGUF type; activations are rounded to
-bytes in groups of 32 inputs. Knows no threads and no layouts but the file's.
+A quantised value is scale * code + minimum in a GGUF type; activations are rounded to int8 in
+groups of 32 inputs. Knows no threads and no layouts but the file's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
+from vllm_lite.kernels.reference.linear import look_up_range
+from vllm_lite.kernels.reference.sampling import greedy_tokens
 
-# Inputs of a row of activations that share a scale.
+# Inputs of an activation row that share a scale.
 GROUP = 32
 # A group whose largest magnitude is below this counts as zero.
 _TINY = 2.0**-100
@@ -35,31 +36,8 @@ class QuantizedRows:
         return self.blocks.shape[0]
 
 
-class PackedPart(Protocol):
-    """Some outputs of a packed weight, all of one type."""
-
-    @property
-    def data(self) -> Tensor: ...
-
-    @property
-    def ggml_type(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class PackedRows(Protocol):
-    """A weight as the implementation that packed it multiplies by it."""
-
-    @property
-    def parts(self) -> Sequence[PackedPart]: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class QuantizedPart(NamedTuple):
-    """Some outputs of a weight, all of one type, in the layout of whoever packed them."""
+    """Outputs of one type, in the layout of the implementation that packed them."""
 
     data: Tensor
     ggml_type: int
@@ -74,7 +52,7 @@ class QuantizedPart(NamedTuple):
 class QuantizedWeight:
     """A weight [M, N] whose outputs are those of its parts, one after another.
 
-    `table` [parts, 4] int64 says where the parts lie, in the words of the kernels' QuantizedPart:
+    `table` [parts, 4] int64 is the C++ kernels' array of QuantizedPart:
     type, address, first output, number of outputs.
     """
 
@@ -89,7 +67,7 @@ class QuantizedWeight:
 
 
 def make_quantized_weight(parts: Sequence[QuantizedPart], num_inputs: int) -> QuantizedWeight:
-    """Join packed parts side by side."""
+    """Concatenate packed parts along outputs."""
     rows, first = [], 0
     for part in parts:
         rows.append((part.ggml_type, part.data.data_ptr(), first, part.num_outputs))
@@ -108,7 +86,7 @@ def pack_quantized(parts: Sequence[QuantizedRows]) -> QuantizedWeight:
 
 
 def round_activations(x: Tensor) -> Tensor:
-    """x [T, N], each group of 32 inputs rounded to 255 steps of its largest magnitude: float32.
+    """Round each group of 32 inputs of x [T, N] to 255 steps of its largest magnitude: float32.
 
     A group with a value that is not finite becomes NaN.
     """
@@ -116,7 +94,7 @@ def round_activations(x: Tensor) -> Tensor:
     largest = groups.abs().amax(2, keepdim=True)
     is_finite = groups.isfinite().all(2, keepdim=True)
     is_zero = largest < _TINY
-    # A number divided by a tensor would be that times a reciprocal, rounded twice.
+    # Scalar / tensor would multiply by a reciprocal and round twice.
     factors = torch.full_like(largest, 127.0) / largest
     codes = torch.where(is_zero | ~is_finite, 0.0, (groups * factors).round())
     scales = torch.where(is_zero, 0.0, largest / 127.0).masked_fill(~is_finite, torch.nan)
@@ -128,24 +106,26 @@ def quantized_linear(
     weight: QuantizedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return rounded x [T, N] times the weight [M, N] transposed, plus bias [M]: [T, M].
 
     A row's result does not depend on the others. Sums are float32 and rounded once, to out_dtype
-    (default: x's own type).
+    (default: x's own type). `out` has dense rows.
     """
     rounded = round_activations(x)
     columns = [rounded @ _expand(part, weight.num_inputs, torch.float32).T for part in weight.parts]
     product = torch.cat(columns, 1)
     if bias is not None:
         product += bias.float()
-    return product.to(x.dtype if out_dtype is None else out_dtype)
+    product = product.to(x.dtype if out_dtype is None else out_dtype)
+    return product if out is None else out.copy_(product)
 
 
 def quantized_lookup(
     weight: QuantizedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
 ) -> Tensor:
-    """Rows `ids` [T] int64 of a weight of one part, exactly as the format says: [T, N] of dtype.
+    """Dequantise rows `ids` [T] int64 of a weight of one part: [T, N] of dtype.
 
     An id beyond M raises IndexError. With `first_row`: see `look_up_range`.
     """
@@ -158,20 +138,13 @@ def quantized_lookup(
     return look_up_range(look_up, ids, first_row, part.num_outputs)
 
 
-def look_up_range(
-    look_up: Callable[[Tensor], Tensor], ids: Tensor, first_row: int | None, num_rows: int
-) -> Tensor:
-    """The rows of `ids` [T] in a table that begins with that of the id `first_row`.
-
-    Ids that have no row there get zeros. Without `first_row` all ids have rows, from id 0 on.
-    """
-    if first_row is None:
-        return look_up(ids)
-    rows = ids - first_row
-    elsewhere = (rows < 0) | (rows >= num_rows)
-    return look_up(rows.masked_fill_(elsewhere, 0)).masked_fill_(elsewhere.unsqueeze(1), 0)
-
-
 def _expand(part: QuantizedPart, num_inputs: int, dtype: torch.dtype) -> Tensor:
     shape = (part.num_outputs, num_inputs)
     return dequantize_gguf(part.data.reshape(-1), part.ggml_type, shape, dtype)
+
+
+def quantized_linear_argmax(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return greedy_tokens(quantized_linear(x, weight, bias, float32)), using less memory."""
+    return greedy_tokens(quantized_linear(x, weight, bias, torch.float32))

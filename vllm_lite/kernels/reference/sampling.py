@@ -1,8 +1,8 @@
-"""The specification of choosing and reporting tokens, in plain torch; part of `reference`.
+"""Sampling of tokens and their log-probabilities, in plain torch.
 
-A drawn row works on weights w = exp((logit - largest logit) / temperature), so that the largest
-weight is 1 and min_p is a threshold as it stands. A filter keeps every token whose weight reaches
-its threshold: ties with the last token kept are kept too, so no result depends on a sort's order.
+Sampling works on weights w = exp((logit - largest logit) / temperature), so that the largest
+weight is 1 and min_p is itself a threshold. A filter keeps every token whose weight reaches
+its threshold, ties with the last one included, so no result depends on a sort's order.
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Weights below are zero: as floats they would be subnormal, or nearly.
+# Smaller weights count as zero: as floats they would be subnormal, or nearly.
 _LEAST_WEIGHT = 2e-38
 
 
-def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token with the largest logit in each row of logits [R, V] float32.
+def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set logits [R, V] float32 to -inf where a mask has a 0, in place.
 
-    Returns tokens [R] int64 and the largest logits [R] float32. Where such a logit is not finite
-    the row admits no token, and the one given is some id below V.
+    bits [M, W] int32, 32 * W >= V, least significant bit first, are the masks of rows [M] int64;
+    the other rows stay as they are. A row beyond R raises IndexError.
+    """
+    places = torch.arange(logits.shape[1], device=logits.device)
+    allowed = (bits[:, places >> 5] >> (places & 31)) & 1
+    logits[rows] = logits[rows].masked_fill_(allowed == 0, float("-inf"))
+
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the first token with the largest logit in each row of logits [R, V] float32.
+
+    Returns tokens [R] int64 and the largest logits [R] float32. If a largest logit is not finite,
+    the row admits no token and its id is arbitrary, below V.
     """
     largest = logits.amax(-1)
     tokens = (logits == largest[:, None]).int().argmax(-1)
@@ -33,11 +44,11 @@ def draw_tokens(
     top_p: Tensor,
     chances: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of logits [R, V] float32; results as of `greedy_tokens`.
+    """Sample a token for each row of logits [R, V] float32; returns as `greedy_tokens`.
 
     All other arguments are [R]. inverse_temperature, min_p, top_p are float32, top_k is int64,
     chances are float64 in [0, 1). A row whose inverse_temperature is 0 is greedy. min_p 0, top_k 0
-    (or V and more) and top_p 1 are off; they apply in this order. The draw inverts the cumulative
+    (or V and more) and top_p 1 are off; they apply in this order. Sampling inverts the cumulative
     distribution in vocabulary order. A row's token depends on that row alone.
     """
     tokens, largest = greedy_tokens(logits)
@@ -52,11 +63,11 @@ def draw_tokens(
 def token_logprobs(
     logits: Tensor, rows: Tensor, token_ids: Tensor, num_top: int, is_normalized: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What M entries report: entry m of token_ids[m], of row rows[m] of logits [R, V] float32.
+    """Report log-probabilities of M entries: token token_ids[m] of row rows[m] of logits [R, V].
 
     Returns values [M, 1 + num_top] float32, ids [M, 1 + num_top] and ranks [M], both int64: the
-    entry's own token first, then the num_top <= V likeliest of its row, of equal ones the first.
-    Values are log-probabilities, or logits where they are not to be normalized. A rank is the
+    entry's own token, then the num_top <= V likeliest of its row, ties in order of ids.
+    Values are log-probabilities, or logits unless normalized. A rank is the
     number of tokens at least as likely as the entry's own. Rows or ids out of range: IndexError.
     """
     wanted = logits[rows]
@@ -69,19 +80,19 @@ def token_logprobs(
 
 
 def token_weights(logits: Tensor, inverse_temperature: Tensor) -> Tensor:
-    """The weights [N, V] of rows whose largest logit is finite; `inverse_temperature` [N]."""
+    """Weights [N, V] of rows with a finite largest logit; `inverse_temperature` is [N]."""
     exponents = (logits - logits.amax(-1, keepdim=True)) * inverse_temperature[:, None]
     weights = exponents.exp()
     return weights.masked_fill_(weights <= _LEAST_WEIGHT, 0.0)
 
 
 def filter_weights(weights: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Set the weights [N, V] of tokens that may not be drawn to zero, in place; the rest [N]."""
+    """Set weights [N, V] of filtered tokens to zero, in place; the parameters are [N]."""
     ordered = weights.sort(-1, descending=True).values
     last = (top_k - 1).clamp(0, weights.shape[1] - 1)
     kth = torch.where(top_k > 0, ordered.gather(1, last[:, None])[:, 0], 0.0)
     weights.masked_fill_(weights < torch.maximum(min_p, kth)[:, None], 0.0)
-    # The weight at which the mass of the likeliest tokens reaches top_p.
+    # The weight at which the likeliest tokens' cumulative mass reaches top_p.
     cumulative = weights.sort(-1, descending=True).values.cumsum(-1, dtype=torch.float64)
     wanted = top_p.double()[:, None] * cumulative[:, -1:]
     crossing = torch.searchsorted(cumulative, wanted).clamp_(max=weights.shape[1] - 1)
@@ -90,9 +101,9 @@ def filter_weights(weights: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor)
 
 
 def _draw(weights: Tensor, chances: Tensor) -> Tensor:
-    """One index a row [N] in proportion to weights [N, V], each row with a positive sum."""
+    """Sample an index for each row [N] in proportion to weights [N, V] with positive sums."""
     running = weights.cumsum(-1, dtype=torch.float64)
     total = running[:, -1:].contiguous()
     index = torch.searchsorted(running, chances[:, None] * total, right=True)
-    # Rounding may keep the sum from passing the target: then it is the last that adds to it.
+    # If rounding keeps the sum from passing the target, take the last token with weight.
     return torch.minimum(index, torch.searchsorted(running, total))[:, 0]

@@ -1,9 +1,9 @@
-"""State-space layers (Dao and Gu, arXiv:2405.21060), in plain torch; part of `reference`.
+"""State-space layers (Dao and Gu, arXiv:2405.21060), in plain torch.
 
-A state is float32 and lies in a slot. A request's tokens begin with the state of slot state_in[r]
-([R] int32), with zeros where that is -1; behind token t its state is written to slot state_out[t]
-([T] int32), nowhere where that is -1. The slot that a request begins with may be its own to write,
-but no other request's of the step. Tokens of no request become 0.
+States are float32, one a slot. Request r starts from the state in slot state_in[r] ([R] int32),
+or from zeros if that is -1; after token t its state is written to slot state_out[t] ([T] int32)
+unless that is -1. A request may write the slot it starts from, but no other request's of the
+step. Tokens of no request become 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference.activation import ACTIVATIONS
-
-__all__ = ["causal_conv1d", "gated_rms_norm", "selective_scan"]
+from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 
 
 def causal_conv1d(
@@ -62,9 +60,9 @@ def selective_scan(
     dt_bias: Tensor,
     dt_limit: tuple[float, float],
 ) -> Tensor:
-    """Return y [T, H, P] of x [T, H, P], which a state [N, P] of each head carries from t to t + 1.
+    """Return y [T, H, P] of x [T, H, P] by a recurrence with a state [N, P] for each head.
 
-    With s = softplus(dt + dt_bias), held within dt_limit: state = e^(s a) state + s b x^T and
+    With s = softplus(dt + dt_bias), clamped to dt_limit: state = e^(s a) state + s b x^T and
     y = c state + d x. dt is [T, H]; b and c are [T, G, N], of groups of H / G heads; a, d and
     dt_bias are [H] float32, states [S, H, N, P]. Rounded once, to x's own type.
     """
@@ -90,8 +88,8 @@ def gated_rms_norm(
 ) -> Tensor:
     """Return x * act(gate), scaled to unit root mean square in each group, times weight: [T, N].
 
-    Groups are `group_size` numbers of a row. Rounded to weight's type, which is x's, before the
-    product with the weight.
+    Groups are `group_size` elements of a row. Rounded to weight's type, which is x's, before the
+    multiplication by weight.
     """
     wide = x.float() * ACTIVATIONS[act](gate.float())
     groups = wide.view(len(x), x.shape[1] // group_size, group_size)
@@ -100,7 +98,7 @@ def gated_rms_norm(
 
 
 def _requests(query_start_loc: Tensor, state_in: Tensor) -> Iterator[tuple[slice, int]]:
-    """Each request's tokens and the slot that it begins with."""
+    """Yield each request's tokens and initial slot."""
     bounds = query_start_loc.tolist()
     for r, slot in enumerate(state_in.tolist()):
         if bounds[r] < bounds[r + 1]:

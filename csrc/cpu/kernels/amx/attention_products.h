@@ -1,22 +1,22 @@
-// Both products of attention on tiles: scores of rows of queries by a block of keys, and sums of its
-// values by rows of weights.
+// Attention's two GEMMs on tiles: scores of query rows and a block of keys, and weighted sums of
+// its values.
 //
-// Packed keys and values lie as tiles take them, in pairs. The unit adds up in an order of its own,
-// so all rows go this way, few or many, and always by whole blocks, filled up with zeros: a row's
+// Packed keys and values have the tiles' layout, in pairs. The unit has its own order of sums,
+// so all rows use it, few or many, and always in whole blocks padded with zeros: a row's
 // result depends on nothing else.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
 #include "cpu/kernels/attention_operands.h"
 
-// The arithmetic around the products is that of AVX512-BF16.
+// The arithmetic around the GEMMs is AVX512-BF16's.
 #if VLLM_LITE_HAS_TILES && defined(__AVX512BF16__)
 #define VLLM_LITE_HAS_TILE_ATTENTION 1
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-// The unit's shapes for rows of queries, while it lives.
+// Sets the unit's shapes for rows of queries during its lifetime.
 class AttentionTiles {
  public:
   AttentionTiles() = default;

@@ -1,9 +1,9 @@
-// Products of bfloat16 rows and packed weights on tiles; see kernels/linear.cpp for the layout.
+// GEMMs of bfloat16 rows and packed weights on tiles; see kernels/linear.cpp for the layout.
 //
-// A step takes 32 inputs of a panel: pairs of 16 outputs side by side are what a tile holds, so
-// the two halves of a panel are two tiles whose rows lie in turn. Steps go in order and the last
-// is filled up with zeros. However many rows there are, all are multiplied on tiles, since the
-// unit adds up in an order of its own: a row's result depends on nothing else.
+// A step takes 32 inputs of a panel: a tile holds pairs of 16 outputs side by side, so
+// the two halves of a panel are two tiles with interleaved rows. Steps go in order and the last
+// is padded with zeros. Any number of rows is multiplied on tiles, since the
+// unit has its own order of sums: a row's result depends on nothing else.
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/store_rows.h"
 
@@ -19,7 +19,7 @@ static_assert(kPanel * 4 == 2 * kTileRowBytes && kStepInputs * 2 == kTileRowByte
 // Sums of the upper rows by the panel's halves are tiles 0 and 1, of the lower ones 2 and 3.
 constexpr int kX = 4, kWeights = 6;
 
-// The inputs after the last whole step, filled up.
+// The inputs after the last whole step, padded.
 struct Rest {
   alignas(64) char weights[kStepBytes];
   alignas(64) char x[kBlockRows * kTileRowBytes];

@@ -1,5 +1,5 @@
-// Products of rounded rows and unpacked codes on tiles, which are integers and so the same on any
-// unit: tiles are taken where rows are many enough to fill them.
+// GEMMs of quantised rows and unpacked codes on tiles. Integer sums are the same on any
+// unit, so tiles are used only for enough rows to fill them.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
@@ -9,7 +9,7 @@ namespace vllm_lite::VLLM_LITE_ISA {
 
 #if VLLM_LITE_HAS_TILES
 
-// Fewer are multiplied as fast without tiles: scaling the sums is most of what is left.
+// Fewer rows are as fast without tiles: most of the time goes to scaling sums.
 constexpr int64_t kFewestTileRows = 24;
 
 // Products of up to kTileHeight rows by a chunk.

@@ -1,5 +1,5 @@
-// The tile unit of AMX: eight registers of up to 16 rows of 64 bytes, in shapes that a thread sets
-// before it uses them and gives back afterwards, so that an idle thread has none to be saved.
+// AMX's tile unit: eight registers of up to 16 rows of 64 bytes, in shapes that a thread sets
+// before use and releases afterwards, so that idle threads have no tiles to save.
 //
 // Written out as instructions: a compiler's intrinsics take no template argument for a register,
 // and some do not say which memory a tile reads, so that the stores before may be left out.

@@ -1,14 +1,14 @@
-"""The paged cache's operations on an NVIDIA GPU, by the compiled module vllm_lite._cuda.
+"""Paged attention and cache writes on an NVIDIA GPU by the compiled module vllm_lite._cuda.
 
-Steps that only decode attend by CUDA, where one pass over a context serves one token; all others
-by Triton.
+CUDA kernels serve decode-only steps, since each token reads its context anew; Triton serves all
+others.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from vllm_lite import _cuda
+import vllm_lite._cuda as _cuda
 from vllm_lite.kernels.gpu.cuda.paged import PagedOps
 from vllm_lite.kernels.gpu.triton import attention as triton_attention
 

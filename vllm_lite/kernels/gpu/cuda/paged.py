@@ -1,8 +1,8 @@
-"""The paged cache's operations by csrc/cuda: checks tensors, and passes addresses and a stream.
+"""Paged attention and cache writes by csrc/cuda: checks tensors, passes addresses and a stream.
 
-Knows the kernels' limits and how a context is shared out, and no other operation. `calls` is
-vllm_lite._cuda or its emulation on the host. Nothing here waits for the device, so that lengths,
-block ids and slots are not looked at: the kernels skip what lies beyond a cache.
+Knows the kernels' limits and how a context is split. `calls` is vllm_lite._cuda or its
+emulation on the host. Nothing here waits for the device, so lengths, block ids and slots are
+not checked: the kernels skip what lies beyond a cache.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SHORTEST_UNIT, MAX_UNITS = 256, 32
 _QUERY_DTYPES = {torch.float16: 0, torch.bfloat16: 1}
 _CACHE_DTYPES = {**_QUERY_DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
 _LOG2_E = math.log2(math.e)
-# Thread blocks for each processor: all that are resident, and as many to take their places.
+# Thread blocks per processor: all that are resident, and as many to replace them.
 _BLOCKS_PER_PROCESSOR = 6
-# In a full batch a context is cut only where it is this long, for the sake of the others' end.
+# In a full batch only a context this long is split, so that it does not finish last by far.
 _UNCUT_UNITS = 16
 
 
 class Calls(Protocol):
-    """The compiled module: numbers in, None or a line on what went wrong out."""
+    """The compiled module: functions of numbers that return None or an error line."""
 
     def attend(self, *numbers: float) -> str | None: ...
 
@@ -36,8 +36,8 @@ class Calls(Protocol):
 
 
 def plan_splits(num_programs: int, capacity: int, num_processors: int) -> tuple[int, int]:
-    """Thread blocks for each of `num_programs` contexts of up to `capacity` positions, and the
-    fewest units for one. Decides speed alone: results are the same for every plan."""
+    """Return thread blocks for each of `num_programs` contexts of up to `capacity` positions, and
+    the fewest units for one. Affects speed alone: results are the same for every plan."""
     longest = min(MAX_UNITS, math.ceil(capacity / SHORTEST_UNIT))
     wanted = math.ceil(_BLOCKS_PER_PROCESSOR * num_processors / max(1, num_programs))
     if wanted > 1:
@@ -51,7 +51,7 @@ class PagedOps:
     """`paged_attention`, `reshape_and_cache` and `copy_blocks` on devices of one type."""
 
     def __init__(self, calls: Calls, device_type: str = "cuda", num_processors: int = 0) -> None:
-        """`num_processors`: of the device; 0 asks each tensor's device."""
+        """`num_processors` is the device's; 0 asks each tensor's device."""
         self._calls = calls
         self._device_type = device_type
         self._num_processors = num_processors
@@ -68,7 +68,7 @@ class PagedOps:
         sliding_window: int = 0,
         logits_soft_cap: float = 0.0,
     ) -> Tensor:
-        """As in `reference`; each token reads its context anew, so that prefills are slow."""
+        """As in `reference`; slow for prefills, since each token reads its context anew."""
         name = "paged_attention"
         num_tokens, num_heads, head_size = query.shape
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
@@ -122,7 +122,7 @@ class PagedOps:
         value_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """As in `reference`, but that a slot beyond the cache is skipped."""
+        """As in `reference`, except that a slot beyond the cache is skipped."""
         name = "reshape_and_cache"
         num_tokens, num_kv_heads, head_size = key.shape
         dtypes = self._check_caches(name, key, key_cache, value_cache)
@@ -151,9 +151,9 @@ class PagedOps:
         )
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
-        """Copy blocks of cache [B, ...] as pairs [N, 2] int64 of (from, to) say.
+        """Copy blocks of cache [B, ...] by pairs [N, 2] int64 of (from, to).
 
-        No block may be copied to twice, or both from and to. A pair beyond the cache is skipped.
+        No block may be written twice, or both read and written. Pairs beyond the cache are skipped.
         """
         name = "copy_blocks"
         self._check_place(name, cache, pairs)
@@ -175,7 +175,7 @@ class PagedOps:
     def _check_caches(
         self, name: str, rows: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> tuple[int, int]:
-        """The kernels' numbers for the types of `rows` [T, heads, D] and of the caches."""
+        """Check types and return the kernels' numbers for those of `rows` and the caches."""
         head_size = rows.shape[2]
         if head_size not in HEAD_SIZES:
             sizes = ", ".join(map(str, HEAD_SIZES))
@@ -222,7 +222,7 @@ def _refuse(name: str, reason: str) -> ValueError:
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
-    """Heads [T, heads, D] are read 16 bytes at once."""
+    """Check heads [T, heads, D], which are read 16 bytes at a time."""
     aligned = rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0 and rows.stride(1) % 8 == 0
     if rows.stride(2) != 1 or not aligned:
         raise _refuse(name, "takes dense heads that begin at multiples of 16 bytes")

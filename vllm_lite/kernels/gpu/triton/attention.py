@@ -1,11 +1,11 @@
 """Paged attention by Triton: prefill, decode and mixed steps in one kernel.
 
 A program attends for BLOCK_Q consecutive queries of one request and all query heads that share
-one kv-head, side by side as the rows of a tile (arXiv:2305.13245), over a stretch of that
-request's keys, with a running softmax (arXiv:2307.08691). Where few programs would leave the
-device idle, the keys are split into stretches and a second kernel merges them (flash decoding).
-Where the batch may not show, they never are, and single tokens go through the tiles of prompts.
-Tiles of keys are independent of the cache's block size: each row looks its block up.
+one kv-head, side by side as the rows of a tile (arXiv:2305.13245), over a split of that
+request's keys, with a running softmax (arXiv:2307.08691). If few programs would leave the
+device idle, there are several splits and a second kernel merges them (flash decoding).
+In deterministic mode there is one split, and single tokens go through the tiles of prompts.
+Tiles of keys are independent of the cache's block size: each row looks up its block.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton import tuning
-from vllm_lite.kernels.gpu.triton.cached_numbers import load_scales, stored_numbers
-from vllm_lite.kernels.gpu.triton.numbers import decode
+from vllm_lite.kernels.gpu.triton.numbers import decode, load_scales, stored_numbers
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
-# How tuning tables name what is not plain 16-bit attention.
+# Names in tuning tables of what is not plain 16-bit attention.
 _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 _MIN_SPLIT_KEYS = 256
 _MAX_SPLITS = 32
@@ -31,7 +30,7 @@ _MAX_SPLITS = 32
 
 @triton.jit
 def _first_tile(query_start_loc_ptr, request, BLOCK_Q: tl.constexpr):
-    """Request's first tile. Tiles of one query are its tokens; others leave room for a part."""
+    """The request's first tile; tiles of several queries leave room to round up."""
     start = tl.load(query_start_loc_ptr + request)
     if BLOCK_Q > 1:
         start = start // BLOCK_Q + request
@@ -40,7 +39,7 @@ def _first_tile(query_start_loc_ptr, request, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
-    """The last request whose first tile is not beyond `tile`."""
+    """The last request whose first tile is not after `tile`."""
     low = 0
     high = num_requests
     while low < high:
@@ -120,7 +119,7 @@ def paged_attention_kernel(
     )
     positions = context + queries
 
-    # The keys that any of these queries sees, in whole tiles, and this split's part of them.
+    # The keys visible to any of these queries, in whole tiles, and this split's part of them.
     last_query = tl.minimum(first_query + BLOCK_Q, query_len) - 1
     end = context + last_query + 1
     begin = 0
@@ -135,7 +134,7 @@ def paged_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if HAS_SINKS:
-        # A key that all see and that has no value; the first split has it.
+        # A sink is a key without a value that all queries see; the first split has it.
         is_sunk = is_row & (rows * 0 + split == 0)
         sinks = tl.load(sinks_ptr + heads, mask=is_sunk, other=float("-inf"))
         largest = sinks.to(tl.float32) * _LOG2_E
@@ -161,7 +160,7 @@ def paged_attention_kernel(
             key_rows = key_cache_ptr + block * key_block_stride + inner
             scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
         if HAS_SOFT_CAP:
-            # tanh by exp2, which every target has; soft_cap is in the same base.
+            # tanh by exp2, which every target has; soft_cap is in base 2 too.
             bent = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E) / soft_cap)
             bent = soft_cap * (1.0 - bent) / (1.0 + bent)
             scores = tl.where(scores < 0, -bent, bent)
@@ -239,7 +238,7 @@ def merge_splits_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the work is cut: queries, rows, keys and columns of a tile, and what runs it."""
+    """Queries, rows, keys and columns of a tile, and its launch options."""
 
     block_q: int
     block_m: int
@@ -263,11 +262,11 @@ class Tiling:
 def choose_tiling(
     group: int, head_size: int, is_decode: bool, item_size: int, on: torch.device
 ) -> Tiling:
-    """The tile for `group` query heads a kv-head; items have `item_size` bytes.
+    """Choose the tile for `group` query heads a kv-head; items have `item_size` bytes.
 
-    That is 4 for float32 queries, 1 for a cache of 8-bit numbers, and 2 else.
-    Decode takes the fewest rows that a matrix instruction has, prefill what registers hold; more
-    where a group has more heads.
+    item_size is 4 for float32 queries, 1 for an 8-bit cache, and 2 otherwise.
+    Decode uses the fewest rows of a matrix instruction, prefill what registers hold; larger
+    groups use more.
     """
     kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
     tile = tuning.attention_tile(kind, head_size, on)
@@ -284,7 +283,7 @@ def choose_tiling(
 
 
 def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
-    """Into how many stretches the keys are cut so that every processor has work: 1 is not cut."""
+    """Number of splits of the keys that gives every processor work."""
     if num_programs >= num_processors:
         return 1
     wanted = min(2 * num_processors // num_programs, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
@@ -315,7 +314,7 @@ def paged_attention(
     is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
     tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
-    # Enough tiles whatever the lengths; the kernel returns where there is nothing.
+    # Enough tiles for any lengths; surplus programs return at once.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
     capacity = blocks_per_request * block_size
     splits = num_splits(tiles * num_kv_heads, capacity, tuning.num_processors(query.device))
@@ -365,7 +364,7 @@ def _room_for_partials(query: Tensor, splits: int) -> Tensor:
 
 
 def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
-    """Combine partial [T, H, splits, D + 2] into out [T, H, D]."""
+    """Merge partial results [T, H, splits, D + 2] into out [T, H, D]."""
     num_tokens, num_heads, splits, _ = partial.shape
     merge_splits_kernel[(num_tokens * num_heads,)](
         out,

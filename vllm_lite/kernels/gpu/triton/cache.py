@@ -1,7 +1,7 @@
-"""Writing keys and values into the paged cache by Triton: a program a token, or a token's head.
+"""Writes to the paged cache by Triton: one program a token, or a token's head.
 
-A slot below zero is skipped. Slots beyond the cache cannot be refused from a kernel: the worker
-makes them from a block table whose ids the scheduler planned.
+A negative slot is skipped. Slots beyond the cache cannot be refused from a kernel: the worker
+makes them from the scheduler's block ids.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.cached_numbers import store_scaled_row, stored_numbers
-from vllm_lite.kernels.gpu.triton.numbers import encode
+from vllm_lite.kernels.gpu.triton.numbers import encode, store_scaled_row, stored_numbers
 
 
 @triton.jit

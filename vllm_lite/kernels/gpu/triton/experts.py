@@ -1,7 +1,7 @@
-"""A mixture of experts by Triton: routing, sorting pairs by expert, and their products.
+"""A mixture of experts by Triton: routing, sorting pairs by expert, and grouped GEMMs.
 
-A program multiplies one tile of one expert's pairs; unused tiles of an order, whose size depends
-on no choice of experts, end at once. Sorting counts first, so that no result depends on timing.
+A program multiplies one tile of one expert's pairs; unused tiles of an order, whose size does
+not depend on the routing, return at once. Sorting counts first, so that results are reproducible.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton import tuning
-from vllm_lite.kernels.gpu.triton.activation import act_and_mul
-from vllm_lite.kernels.gpu.triton.split_sums import tile_of
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.gpu.triton.linear import tile_of
 from vllm_lite.kernels.reference.experts import ExpertOrder, max_tiles
 
 _SORT_BLOCK = 1024
@@ -38,7 +38,7 @@ def route_kernel(
     logits = tl.where(is_expert, logits.to(tl.float32), float("-inf"))
     shares = tl.exp(logits - tl.max(logits, axis=0))
     shares = shares / tl.sum(shares, axis=0)
-    # Beyond the last expert less than any share, even one of zero.
+    # Padding sorts below any expert, even one of probability zero.
     left = tl.where(is_expert, shares, -1.0)
     places = tl.arange(0, CHOICES)
     weights = tl.zeros([CHOICES], tl.float32)
@@ -213,7 +213,7 @@ def experts_mlp(
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As the reference's; a weighted result is rounded to x's type before results are summed."""
+    """As in `reference`; weighted results are rounded to x's type before they are summed."""
     num_tokens, top_k = ids.shape
     num_experts = len(gate_up)
     tile = tuning.product_tile("experts", triton.cdiv(num_tokens * top_k, num_experts), x.device)
@@ -231,11 +231,11 @@ def _experts_linear(
     pairs_per_row: int,
     pair_weights: Tensor | None,
 ) -> Tensor:
-    """Each pair's product [T * K, M] of a row of x with weight [E, M, N], times its own weight."""
+    """Multiply each pair's row of x by its expert's weight [E, M, N] and its share: [T * K, M]."""
     num_outputs, num_inputs = weight.shape[1:]
     num_pairs = len(x) * pairs_per_row
     tiles = len(order.expert_of_tile)
-    # Pairs of other experts than these are in no tile: they add nothing.
+    # Pairs of other ranks' experts are in no tile and stay zero.
     out = x.new_zeros((num_pairs, num_outputs))
     experts_linear_kernel[(tiles * triton.cdiv(num_outputs, tile.block_n),)](
         out,

@@ -1,8 +1,8 @@
-"""Products of weights in groups of small integers by Triton, expanded as they are read.
+"""Linear layers by grouped integer weights in Triton, dequantised as they are read.
 
-Half a chunk, 32 inputs, is what a byte's lower or upper bits hold and what one or two groups
-scale, so that codes need no shuffling: each half is a product of its own. For many rows a weight
-is expanded once for all of them.
+A byte's lower or upper bits hold half a chunk, 32 inputs, which one or two groups
+scale, so codes need no shuffling: each half is a dot of its own. For many rows a weight
+is dequantised once for all of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import device, tuning
-from vllm_lite.kernels.gpu.triton.split_sums import add_parts, new_parts, tile_of
+from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.grouped_weight import CHUNK, SUPER_GROUP, GroupedWeight
 
-# From here on expanding a weight for every tile of rows costs more than writing it once.
+# From this many rows on, dequantising for every tile costs more than once for all.
 MANY_ROWS = 1024
 _EXPANDED_OUTPUTS = 64
 
@@ -31,7 +31,7 @@ def _half_codes(
 ):
     """The codes [32, outputs] of half a chunk, as int32."""
     inside = tl.arange(0, _HALF)
-    # Chunks times outputs fit 32 bits in any weight; bytes do not, and `outputs` are 64-bit.
+    # Chunks times outputs fit 32 bits; bytes do not, so `outputs` are 64-bit.
     row = chunk * num_outputs + outputs
     mask = is_output[None, :]
     if BITS == 8:
@@ -51,7 +51,7 @@ def _half_codes(
 
 @triton.jit
 def _by_group(ptr, super_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, IS_SUPER):
-    """A plane's factors [32 or 1, outputs] float32 of the 32 inputs from `first` on."""
+    """A plane's factors [32 or 1, outputs] float32 for the 32 inputs from `first` on."""
     if GROUP == 16:
         groups = first // 16 + tl.arange(0, _HALF) // 16
     else:
@@ -87,7 +87,7 @@ def half_values(
     HAS_ZEROS: tl.constexpr,
     IS_SUPER: tl.constexpr,
 ):
-    """The values [32, outputs] float32 of half a chunk; of inputs beyond the last one, any."""
+    """The values [32, outputs] float32 of half a chunk; undefined beyond the last input."""
     first = chunk * _CHUNK + half * _HALF
     codes = _half_codes(codes_ptr, high_ptr, chunk, half, outputs, is_output, num_outputs, BITS)
     values = (codes - OFFSET).to(tl.float32)
@@ -266,7 +266,7 @@ def grouped_linear(
         x = x.index_select(1, weight.permutation)
     tile = tuning.product_tile(f"int{min(weight.bits, 8)}_groups", num_rows, x.device)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
-    processors = device.num_processors(x.device)
+    processors = tuning.processor_count(x.device)
     parts = tuning.num_splits(tiles, weight.num_inputs, CHUNK, processors)
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
     to = new_parts(out, parts)
@@ -309,7 +309,7 @@ def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def planes_of(weight: GroupedWeight) -> list[Tensor]:
-    """The planes as a kernel takes them: something in the place of those that are not there."""
+    """The planes as kernel arguments, with a placeholder for absent ones."""
     codes, scales = weight.codes, weight.scales
     planes = [(weight.high_codes, codes), (scales, scales), (weight.minimums, scales)]
     planes += [(weight.zeros, codes), (weight.super_scales, scales)]

@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm by Triton, alone or fused with the residual addition: a program a row.
+"""RMSNorm and LayerNorm by Triton, alone or fused with the residual addition: one program a row.
 
-Rounds where `reference` rounds: the sum to its storage type before it is normed; of RMSNorm, the
-normed row before a weight of its own type.
+Rounds where `reference` rounds: the sum to its storage type before the norm, and in RMSNorm the
+normalised row before a weight of its own type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, empty_like
 def normed_row(
     x, weight_ptr, bias_ptr, size, eps, IS_CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """A norm of a row x, float32 and zero beyond its size: float32, zero there too."""
+    """Normalise a row x, float32 and zero beyond its size."""
     columns = tl.arange(0, x.shape[0])
     mask = columns < size
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
@@ -171,5 +171,5 @@ def _add_norm(
 
 
 def warps_for(block: int) -> int:
-    """About 16 elements a thread, within one program's limits."""
+    """Warps for about 16 elements a thread, within a program's limits."""
     return min(16, max(1, block // 512))

@@ -1,7 +1,7 @@
-"""Rounding rows to numbers of one byte by Triton, alone or as an RMSNorm's output.
+"""Rounding rows to int8 or fp8 by Triton, alone or fused with a norm or a gated activation.
 
-One program a row, or a row's group. Rounds where the reference rounds, and launches
-without fused multiply-adds, so that codes are the same to the bit.
+One program a row, or a row's group. Rounds where `reference` rounds, and launches
+without fused multiply-adds, so that results equal its to the bit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.norm import warps_for
 from vllm_lite.kernels.gpu.triton.numbers import (
     INT8,
@@ -25,7 +26,7 @@ from vllm_lite.kernels.reference.quantize import LARGEST
 
 @triton.jit
 def largest_magnitude(x):
-    """Of a vector; NaN where it has one, which a plain maximum would drop."""
+    """The largest magnitude of a vector; NaN if it has one, which a plain maximum would drop."""
     highest = tl.max(tl.abs(x), axis=0)
     return tl.where(tl.max((x != x).to(tl.int32), axis=0) > 0, float("nan"), highest)
 
@@ -180,6 +181,52 @@ def _norm_quantized(
         size,
         eps,
         HAS_RESIDUAL=residual is not None,
+        LARGEST_NUMBER=LARGEST[dtype],
+        FORMAT=format_of(dtype),
+        BLOCK=block,
+        num_warps=warps_for(block),
+        enable_fp_fusion=False,
+    )
+    return codes, scales
+
+
+@triton.jit
+def gated_quantize_kernel(
+    codes_ptr,
+    scales_ptr,
+    x_ptr,
+    x_stride,
+    size,
+    ACTIVATION: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    gate_ptrs = x_ptr + row * x_stride + columns
+    gate = tl.load(gate_ptrs, mask=mask, other=0.0)
+    up = tl.load(gate_ptrs + size, mask=mask, other=0.0)
+    product = gated_product(gate, up, ACTIVATION).to(gate.dtype).to(tl.float32)
+    inverse, scale = row_scale(largest_magnitude(product), LARGEST_NUMBER)
+    tl.store(codes_ptr + row * size + columns, encode_scaled(product, inverse, FORMAT), mask=mask)
+    tl.store(scales_ptr + row, scale)
+
+
+def act_and_mul_quantized(x: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    num_rows, doubled = x.shape
+    size = doubled // 2
+    codes = x.new_empty((num_rows, size), dtype=dtype)
+    scales = x.new_empty((num_rows, 1), dtype=torch.float32)
+    block = triton.next_power_of_2(size)
+    gated_quantize_kernel[(num_rows,)](
+        as_stored(codes),
+        scales,
+        x,
+        x.stride(0),
+        size,
+        ACTIVATION=name,
         LARGEST_NUMBER=LARGEST[dtype],
         FORMAT=format_of(dtype),
         BLOCK=block,

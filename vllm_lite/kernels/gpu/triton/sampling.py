@@ -1,8 +1,8 @@
-"""Choosing tokens and their log-probabilities by Triton: one program a row, or a reported entry.
+"""Sampling and log-probabilities by Triton: one program a row, or a reported entry.
 
-A filter's threshold is searched in the bits of weights, two a pass, instead of in a sorted row:
-positive floats are ordered as their bits are. Masses are whole numbers of 2**-44 of the largest
-weight, whose sums no order of addition changes; so a token depends on its row alone. They fit 63
+A filter's threshold is searched in the bits of weights, two bits a pass, instead of sorting:
+positive floats sort like their bits. Masses are integers in units of 2**-44 of the largest
+weight, so sums do not depend on their order, and a token depends on its row alone. They fit 63
 bits for vocabularies below 2**19.
 """
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vllm_lite.kernels.reference import sampling as reference_sampling
 
+_MASK_BLOCK = 1024
 _LEAST_WEIGHT = tl.constexpr(2e-38)
 _UNIT = tl.constexpr(2.0**44)
-# Searching the likeliest takes so many registers that half as many threads share them.
+# Searching the likeliest tokens needs many registers, so it uses half the threads.
 _BLOCK = 4096
 _NUM_WARPS = 16
 # Above this many, a row is sorted instead.
@@ -25,8 +26,29 @@ _MOST_TOP = 64
 
 
 @triton.jit
+def token_mask_kernel(
+    logits_ptr, rows_ptr, bits_ptr, logits_stride, bits_stride, size, BLOCK: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + place).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_token = tokens < size
+    words = tl.load(bits_ptr + place * bits_stride + tokens // 32, mask=is_token, other=0)
+    is_banned = ((words >> (tokens % 32)) & 1) == 0
+    tl.store(logits_ptr + row * logits_stride + tokens, float("-inf"), mask=is_token & is_banned)
+
+
+def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    size = logits.shape[1]
+    grid = (len(rows), triton.cdiv(size, _MASK_BLOCK))
+    token_mask_kernel[grid](
+        logits, rows, bits, logits.stride(0), bits.stride(0), size, BLOCK=_MASK_BLOCK
+    )
+
+
+@triton.jit
 def _largest(logits_ptr, size, BLOCK: tl.constexpr):
-    """(the row's first largest logit's place, the logit; NaN if the row has one)."""
+    """Return (index of the row's first largest logit, the logit; NaN if the row has one)."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     places = tl.zeros([BLOCK], tl.int32)
@@ -49,7 +71,7 @@ def _mass(weights):
 
 @triton.jit
 def _total(weights_ptr, size, least, BLOCK: tl.constexpr):
-    """The mass of the row's weights whose bits are at least `least`."""
+    """The mass of the row's weights with bits of at least `least`."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int64)
     for first in range(0, size, BLOCK):
@@ -61,9 +83,9 @@ def _total(weights_ptr, size, least, BLOCK: tl.constexpr):
 
 @triton.jit
 def _highest_reaching(weights_ptr, size, least, wanted, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest bits so that weights from there on, of those from `least` on, are `wanted`.
+    """The highest threshold, of at least `least`, above which weights reach `wanted`.
 
-    What is wanted of them is their mass or their number.
+    `wanted` is a mass or a count.
     """
     lanes = tl.arange(0, BLOCK)
     found = least * 0
@@ -90,7 +112,7 @@ def _highest_reaching(weights_ptr, size, least, wanted, BY_MASS: tl.constexpr, B
 
 @triton.jit
 def _token_at(weights_ptr, size, least, target, BLOCK: tl.constexpr):
-    """The first token up to which the mass of the weights from `least` on exceeds `target`."""
+    """The first token at which the cumulative mass of weights from `least` on exceeds `target`."""
     lanes = tl.arange(0, BLOCK)
     before = target * 0
     token = size * 0
@@ -191,7 +213,7 @@ def token_logprobs_kernel(
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     rank = tl.zeros([BLOCK], tl.int32)
-    # A logit and its place as one number: likelier ones are larger, of equal ones the first.
+    # Logit and index as one integer: larger logits are larger, and ties go to the first.
     best = tl.full([TOP], -(2**63), tl.int64)
     for first in range(0, size, BLOCK):
         tokens = first + lanes

@@ -1,7 +1,7 @@
-"""Products of int8 or 8-bit float codes by Triton, with scales for rows, outputs, or their groups.
+"""Linear layers by int8 or fp8 in Triton, with scales for rows, outputs, or their groups.
 
-Codes are multiplied as they are where matrix instructions take them; 8-bit floats become float16,
-which holds them exactly, where they do not. Knows nothing of how codes were made.
+If matrix instructions take the type it is multiplied as it is; otherwise fp8 becomes float16,
+which holds it exactly.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import device, tuning
+from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.numbers import E4M3, INT8, as_stored, decode, format_of
-from vllm_lite.kernels.gpu.triton.split_sums import add_parts, new_parts, tile_of
-from vllm_lite.kernels.reference.quantize import outputs_per_scale
+from vllm_lite.kernels.reference.scaled_linear import outputs_per_scale
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def scaled_linear_kernel(
     steps = tl.cdiv(tl.cdiv(num_inputs, BLOCK_K), num_parts)
     begin = part * steps * BLOCK_K
     end = tl.minimum(num_inputs, begin + steps * BLOCK_K)
-    # A group's codes are summed as what they are; groups, once scaled, in float32.
+    # Sums within a group have the codes' accumulator type, sums of scaled groups float32.
     if FORMAT == INT8 and GROUP == 0:
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
     else:
@@ -94,7 +94,7 @@ def scaled_linear_kernel(
         elif FORMAT == INT8:
             acc = tl.dot(x, weight, acc, out_dtype=tl.int32)
         else:
-            # Hopper's sums of 8-bit floats keep few bits, so that each step is added up outside.
+            # Hopper accumulates fp8 with few bits, so each step is added to acc separately.
             acc = tl.dot(x, weight, acc, max_num_imprecise_acc=BLOCK_K)
 
     total = acc.to(tl.float32)
@@ -125,7 +125,7 @@ def scaled_linear(
     if group:  # a step is within a group
         launch["BLOCK_K"] = min(group, tile.block_k)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
-    processors = device.num_processors(x.device)
+    processors = tuning.processor_count(x.device)
     parts = tuning.num_splits(tiles, num_inputs, launch["BLOCK_K"], processors)
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
     to = new_parts(out, parts)
@@ -147,7 +147,7 @@ def scaled_linear(
         parts,
         GROUP=group,
         FORMAT=format_of(x.dtype),
-        IS_NATIVE=device.has_float8(x.device),
+        IS_NATIVE=tuning.has_float8(x.device),
         HAS_BIAS=bias is not None and parts == 1,
         **launch,
     )

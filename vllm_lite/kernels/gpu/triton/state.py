@@ -1,7 +1,7 @@
-"""State-space layers by Triton: a program takes a request's tokens one after another.
+"""State-space layers by Triton: a program processes a request's tokens in order.
 
-A program has some channels of a convolution, or some columns of one head's state, which stay in its
-registers from token to token.
+It holds some channels of a convolution, or some columns of one head's state, in registers from
+token to token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, zeros
 
-from vllm_lite.kernels.gpu.triton.activation import activated
+from vllm_lite.kernels.gpu.triton.elementwise import activated
 
 _CHANNELS = 256
 _STATE_ELEMENTS = 4096
@@ -39,7 +39,7 @@ def causal_conv_kernel(
     start = tl.load(query_start_loc_ptr + request).to(tl.int64)
     end = tl.load(query_start_loc_ptr + request + 1).to(tl.int64)
     slot = tl.load(state_in_ptr + request).to(tl.int64)
-    # The window of a channel is a column; its first rows are the state, row KERNEL - 1 the input.
+    # A channel's window is a column: first the state, then in row KERNEL - 1 the input.
     rows = tl.arange(0, ROWS)[:, None]
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_channel = channels < num_channels
@@ -113,7 +113,7 @@ def selective_scan_kernel(
         b = tl.load(b_ptr + token * b_stride + first + rows, mask=is_row, other=0.0)
         c = tl.load(c_ptr + token * c_stride + first + rows, mask=is_row, other=0.0)
         step = tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + dt_bias
-        # log(1 + e^x), without loss where e^x is small.
+        # log(1 + e^x), accurate for small e^x.
         power = tl.exp(tl.minimum(step, 20.0))
         shifted = 1.0 + power
         small = tl.where(shifted == 1.0, power, tl.log(shifted) * (power / (shifted - 1.0)))

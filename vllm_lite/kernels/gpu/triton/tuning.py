@@ -1,9 +1,9 @@
-"""How work is cut into tiles: looked up in the tables of `tuned/`, never searched while serving.
+"""Tile sizes, looked up in the tables of `tuned/`; nothing is tuned while serving.
 
-An entry is for a kind of work, a size and a target. Of a kind's entries those of the newest target
-that is not newer than the device count, and of these the smallest that holds the work's size, else
-the largest. An entry's origin says whether it was measured, or only fits the registers and shared
-memory that ahead-of-time compilation finds; `benchmarks/tune.py` makes both.
+An entry is for a kind of work, a size and a target. Of a kind's entries, those of the newest
+target up to the device's count, and of these the smallest that holds the work's size, else
+the largest. An entry's origin says whether it was measured, or only fits the registers and
+shared memory according to ahead-of-time compilation; `benchmarks/tune.py` makes both.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from typing import Any
 
 import torch
 
-from vllm_lite.kernels.gpu.triton import device as devices
-
 TABLES = Path(__file__).with_name("tuned")
-
-# Whether the way work is cut may not depend on how much there is.
+# Whether splits must not depend on the batch.
 _is_fixed = False
+OLDEST_TARGET = 80
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """Rows, outputs and inputs that a program multiplies at a time, and what runs it."""
+    """Rows, outputs and inputs of a program's tile, and its launch options."""
 
     block_m: int
     block_n: int
@@ -47,7 +45,7 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """Rows (queries times heads of a group) and keys of a tile, and what runs it."""
+    """Rows (queries times heads of a group) and keys of a tile, and its launch options."""
 
     rows: int
     keys: int
@@ -55,38 +53,60 @@ class AttentionTile:
     num_stages: int
 
 
+@cache
+def processor_count(device: torch.device) -> int:
+    """Number of a device's multiprocessors; 1 without an NVIDIA GPU, for the interpreter."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def target(device: torch.device) -> int:
+    """The compute capability as one number, such as 90; the oldest one without an NVIDIA GPU."""
+    if device.type != "cuda":
+        return OLDEST_TARGET
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether matrix instructions take 8-bit floats."""
+    return target(device) >= 89
+
+
 def fix_cuts(fixed: bool) -> None:
-    """From now on cut attention alike whatever the batch, if `fixed`, or as suits the device."""
+    """Set whether attention is split alike for every batch."""
     global _is_fixed
     _is_fixed = fixed
 
 
 def is_fixed() -> bool:
-    """Whether attention is cut alike whatever the batch."""
+    """Whether attention is split alike for every batch."""
     return _is_fixed
 
 
 def num_processors(device: torch.device) -> int:
-    """How many programs attention shall give a device; 0 where it may not look at the batch."""
-    return 0 if _is_fixed else devices.num_processors(device)
+    """Number of programs for attention to fill; 0 if splits must not depend on the batch."""
+    return 0 if _is_fixed else processor_count(device)
 
 
 def product_tile(kind: str, num_rows: int, device: torch.device) -> ProductTile:
-    """The tile for `num_rows` rows of a product of `kind`."""
-    return ProductTile(**entry("products", kind, num_rows, devices.target(device))["tile"])
+    """The tile for `num_rows` rows of a GEMM of `kind`."""
+    return ProductTile(**entry("products", kind, num_rows, target(device))["tile"])
 
 
 def attention_tile(kind: str, head_size: int, device: torch.device) -> AttentionTile:
-    """The tile for heads of `head_size` in "decode" or "prefill".
+    """The tile for heads of `head_size`, for "decode" or "prefill".
 
-    A kind that ends in " wide" is of float32, in " narrow" of a cache of 8-bit numbers.
+    Kinds ending in " wide" are for float32, in " narrow" for an 8-bit cache.
     """
-    found = entry("attention", kind, head_size, devices.target(device))
+    found = entry("attention", kind, head_size, target(device))
     return AttentionTile(**found["tile"])
 
 
 def num_splits(num_tiles: int, num_inputs: int, block_k: int, num_processors: int) -> int:
-    """Into how many parts sums are cut so that every processor has a tile: 1 is not cut.
+    """Number of parts to split sums into so that every processor has a tile.
 
     A part keeps at least four steps of block_k inputs, so that loads still overlap.
     """

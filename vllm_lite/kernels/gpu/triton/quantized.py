@@ -1,4 +1,4 @@
-"""Products and look-ups by GGUF's rows in Triton: `grouped_linear` for each part of a weight."""
+"""Linear layers and look-ups by GGUF weights in Triton: `grouped_linear` for each part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from vllm_lite.kernels.gpu.triton.grouped_linear import (
 )
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
-from vllm_lite.kernels.reference.quantized import look_up_range
+from vllm_lite.kernels.reference.linear import look_up_range
 
 _ROWS = 16
-
 _CHUNK = tl.constexpr(CHUNK)
 _HALF = tl.constexpr(CHUNK // 2)
 
@@ -82,9 +81,8 @@ def quantized_linear(
     weight: GroupedParts,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    if len(weight.parts) == 1:
-        return grouped_linear(x, weight.parts[0].weight, bias, out_dtype)
     columns = []
     first = 0
     for part in weight.parts:
@@ -92,7 +90,9 @@ def quantized_linear(
         of_part = None if bias is None else bias[first:end]
         columns.append(grouped_linear(x, part.weight, of_part, out_dtype))
         first = end
-    return torch.cat(columns, 1)
+    if out is None and len(columns) == 1:
+        return columns[0]
+    return torch.cat(columns, 1, out=out)
 
 
 def quantized_lookup(

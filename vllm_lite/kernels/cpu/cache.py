@@ -1,0 +1,77 @@
+"""Writes to the paged cache by the compiled CPU kernels.
+
+A cache's blocks may lie any distance apart, as in memory that many layers share, and its rows may
+be parts of longer ones, as values that are the first numbers of keys are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.cpu.arguments import DTYPES, check_index, dtype_number, refuse
+from vllm_lite.kernels.cpu.calls import calls
+from vllm_lite.kernels.reference.cache import has_row_scales, value_size_of
+
+_CACHE_DTYPES = {**DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    num_tokens, num_kv_heads, key_size = key.shape
+    cache_dtype, is_scaled, value_size = check_caches(
+        "reshape_and_cache", key_cache, value_cache, key_size
+    )
+    num_blocks, cache_heads, block_size, _ = key_cache.shape
+    if value.shape != (num_tokens, num_kv_heads, value_size) or cache_heads != num_kv_heads:
+        raise refuse("reshape_and_cache", "key, value and caches do not fit together")
+    if key.stride(2) != 1 or value.stride(2) != 1:
+        raise refuse("reshape_and_cache", "takes dense heads")
+    check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
+    calls.get().reshape_and_cache(
+        key.data_ptr(),
+        value.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        dtype_number("reshape_and_cache", key, value),
+        cache_dtype,
+        num_tokens,
+        key.stride(0),
+        key.stride(1),
+        key_size,
+        value.stride(0),
+        value.stride(1),
+        value_size,
+        num_blocks,
+        *cache_strides("reshape_and_cache", key_cache),
+        *cache_strides("reshape_and_cache", value_cache),
+        num_kv_heads,
+        block_size,
+        is_scaled,
+    )
+
+
+def check_caches(
+    operation: str, key_cache: Tensor, value_cache: Tensor, key_size: int
+) -> tuple[int, bool, int]:
+    """Return the caches' type number, whether rows end in a scale, and the values' size."""
+    dtype = _CACHE_DTYPES.get(key_cache.dtype)
+    if dtype is None:
+        raise refuse(operation, f"cannot use caches of {key_cache.dtype}")
+    try:
+        value_size = value_size_of(key_cache, value_cache, key_size)
+        return dtype, has_row_scales(key_cache, key_size), value_size
+    except ValueError as error:
+        raise refuse(operation, f"query, key and caches do not fit together: {error}") from None
+
+
+def cache_strides(operation: str, cache: Tensor) -> tuple[int, int]:
+    """Strides between blocks and between rows, in elements."""
+    _, num_heads, block_size, size = cache.shape
+    row = cache.stride(2) if block_size > 1 else cache.stride(1) if num_heads > 1 else size
+    is_even = num_heads == 1 or cache.stride(1) == block_size * row
+    if not is_even or row < size or cache.stride(3) != 1 < size:
+        raise refuse(operation, "a head's rows in a block of a cache must follow the last's")
+    return cache.stride(0), row

@@ -1,0 +1,44 @@
+"""GGUF blocks expanded to numbers by the compiled CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vllm_lite._cpu as _cpu
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu.arguments import (
+    dtype_number,
+)
+
+
+def dequantize_gguf(
+    raw: memoryview | Tensor, ggml_type: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
+    try:
+        block_elements, block_bytes = _cpu.ggml_block(ggml_type)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; convert the model to Q4_K, Q8_0 or BF16") from None
+    size = math.prod(shape)
+    divisible = block_elements == 16  # plain floats are only grouped for speed
+    if not divisible and size and shape[-1] % block_elements:
+        raise CheckpointError(f"a row of {shape[-1]} values is not made of whole GGUF blocks")
+    if storage.nbytes * block_elements != size * block_bytes or not storage.flags.c_contiguous:
+        raise CheckpointError(
+            f"a GGUF tensor of shape {tuple(shape)} has {storage.nbytes} bytes of storage, "
+            f"not {size * block_bytes // block_elements}: the file is damaged"
+        )
+    output = torch.empty(tuple(shape), dtype=dtype)
+    _cpu.dequantize(
+        storage.ctypes.data,
+        output.data_ptr(),
+        ggml_type,
+        dtype_number("dequantize_gguf", output),
+        size,
+    )
+    return output

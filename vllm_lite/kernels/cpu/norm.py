@@ -1,0 +1,115 @@
+"""Norms of rows by the compiled CPU kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.cpu.arguments import (
+    dtype_number,
+    refuse,
+    row_stride,
+)
+from vllm_lite.kernels.cpu.calls import calls
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    return _norm("rms_norm", x, weight, None, eps, out)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _add_and_norm("fused_add_rms_norm", x, residual, weight, None, eps)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+) -> Tensor:
+    return _norm("layer_norm", x, weight, bias, eps, out)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _add_and_norm("fused_add_layer_norm", x, residual, weight, bias, eps)
+
+
+def _norm(
+    operation: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor | None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    elif out.shape != x.shape:
+        raise refuse(operation, "out must match x")
+    calls.get().norm(
+        x.data_ptr(),
+        0,
+        *_factors(operation, x, weight, bias),
+        out.data_ptr(),
+        dtype_number(operation, x, out),
+        dtype_number(operation, weight),
+        x.shape[0],
+        1 if x.dim() == 2 else x.shape[1],
+        x.shape[-1],
+        *_row_strides(operation, x),
+        0,
+        *_row_strides(operation, out),
+        eps,
+        operation == "layer_norm",
+    )
+    return out
+
+
+def _add_and_norm(
+    operation: str, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    if residual.shape != x.shape:
+        raise refuse(operation, "residual must match x")
+    num_rows, size = x.shape
+    stride = row_stride(operation, x)
+    calls.get().norm(
+        x.data_ptr(),
+        residual.data_ptr(),
+        *_factors(operation, x, weight, bias),
+        x.data_ptr(),
+        dtype_number(operation, x, residual),
+        dtype_number(operation, weight),
+        num_rows,
+        1,
+        size,
+        stride,
+        0,
+        row_stride(operation, residual),
+        stride,
+        0,
+        eps,
+        operation == "fused_add_layer_norm",
+    )
+    return x, residual
+
+
+def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
+    """Addresses and type of a norm's weight and bias, which have x's type or float32."""
+    for factors in (weight,) if bias is None else (weight, bias):
+        if factors.shape != x.shape[-1:] or not factors.is_contiguous():
+            raise refuse(operation, "weight and bias must match x")
+        if factors.dtype not in (x.dtype, torch.float32) or factors.dtype != weight.dtype:
+            raise refuse(
+                operation, f"weight and bias must both be {x.dtype}, or both torch.float32"
+            )
+    return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+
+
+def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
+    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
+    if tensor.dim() == 2:
+        return row_stride(operation, tensor), 0
+    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
+        raise refuse(operation, "takes matrices, or heads, with dense rows")
+    return tensor.stride(0), tensor.stride(1)

@@ -1,0 +1,141 @@
+"""Linear layers by plain weights in Triton, and what all linear kernels share.
+
+`fixed_linear` adds in one order for any number of rows: one tile for all sizes, since another
+might use another instruction and round differently, and no split sums. It is slower than torch's
+library and used only in deterministic mode. Split sums are added in a fixed order, so that the
+same launch always gives the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.reference.linear import PackedLinear, linear
+
+_SUM_BLOCK = 1024
+_TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def tile_of(program, num_row_tiles, num_column_tiles, ROWS: tl.constexpr):
+    """A program's (row tile, column tile); ROWS row tiles in turn share a cached weight tile."""
+    per_group = ROWS * num_column_tiles
+    first_row = program // per_group * ROWS
+    rows = tl.minimum(num_row_tiles - first_row, ROWS)
+    inside = program % per_group
+    return first_row + inside % rows, inside // rows
+
+
+@triton.jit
+def add_parts_kernel(
+    out_ptr,
+    parts_ptr,
+    bias_ptr,
+    num_parts,
+    size,
+    num_columns,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = places < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in range(num_parts):
+        total += tl.load(parts_ptr + part * size + places, mask=mask, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + places % num_columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, total, mask=mask)
+
+
+def new_parts(out: Tensor, num_parts: int) -> Tensor:
+    """Allocate [num_parts, T, M] float32 for split sums of out [T, M]; one part is out itself."""
+    if num_parts == 1:
+        return out
+    return out.new_empty((num_parts, *out.shape), dtype=torch.float32)
+
+
+def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None) -> None:
+    """out [T, M] = the sum of parts [S, T, M] plus bias [M]."""
+    size = out.numel()
+    add_parts_kernel[(triton.cdiv(size, _SUM_BLOCK),)](
+        out,
+        parts,
+        out if bias is None else bias,
+        len(parts),
+        size,
+        out.shape[1],
+        HAS_BIAS=bias is not None,
+        BLOCK=_SUM_BLOCK,
+    )
+
+
+@triton.jit
+def fixed_linear_kernel(
+    out_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    x_stride,
+    weight_stride,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row_tile, column_tile = tile_of(
+        tl.program_id(0), tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_outputs, BLOCK_N), 8
+    )
+    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    outputs = (column_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    is_row = rows < num_rows
+    is_output = outputs < num_outputs
+    inside = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + rows[:, None] * x_stride + inside[None, :]
+    weight_ptrs = weight_ptr + outputs[None, :] * weight_stride + inside[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for first in range(0, num_inputs, BLOCK_K):
+        is_input = first + inside < num_inputs
+        x = tl.load(x_ptrs + first, mask=is_row[:, None] & is_input[None, :], other=0.0)
+        weight = tl.load(
+            weight_ptrs + first, mask=is_input[:, None] & is_output[None, :], other=0.0
+        )
+        acc = tl.dot(x, weight, acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    place = rows[:, None] * num_outputs + outputs[None, :]
+    tl.store(out_ptr + place, acc, mask=is_row[:, None] & is_output[None, :])
+
+
+def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    num_rows, num_inputs = x.shape
+    num_outputs = len(weight)
+    out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
+    tiles = triton.cdiv(num_rows, _TILE["BLOCK_M"]) * triton.cdiv(num_outputs, _TILE["BLOCK_N"])
+    fixed_linear_kernel[(tiles,)](
+        out,
+        x,
+        weight,
+        out if bias is None else bias,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        x.stride(0),
+        weight.stride(0),
+        HAS_BIAS=bias is not None,
+        BLOCK_K=128 // x.itemsize,
+        **_TILE,
+    )
+    return out
+
+
+def gated_linear(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
+) -> Tensor:
+    return act_and_mul(linear(x, weight, bias), name)

@@ -1,0 +1,79 @@
+"""Activations, scaled sums and rotary embeddings, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _gelu_quick(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# Functions of float32, in the order of ActivationKind in csrc/cpu/kernel_table.h.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,  # arXiv:1606.08415, by the error function
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_quick": _gelu_quick,
+    "relu": F.relu,
+    "relu2": _relu2,  # arXiv:2109.08668
+}
+
+
+def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
+    """Return the activation `name` (see ACTIVATIONS) of x [T, N]. `out` may be x itself."""
+    activated = ACTIVATIONS[name](x.float())
+    return activated.to(x.dtype) if out is None else out.copy_(activated)
+
+
+def act_and_mul(x: Tensor, name: str) -> Tensor:
+    """Return activation(gate, name) * up [T, I] of x [T, 2I], whose halves are gate and up."""
+    gate, up = x.chunk(2, dim=-1)
+    return activation(gate, name) * up
+
+
+def scaled_add(
+    x: Tensor,
+    y: Tensor | None = None,
+    x_scale: float = 1.0,
+    y_scale: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x * x_scale + y * y_scale, or x * x_scale alone, [T, N], in float32 and rounded once.
+
+    `out` may be x or y.
+    """
+    wide = x.float() * x_scale
+    if y is not None:
+        wide = wide + y.float() * y_scale
+    return wide.to(x.dtype) if out is None else out.copy_(wide)
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    """Rotate query [T, H, D] and key [T, K, D] in place by their positions [T] (arXiv:2104.09864).
+
+    cos_sin_cache [P, rot_dim] float32 holds rot_dim/2 cosines, then as many sines; only the first
+    rot_dim of D are rotated. Pairs are (i, i + rot_dim/2), or (2i, 2i + 1) if not is_neox.
+    """
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    rot_dim = cos_sin_cache.shape[-1]
+    for heads in (query, key):
+        rotated = heads[..., :rot_dim].float()
+        if is_neox:
+            first, second = rotated.chunk(2, dim=-1)
+        else:
+            first, second = rotated[..., 0::2], rotated[..., 1::2]
+        pair = (first * cos - second * sin, second * cos + first * sin)
+        result = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
+        heads[..., :rot_dim] = result.to(heads.dtype)

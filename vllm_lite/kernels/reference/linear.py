@@ -1,0 +1,91 @@
+"""Embeddings and linear layers by plain weights, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_lite.kernels.reference.elementwise import act_and_mul
+from vllm_lite.kernels.reference.sampling import greedy_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight [M, N] in the layout of the implementation that packed it."""
+
+    data: Tensor
+    dtype: torch.dtype
+    num_outputs: int  # M
+    num_inputs: int  # N
+
+
+def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor:
+    """Return rows [V, N] of ids [T] int64: [T, N]. An id outside 0..V-1 raises IndexError.
+
+    With `first_row`, the id of the first row, ids without a row get zeros.
+    """
+    look_up = torch.nn.functional.embedding
+    return look_up_range(lambda i: look_up(i, rows), ids, first_row, len(rows))
+
+
+def look_up_range(
+    look_up: Callable[[Tensor], Tensor], ids: Tensor, first_row: int | None, num_rows: int
+) -> Tensor:
+    """Look up `ids` [T] in a table whose first row is that of id `first_row`.
+
+    Ids without a row get zeros. Without `first_row`, rows begin with id 0 and all ids have one.
+    """
+    if first_row is None:
+        return look_up(ids)
+    rows = ids - first_row
+    elsewhere = (rows < 0) | (rows >= num_rows)
+    return look_up(rows.masked_fill_(elsewhere, 0)).masked_fill_(elsewhere.unsqueeze(1), 0)
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """Prepare weight [M, N] for `linear`; the result holds a copy."""
+    return PackedLinear(weight.clone(), weight.dtype, *weight.shape)
+
+
+def linear(
+    x: Tensor,
+    weight: PackedLinear,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x [T, N] times the weight [M, N] transposed, plus bias [M] in float32: [T, M].
+
+    Sums are float32 and rounded once, to out_dtype (default: x's own type). `out` has dense rows.
+    """
+    wide = None if bias is None else bias.float()
+    product = torch.nn.functional.linear(x.float(), weight.data.float(), wide)
+    product = product.to(x.dtype if out_dtype is None else out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def gated_linear(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None, name: str = "silu"
+) -> Tensor:
+    """Return act_and_mul(linear(x, weight, bias), name): [T, I], of a weight [2I, N]."""
+    return act_and_mul(linear(x, weight, bias), name)
+
+
+def linear_argmax(
+    x: Tensor, weight: PackedLinear, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return greedy_tokens(linear(x, weight, bias, float32)), using less memory."""
+    return greedy_tokens(linear(x, weight, bias, torch.float32))
+
+
+def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """Return x [T, N] times weight [M, N] transposed, plus bias [M]: [T, M] in `out_dtype`.
+
+    Sums are float32, and a row's depend on the row and the weight alone: GPUs otherwise use
+    torch's library, which picks the order of sums by the number of rows.
+    """
+    total = x.float() @ weight.float().T
+    return (total if bias is None else total + bias.float()).to(out_dtype)

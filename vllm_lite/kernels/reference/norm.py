@@ -1,0 +1,46 @@
+"""Norms of rows, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """Scale rows of x to unit root mean square, then by weight [N] (arXiv:1910.07467).
+
+    x is [T, N], or [T, H, N]: then each head is a row. `out` may be x itself. A weight of x's own
+    type multiplies rounded rows; a float32 weight multiplies before the one rounding.
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = (wide.to(weight.dtype) * weight).to(x.dtype)
+    return normed if out is None else out.copy_(normed)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual), both [T, N], written over x and residual."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps, out=x), residual
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+) -> Tensor:
+    """Normalise rows to zero mean and unit variance, then multiply by weight and add bias, both [N]
+    (arXiv:1607.06450). Computed in float32 and rounded once; otherwise as `rms_norm`."""
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    normed = (wide if bias is None else wide + bias.float()).to(x.dtype)
+    return normed if out is None else out.copy_(normed)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual), both [T, N], written over x and residual."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps, out=x), residual
