@@ -59,7 +59,7 @@ def make_work(args: argparse.Namespace, device: str) -> Work:
 
 
 def scaled_work(args: argparse.Namespace, device: str) -> Work:
-    """A product of codes."""
+    """A linear layer by quantised weights."""
     dtype = torch.int8 if args.kind.startswith("int8") else torch.float8_e4m3fn
     shapes = [(args.rows, args.inputs), (args.outputs, args.inputs)]
     x, weight = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
@@ -72,7 +72,7 @@ def scaled_work(args: argparse.Namespace, device: str) -> Work:
 
 
 def grouped_work(args: argparse.Namespace, device: str) -> Work:
-    """A product with a weight of small integers."""
+    """A linear layer by a grouped integer weight."""
     ggml_type, size = GROUPED[args.kind]
     raw = torch.zeros(args.outputs * args.inputs // 256 * size, dtype=torch.uint8, device=device)
     weight = from_gguf(raw, ggml_type, args.outputs)
@@ -122,7 +122,7 @@ def candidates(args: argparse.Namespace) -> Iterator[Tile]:
 
 @contextmanager
 def tiled(tile: Tile) -> Iterator[None]:
-    """Let every work be cut by `tile` inside."""
+    """Use `tile` for all work in the `with` block."""
     real = tuning.entry
     tuning.entry = lambda *_: {"tile": asdict(tile)}
     try:
@@ -132,7 +132,7 @@ def tiled(tile: Tile) -> Iterator[None]:
 
 
 def needs(work: Work, tile: Tile, target: int) -> dict[str, int] | None:
-    """What the tile's kernel takes of a target; None where it cannot be compiled."""
+    """Resources that the tile's kernel needs on a target; None if it cannot be compiled."""
     with tiled(tile), caught_launches(target) as launches:
         work()
     names = {"scaled_linear_kernel", "grouped_linear_kernel", "experts_linear_kernel"}

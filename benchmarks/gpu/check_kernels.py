@@ -39,7 +39,7 @@ Result = tuple[float, float]
 
 
 class InFloat64(TorchFunctionMode):
-    """Inside, what asks for float32 gets float64: the references then have no error to speak of."""
+    """Replaces float32 by float64 in the `with` block, so that references are nearly exact."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -53,7 +53,7 @@ class InFloat64(TorchFunctionMode):
 
 
 def moved(value: Any, change: Any) -> Any:
-    """`value` with `change` made to each tensor in it."""
+    """Apply `change` to each tensor in `value`."""
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -63,7 +63,7 @@ def moved(value: Any, change: Any) -> Any:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """A copy for the reference; numbers of one byte stay what they are."""
+    """Widen a copy for the reference; 8-bit types stay as they are."""
     if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
         return tensor.double()
     return tensor.clone()

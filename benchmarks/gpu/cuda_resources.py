@@ -1,8 +1,8 @@
-"""Compiles every kernel of csrc/cuda with nvcc, and says what it takes; no GPU is needed.
+"""Compiles every kernel of csrc/cuda with nvcc and reports its resources; no GPU is needed.
 
     python benchmarks/gpu/cuda_resources.py            prints registers, spills and thread blocks
     python benchmarks/gpu/cuda_resources.py --write    and records them in cuda_resources.json
-    python benchmarks/gpu/cuda_resources.py --check    fails where a kernel needs more than that
+    python benchmarks/gpu/cuda_resources.py --check    fails if a kernel needs more than that
 
 A spill fails under any compiler; growth is judged against figures of the same nvcc alone.
 """
@@ -82,7 +82,7 @@ def measure(nvcc: str) -> Found:
 
 
 def complaints(found: Found, version: str) -> list[str]:
-    """What spills, and what is worse than recorded."""
+    """List kernels that spill or need more than recorded."""
     recorded = json.loads(RECORD.read_text())
     is_comparable = recorded["nvcc"].partition(".")[0] == version.partition(".")[0]
     result = []

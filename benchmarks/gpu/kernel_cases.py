@@ -1,6 +1,6 @@
-"""What check_kernels.py runs: each operation of a GPU once or more, on tensors of random numbers.
+"""Cases of check_kernels.py: each GPU operation once or more, on random tensors.
 
-A case is the same call of two implementations, so that it knows neither device nor reference.
+A case is a call that any implementation can run; it knows neither device nor reference.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def paged_arguments(
 
 
 def attention_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
-    """Decoding, mixed steps, windows, bent scores and caches of one byte."""
+    """Decoding, mixed steps, windows, soft caps and 8-bit caches."""
     decode = [(1, 1), (1, 16), (1, 17), (1, longest), (1, longest // 3)]
     mixed = [(5, 5), (1, longest // 2), (17, 40), (0, 0), (2, 2)]
     shapes = [
@@ -131,7 +131,7 @@ def attention_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
 
 
 def narrow_cache_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Only the CUDA kernels are asked to read these."""
+    """8-bit caches that only the CUDA kernels read."""
     for cached in FLOAT8:
         for size in (64, 80, 96, 128, 256):
             query, keys, values, *rest = paged_arguments([(1, 7), (1, 600)], (8, 2), size, 16)
@@ -180,7 +180,7 @@ def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def logit_cases(rows: int, size: int) -> Iterator[Case]:
-    """What is done to logits, and what is drawn from them."""
+    """Token masks, sampling and log-probabilities."""
     logits = torch.randn(rows, size) * 4
     slots = torch.randperm(rows)
     bits = torch.randint(-(2**31), 2**31 - 1, (rows, -(-size // 32)), dtype=torch.int32)
@@ -214,7 +214,7 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
 
 
 def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
-    """Numbers of one byte: rows rounded to them, read back, and their products."""
+    """int8 and fp8: quantised rows and linear layers."""
     x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
     steps = {torch.int8: 0.02, torch.float8_e4m3fn: 0.07, torch.float8_e5m2: 0.14}
     spec = reference
@@ -265,7 +265,7 @@ def narrow_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
 
 
 def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int) -> Iterator[Case]:
-    """Scaled products of codes."""
+    """Linear layers by quantised weights with scales."""
     outputs = 48
     codes = (torch.randn(rows + outputs, size) * 20).clamp(-127, 127).round().to(narrow)
     bias = torch.randn(outputs)
@@ -280,13 +280,13 @@ def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int)
 
 
 def side_by_side(weights: Sequence[GroupedWeight]) -> GroupedParts:
-    """One weight of several; the types are anyone's."""
+    """Concatenate several weights of any types."""
     parts = tuple(GroupedPart(weight, 8) for weight in weights)
     return GroupedParts(parts, sum(w.num_outputs for w in weights), weights[0].num_inputs)
 
 
 def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
-    """Weights in groups of small integers, and experts."""
+    """Grouped integer weights, and experts."""
     spec = reference_grouped
     words = torch.randint(-(2**31), 2**31 - 1, (256, 8), dtype=torch.int32)
     zeros = torch.randint(-(2**31), 2**31 - 1, (4, 8), dtype=torch.int32)

@@ -1,6 +1,6 @@
-"""Launches every Triton kernel as the engine would, on tensors without storage, and catches it.
+"""Launches every Triton kernel as the engine would, on tensors without storage, and records it.
 
-Knows the operations and the shapes of models; what becomes of a launch is its user's business.
+Knows the operations and the shapes of models, not what launches are used for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 @contextmanager
 def caught_launches(target: int) -> Iterator[list[Launch]]:
-    """What is launched inside as (kernel, arguments, keywords), as on a GPU of `target`."""
+    """Collect launches in the `with` block, for a GPU of `target`."""
     launches: list[Launch] = []
     run, real_target = JITFunction.run, tuning.target
 
@@ -50,7 +50,7 @@ def caught_launches(target: int) -> Iterator[list[Launch]]:
 
 @contextmanager
 def processors(count: int) -> Iterator[None]:
-    """Let the device have `count` processors inside."""
+    """Pretend that the device has `count` processors."""
     real, tuning.processor_count = tuning.processor_count, lambda _device: count
     try:
         yield
@@ -63,7 +63,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def launch_everything() -> None:
-    """Each operation once in each model's shapes; products once for each of their tiles."""
+    """Launch each operation in each model's shapes; linear layers once for each tile."""
     for model in MODELS:
         launch_layers(*model[1:])
     launch_logits()
@@ -79,7 +79,7 @@ def launch_everything() -> None:
 
 
 def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediate: int) -> None:
-    """What a layer does beside its products; attention in each of its modes."""
+    """Launch a layer's other operations; attention in each of its modes."""
     block_size, blocks, rows = 16, 64, 8
     cache = tensor(1000, kv_heads, block_size, size)
     x, weight = tensor(rows, hidden), tensor(hidden)
@@ -125,7 +125,7 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
 
 
 def launch_logits() -> None:
-    """What is done to logits."""
+    """Launch operations on logits."""
     rows, size = 8, 131072
     logits = tensor(rows, size, dtype=torch.float32)
     index = tensor(rows, dtype=torch.int64)
@@ -140,7 +140,7 @@ def launch_logits() -> None:
 
 
 def launch_scaled(rows: int) -> None:
-    """Products of numbers of one byte: one scale an output, and blocks of scales."""
+    """Launch linear layers by int8 and fp8: one scale an output, and blocks of scales."""
     for dtype in NARROW:
         x, weight = tensor(rows, 4096, dtype=dtype), tensor(4096, 4096, dtype=dtype)
         for outputs, groups in ((4096, 1), (32, 32)):
@@ -155,7 +155,7 @@ def launch_scaled(rows: int) -> None:
 
 
 def launch_grouped(rows: int) -> None:
-    """Products of weights in groups of small integers."""
+    """Launch linear layers by grouped integer weights."""
     x = tensor(rows, 4096)
     weights = [
         from_gguf(tensor(4096 * 16 * size, dtype=torch.uint8), kind, 4096)
@@ -179,7 +179,7 @@ def launch_grouped(rows: int) -> None:
 
 
 def launch_experts(rows: int) -> None:
-    """A mixture of 128 experts, 8 for a token."""
+    """Launch a mixture of 128 experts, 8 for a token."""
     weights, ids = ops.route_topk(tensor(rows, 128), 8)
     gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
     ops.experts_mlp(tensor(16 * rows, 2048), ids.repeat(16, 1), weights, gate_up, down)
@@ -188,7 +188,7 @@ def launch_experts(rows: int) -> None:
 
 
 def launch_states() -> None:
-    """Mamba2-130M, and heads of a state as large as there are."""
+    """Launch Mamba2-130M's state operations, and heads with the largest states."""
     for heads, head_size, state_size in ((24, 64, 128), (8, 128, 256)):
         inner, places = heads * head_size, [tensor(9, dtype=torch.int32) for _ in range(3)]
         x, weight = tensor(9, inner), tensor(4, inner, dtype=torch.float32)

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/kernel_resources.py            prints registers, stack and shared memory
     python benchmarks/gpu/kernel_resources.py --write    and records them in kernel_resources.json
-    python benchmarks/gpu/kernel_resources.py --check    fails where a kernel needs more than that
+    python benchmarks/gpu/kernel_resources.py --check    fails if a kernel needs more than that
     python benchmarks/gpu/kernel_resources.py --check --share 8   and compiles an eighth of them
 
 Each launch is compiled for sm_80, sm_89 and sm_90. A byte of stack is a spilled register. A share
@@ -111,10 +111,10 @@ def measure(share: int) -> Iterator[tuple[str, int, dict[str, int]]]:
 
 
 def complaints(found: dict[str, dict[str, dict[str, int]]]) -> list[str]:
-    """What is worse than recorded, or more than a GPU has."""
+    """List kernels that need more than recorded, or more than a GPU has."""
     recorded = json.loads(RECORD.read_text())
     if recorded["triton"] != triton.__version__:
-        return []  # another compiler, other figures
+        return []  # figures of another compiler version differ
     result = []
     for name, targets in found.items():
         for target, now in targets.items():

@@ -4,8 +4,8 @@
     PYTHONPATH=. python benchmarks/gpu/run.py --sections device serving
     PYTHONPATH=. python benchmarks/gpu/run.py --dry-run         without a GPU; proves the script
 
-First what has to be right, then what is timed. A section runs in a process of its own and for so
-long at most; what goes wrong in it is a line of the table. docs/gpu.md says what figures mean.
+Correctness first, then timings. A section runs in a process of its own with a time limit;
+a failure is a line of the table. docs/gpu.md explains the figures.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Cases of time_kernels.py, one family a file, and the limits they are held against."""
+"""Cases of time_kernels.py, one family a file, and the machine's limits."""

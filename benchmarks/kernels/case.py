@@ -1,4 +1,4 @@
-"""What a kernel's case is, how long one call takes, and which share of the machine's limits it is.
+"""Cases of kernels: the time of a call and its share of the machine's limits.
 
 Knows no kernel. A case that reads more than caches hold is given as several calls over different
 data, which are made in turn: in a model, too, a weight is read once a step.
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a call took."""
+    """Timing of a call."""
 
     case: Case
     seconds: float
@@ -74,7 +74,7 @@ class Timing:
         return self.case.num_operations / self.seconds * 1e-9
 
     def share(self, limits: Limits) -> float:
-        """Of the limit that binds; above 1 where the data lie in a cache."""
+        """Share of the binding limit; above 1 if the data are cached."""
         return floor_seconds(self.case, limits) / self.seconds
 
 

@@ -1,4 +1,4 @@
-"""Products of the model's layers with plain weights, float32 and bfloat16; torch's beside them."""
+"""The model's linear layers by plain weights, float32 and bfloat16, with torch's beside them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = (1, 8, 64, 1024)
 
 
 def layer_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a decoder's products, by name."""
+    """Inputs and outputs of a decoder's linear layers, by name."""
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
     return {
         "qkv": (shape.hidden_size, heads),

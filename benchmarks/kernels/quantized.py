@@ -1,4 +1,4 @@
-"""Products with weights that stay as a GGUF file stores them."""
+"""Linear layers by quantised GGUF weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _case(kernel: str, ggml_type: int, size: tuple[int, int, int], row_bytes: in
 
     def make() -> Sequence[Callable[[], object]]:
         x = torch.randn(rows, num_inputs, dtype=torch.bfloat16)
-        # Whatever the bytes mean: the time of a product does not depend on it.
+        # Random bytes: the time does not depend on values.
         blocks = torch.randint(0, 60, (num_outputs, row_bytes), dtype=torch.uint8)
         stored = QuantizedRows(blocks, ggml_type, num_inputs)
         packed = [ops().pack_quantized([stored]) for _ in range(copies(weight_bytes))]

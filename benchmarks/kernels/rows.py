@@ -1,4 +1,4 @@
-"""What is done to each row between the products: norm, rotary, activation, cache write."""
+"""Operations on rows between linear layers: norm, rotary, activation, cache write."""
 
 from __future__ import annotations
 

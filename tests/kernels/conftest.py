@@ -1,4 +1,4 @@
-"""Every kernel test runs once for each instruction set that this machine has."""
+"""Fixtures that run kernel tests on every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_lite import _cpu
 
 @pytest.fixture(params=_cpu.supported_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces one instruction set, and gives the machine's own choice back after the test."""
+    """Force one instruction set, and restore the default after the test."""
     before = _cpu.selected_isa()
     _cpu.select_isa(request.param)
     yield request.param
@@ -25,10 +25,10 @@ EMULATED = {f"amx, {kind}": kind for kind in emulated_tiles.kinds()}
 
 @pytest.fixture(params=[*_cpu.supported_isas(), *EMULATED])
 def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """As `isa`, for products by packed weights: also those on tiles, emulated."""
+    """As `isa`, for linear layers by packed weights, with AMX tiles emulated too."""
     before = _cpu.selected_isa()
     if request.param in EMULATED:
-        # What is not a product is done by what tiles come on top of.
+        # Other operations use the level below AMX.
         _cpu.select_isa(emulated_tiles.base_isa())
         with emulated_tiles.build(EMULATED[request.param]).chosen():
             yield request.param
@@ -40,7 +40,7 @@ def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Gives the number of threads back after a test that changes it."""
+    """Restore the number of threads after a test that changes it."""
     before = _cpu.num_threads()
     yield
     _cpu.set_num_threads(before)

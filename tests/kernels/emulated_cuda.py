@@ -1,6 +1,6 @@
-"""The CUDA kernels, compiled for the host under csrc/cuda/emulation: the calls of _cuda by ctypes.
+"""The CUDA kernels compiled for the host with csrc/cuda/emulation, called by ctypes.
 
-Test-only. A build is kept for as long as the sources stay the same.
+For tests only. A build is reused until the sources change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPILERS = ("g++", "c++", "clang++")
 
 
 class EmulatedCuda:
-    """Has the functions of vllm_lite._cuda; `stream` is ignored, a call ends with its work done."""
+    """The functions of vllm_lite._cuda; `stream` is ignored and calls are synchronous."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -35,7 +35,7 @@ class EmulatedCuda:
         return self._call("copy_blocks", numbers)
 
     def run_backwards(self, is_wanted: bool) -> None:
-        """Whether the last threads of a block run first."""
+        """Set whether the last threads of a block run first."""
         self._library["vllm_lite_run_backwards"](ctypes.c_int64(is_wanted))
 
     def _call(self, name: str, numbers: tuple[float, ...]) -> str | None:
@@ -52,7 +52,7 @@ def compiler() -> str | None:
 
 
 def build() -> EmulatedCuda:
-    """Compile the kernels, a matter of seconds."""
+    """Compile the kernels, which takes seconds."""
     digest = hashlib.sha256(repr((compiler(), OPTIONS)).encode())
     for path in sorted((CSRC / "cuda").rglob("*.*")):
         digest.update(path.read_bytes())

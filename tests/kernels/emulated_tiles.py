@@ -1,9 +1,8 @@
-"""What is done on AMX tiles, built apart: on a unit in plain C++, or as real instructions.
+"""AMX kernels built separately: on a tile unit in plain C++, or with real instructions.
 
-Test-only. `plain` compiles the kernels against csrc/cpu/emulation/tile_unit.h, for the best
-instruction set that this machine has; `trapped` compiles them as _cpu does, and has what this
-processor does not know carried out by a signal handler. A build is kept for as long as the sources
-stay the same.
+For tests only. `plain` compiles the kernels against csrc/cpu/emulation/tile_unit.h, for the best
+instruction set of this machine; `trapped` compiles them as _cpu does, and a signal handler
+emulates instructions that the processor lacks. A build is reused until the sources change.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ COMPILERS = ("g++", "c++", "clang++")
 
 
 class EmulatedTiles:
-    """Takes the calls of _cpu's products; uses as many threads as that does."""
+    """Replaces _cpu's linear layers and attention, with as many threads."""
 
     def __init__(self, library: Path, is_trapped: bool) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -83,7 +82,7 @@ class EmulatedTiles:
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Products and attention of vllm_lite.kernels.cpu.ops are carried out here."""
+        """Run linear layers and attention of vllm_lite.kernels.cpu.ops here."""
         token = calls.set(self)
         try:
             yield
@@ -119,22 +118,22 @@ def compiler() -> str | None:
 
 
 def base_isa() -> str:
-    """What the plain build is compiled for: the best of this machine below tiles."""
+    """The plain build's instruction set: the best of this machine below AMX."""
     return next(isa for isa in _cpu.supported_isas() if isa in FLAGS)
 
 
 def kinds() -> list[str]:
-    """What can be built and run here."""
+    """The kinds of builds that run on this machine."""
     if compiler() is None:
         return []
-    # A processor that has tiles would carry out instructions that nobody permitted it.
+    # A processor with tiles would not trap the instructions.
     can_trap = base_isa() == "avx512_bf16" and "amx_tile" not in cpu_flags()
     return ["plain", "trapped"] if can_trap else ["plain"]
 
 
 @functools.cache
 def build(kind: str) -> EmulatedTiles:
-    """Compile the kernels, a matter of some seconds."""
+    """Compile the kernels, which takes some seconds."""
     is_trapped = kind == "trapped"
     files = [*FILES, "emulation/trap.cpp"] if is_trapped else FILES
     options = [*OPTIONS, *FLAGS[base_isa()], "-DVLLM_LITE_ISA=amx"]
@@ -149,7 +148,7 @@ def build(kind: str) -> EmulatedTiles:
         unfinished = library.with_suffix(f".{os.getpid()}")
         sources = [str(CSRC / "cpu" / name) for name in files]
         command = [str(compiler()), *options, f"-I{CSRC}", "-fPIC", "-shared", "-pthread"]
-        # A sanitizer that is loaded into this process is not for the compiler.
+        # Keep a preloaded sanitizer out of the compiler.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         words = [*command, *sources, "-o", str(unfinished)]
         subprocess.run(words, check=True, env=environment)

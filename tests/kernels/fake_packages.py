@@ -1,7 +1,7 @@
-"""Packages of attention kernels, as their documentation has them, in plain torch.
+"""Stand-ins for packages of attention kernels, after their documentation, in plain torch.
 
-Same names, arguments, shapes and checks as flash-attn 2 and flashinfer; what is not described there
-is not accepted here.
+Names, arguments, shapes and checks are those of flash-attn 2 and flashinfer; undocumented use is
+refused.
 """
 
 from __future__ import annotations

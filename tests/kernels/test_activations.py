@@ -20,7 +20,7 @@ def sweep() -> torch.Tensor:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_is_exact_to_some_units_of_the_last_place(name: str) -> None:
+def test_activations_are_accurate_to_a_few_ulps(name: str) -> None:
     x = sweep()
     wide = x.double()
     # As torch has them, these two cancel out far below zero.

@@ -111,7 +111,7 @@ def test_head_sizes_and_types(dtype: torch.dtype, cache_dtype: torch.dtype, size
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("size", [1, 7, 40, 64, 96, 128, 256])
-def test_numbers_of_one_byte(dtype: torch.dtype, narrow: str, size: int) -> None:
+def test_8_bit_caches(dtype: torch.dtype, narrow: str, size: int) -> None:
     batch(MIXED, size=size, dtype=dtype, narrow=narrow).check()
     case = batch([(1, 130), (70, 140)], (4, 2), size, 24, dtype=dtype, narrow=narrow)
     replace(case, sliding_window=67, soft_cap=5.0).check()

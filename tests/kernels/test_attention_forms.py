@@ -1,6 +1,6 @@
-"""Attention in its rarer forms: caches inside other memory, values of another size, slopes, sinks.
+"""Attention with caches inside other memory, values of another size, slopes and sinks.
 
-They equal the reference, and no scheduling decision changes a bit.
+Results equal the reference, and no scheduling decision changes a bit.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_values_of_another_size(sizes: tuple[int, int], dtype: torch.dtype) -> N
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_the_logarithm_of_the_sum(has_sinks: bool, dtype: torch.dtype) -> None:
+def test_log_sum_exp_output(has_sinks: bool, dtype: torch.dtype) -> None:
     case = batch([(2, 9), (1, 700), (40, 600)], dtype=dtype)
     padded = replace(case, query=torch.cat([case.query, case.query[:4]]))
     options = {"sinks": torch.randn(9)} if has_sinks else {}
@@ -153,7 +153,7 @@ def test_the_logarithm_of_the_sum(has_sinks: bool, dtype: torch.dtype) -> None:
     assert (ours[-4:] == -torch.inf).all()
 
 
-def test_all_of_it_is_recorded() -> None:
+def test_rare_forms_can_be_recorded() -> None:
     keys = torch.zeros(12, 1, 16, 24)
     slopes, sinks, table = torch.rand(3), torch.randn(3), torch.randn(50, 72)
 

@@ -1,4 +1,4 @@
-"""Keys and values as 8-bit numbers: written as the reference writes them, read as it reads them."""
+"""8-bit caches are written and read as by the reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(rows: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
-def test_every_code_is_read_and_written_back(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+def test_8_bit_values_round_trip(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     codes = all_codes(cache_dtype)
     values = codes.float()
     finite = values.isfinite() | values.isnan()  # 0 * infinity would not be read as itself
@@ -75,7 +75,7 @@ def test_every_code_is_read_and_written_back(dtype: torch.dtype, cache_dtype: to
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
-def test_floats_are_rounded_to_nearest_even_and_saturate(
+def test_rounding_is_to_nearest_even_and_saturates(
     dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> None:
     values = all_codes(cache_dtype).float()
@@ -102,7 +102,7 @@ def test_floats_are_rounded_to_nearest_even_and_saturate(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("size", [1, 7, 64, 100])
-def test_scaled_rows_are_the_references(
+def test_scaled_rows_match_the_reference(
     dtype: torch.dtype, cache_dtype: torch.dtype, size: int
 ) -> None:
     magnitudes = [0.0, 1e-45, 1e-38, 1e-31, 1e-29, 1e-6, 1.0, 300.0, 1e30, 3e38]
@@ -120,7 +120,7 @@ def test_scaled_rows_are_the_references(
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
-def test_a_scaled_row_that_is_not_finite_reads_as_nan(cache_dtype: torch.dtype) -> None:
+def test_a_non_finite_scaled_row_reads_as_nan(cache_dtype: torch.dtype) -> None:
     for odd, place in product([torch.nan, -torch.nan, torch.inf, -torch.inf], [0, 16, 19]):
         rows = torch.randn(3, 20)
         rows[1, place] = odd
@@ -149,7 +149,7 @@ def test_a_nan_key_reaches_the_output(cache_dtype: torch.dtype, scale_bytes: int
             assert output.isnan().all()
 
 
-def test_rows_of_a_length_that_means_nothing_are_refused() -> None:
+def test_rows_of_invalid_length_are_refused() -> None:
     key = torch.randn(2, 1, 8)
     slots = torch.arange(2)
     for dtype, size in ((torch.int8, 8), (torch.float8_e4m3fn, 10), (torch.bfloat16, 12)):

@@ -1,4 +1,4 @@
-"""The script that checks kernels on a GPU runs without one, leaves none out and can fail."""
+"""The script that checks kernels on a GPU runs without one, covers all and can fail."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
-def test_a_dry_run_says_that_nothing_was_measured(tmp_path: Path) -> None:
+def test_dry_run_reports_that_nothing_was_measured(tmp_path: Path) -> None:
     done = run("--dry-run", "--only", "decode torch.float16 D=64", "--output", f"{tmp_path}/out")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "6 of 6 right" in done.stdout and "nothing was measured" in done.stdout
     assert '"is_dry_run": true' in (tmp_path / "out").read_text()
 
 
-def test_sanitizers_see_the_cuda_kernels_alone() -> None:
+def test_sanitizers_run_only_cuda_kernels() -> None:
     lines = run("--dry-run", "--sanitize").stdout.splitlines()
     assert [line.split()[2] for line in lines] == ["memcheck", "racecheck"]
     assert all(line.endswith("check_kernels.py --only cuda") for line in lines)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_how_to_go_on() -> None:
+def test_without_a_gpu_the_error_names_the_dry_run() -> None:
     done = run()
     assert done.returncode == 1 and "--dry-run" in done.stderr
 
@@ -66,7 +66,7 @@ def test_every_operation_is_checked() -> None:
     assert checked == declared - NOT_KERNELS
 
 
-def test_a_wrong_number_is_noticed() -> None:
+def test_a_wrong_result_fails() -> None:
     import check_kernels
     import kernel_cases
 
@@ -83,7 +83,7 @@ def test_a_wrong_number_is_noticed() -> None:
     assert right <= allowed < wrong
 
 
-def test_a_case_that_raises_is_wrong_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     import argparse
 
     import check_kernels

@@ -1,4 +1,4 @@
-"""Collectives through shared memory give every rank the reference's bits; none waits for ever."""
+"""Collectives through shared memory give every rank the reference's bits and never hang."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_gather(size: int, width: int, group_fd: int) -> None:
         assert torch.equal(result, whole)
 
 
-def test_a_row_that_fits_no_slot_is_refused(group_fd: int) -> None:
+def test_a_row_larger_than_a_slot_is_refused(group_fd: int) -> None:
     group = SharedMemoryGroup(group_fd, 0, 1)
     with pytest.raises(ValueError, match="slot"):
         group.all_reduce(torch.zeros(1, SLOT + 1), torch.float32)
@@ -102,7 +102,7 @@ def step_of(ids: Tensor) -> dict[str, Tensor]:
     }
 
 
-def test_ranks_of_a_broken_group_give_up(group_fd: int) -> None:
+def test_ranks_of_a_broken_group_raise(group_fd: int) -> None:
     def run(group: SharedMemoryGroup) -> str:
         if group.rank == 1:
             time.sleep(0.05)  # rank 0 sleeps in its call by now, or will find out

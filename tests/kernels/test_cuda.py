@@ -1,6 +1,6 @@
 """The CUDA kernels equal the reference, run on the host by csrc/cuda/emulation.
 
-What no emulation shows is tested on a GPU by benchmarks/gpu/check_kernels.py.
+benchmarks/gpu/check_kernels.py tests on a GPU what emulation cannot show.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_attention(size: int, dtype: torch.dtype, ops: PagedOps) -> None:
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", HEAD_SIZES)
-def test_attention_over_one_byte_numbers(
+def test_attention_over_8_bit_caches(
     size: int, dtype: torch.dtype, cache_dtype: torch.dtype, ops: PagedOps
 ) -> None:
     case = decode([1, 33, 300], size=size, dtype=dtype)
@@ -76,7 +76,7 @@ def test_attention_over_one_byte_numbers(
 
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_one_byte_number_is_read_exactly(
+def test_every_8_bit_value_is_read_exactly(
     dtype: torch.dtype, cache_dtype: torch.dtype, calls: emulated_cuda.EmulatedCuda
 ) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(cache_dtype)
@@ -107,7 +107,7 @@ def test_window_edges(window: int, ops: PagedOps) -> None:
     check(replace(decode([64, 65, 600], heads=(4, 2)), sliding_window=window), ops)
 
 
-def test_bent_scores(ops: PagedOps) -> None:
+def test_soft_capped_scores(ops: PagedOps) -> None:
     case = decode([40, 300], heads=(4, 2))
     check(replace(case, query=case.query * 4, soft_cap=3.0), ops)
 
@@ -137,7 +137,7 @@ def test_blocks_may_lie_beyond_32_bits_of_offset(ops: PagedOps) -> None:
     assert torch.equal(far_case.attend(ops), case.attend(ops))
 
 
-def test_neither_splits_nor_the_batch_nor_the_order_of_threads_change_a_bit(
+def test_splits_batch_and_thread_order_never_change_a_bit(
     calls: emulated_cuda.EmulatedCuda,
 ) -> None:
     """Fewer than two barriers a meeting of threads would show in one of the orders."""
@@ -198,9 +198,7 @@ def test_cache_writes(block_size: int, size: int, dtype: torch.dtype, ops: Paged
 
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_are_rounded_to_one_byte(
-    dtype: torch.dtype, cache_dtype: torch.dtype, ops: PagedOps
-) -> None:
+def test_rounding_to_8_bits(dtype: torch.dtype, cache_dtype: torch.dtype, ops: PagedOps) -> None:
     """Every number of two bytes: to nearest even, to the largest if too large, NaN to NaN."""
     numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(-1, 1, 64)
     num_tokens = numbers.shape[0]
@@ -228,7 +226,7 @@ def changed(case: Batch, name: str, to: Tensor) -> Batch:
     return replace(case, **{name: to})  # type: ignore[arg-type]
 
 
-def test_what_the_kernels_cannot_take_is_refused(ops: PagedOps) -> None:
+def test_unsupported_arguments_are_refused(ops: PagedOps) -> None:
     case = decode([20, 3])
     wrong = {
         "takes heads of": decode([3], size=40),
@@ -249,7 +247,7 @@ def test_what_the_kernels_cannot_take_is_refused(ops: PagedOps) -> None:
         case.attend(PagedOps(ops._calls))
 
 
-def test_contexts_are_cut_until_the_device_is_full() -> None:
+def test_contexts_are_split_until_the_device_is_full() -> None:
     assert plan_splits(8, 255, 132) == (1, 1)
     assert plan_splits(8, 4096, 132) == (16, 1)
     assert plan_splits(8, 10**6, 132) == (MAX_UNITS, 1)

@@ -1,4 +1,4 @@
-"""GGUF storage expands to exactly what the format's own package computes."""
+"""GGUF storage dequantises exactly as in the format's own package."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch
     return torch.from_numpy(storage.reshape(rows, -1))
 
 
-def test_whatever_is_said_to_load_is_tested_here() -> None:
+def test_every_loadable_type_is_tested() -> None:
     assert set(LOADABLE_GGML_TYPES) == set(SCALE_OFFSETS)
 
 
@@ -58,7 +58,7 @@ def test_whatever_is_said_to_load_is_tested_here() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 200])
-def test_expansion_is_exact(kind: GGMLQuantizationType, dtype: torch.dtype, rows: int) -> None:
+def test_dequantisation_is_exact(kind: GGMLQuantizationType, dtype: torch.dtype, rows: int) -> None:
     raw = random_storage(kind, rows, 768)
     actual = cpu.dequantize_gguf(raw, int(kind), (rows, 768), dtype)
     assert torch.equal(actual, reference.dequantize_gguf(raw, int(kind), (rows, 768), dtype))

@@ -34,7 +34,7 @@ def restore() -> Iterator[None]:
     dispatch.select_ops("cpu")
 
 
-def test_implementations_have_the_reference_s_signatures() -> None:
+def test_implementations_match_the_reference_signatures() -> None:
     implementations: list[tuple[Any, type[Ops]]] = [(cpu, CpuOps)]
     if importlib.util.find_spec("triton"):
         from vllm_lite.kernels.gpu.triton import ops
@@ -51,7 +51,7 @@ def test_implementations_have_the_reference_s_signatures() -> None:
             ], name
 
 
-def test_the_machine_s_best_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_supported_isa_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_LITE_CPU_ISA", raising=False)
     assert dispatch.select_ops("cpu") is cpu
     assert dispatch.ops() is cpu
@@ -59,7 +59,7 @@ def test_the_machine_s_best_is_the_default(monkeypatch: pytest.MonkeyPatch) -> N
     assert dispatch.describe().startswith(f"{_cpu.selected_isa()}, {_cpu.num_threads()} thread")
 
 
-def test_the_cpu_loads_no_kernels_of_gpus() -> None:
+def test_cpu_selection_imports_no_gpu_kernels() -> None:
     code = """
 import sys
 import vllm_lite.worker.worker
@@ -72,7 +72,7 @@ print(*(m for m in sys.modules if m.startswith(("vllm_lite._cuda", "vllm_lite.ke
 
 
 @pytest.mark.parametrize("name", _cpu.supported_isas())
-def test_each_supported_set_can_be_forced(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_each_supported_isa_can_be_forced(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", name.upper())
     dispatch.select_ops("cpu")
     assert _cpu.selected_isa() == name
@@ -85,7 +85,7 @@ def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["reference", "triton"])
-def test_what_torch_multiplies_is_not_deterministic(
+def test_reference_and_triton_refuse_deterministic_mode(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", name)
@@ -93,14 +93,14 @@ def test_what_torch_multiplies_is_not_deterministic(
         dispatch.select_ops("cpu", deterministic=True)
 
 
-def test_what_is_kept_is_said() -> None:
+def test_description_mentions_deterministic_mode() -> None:
     dispatch.select_ops("cpu")
     assert "deterministic" not in dispatch.describe()
     dispatch.select_ops("cpu", deterministic=True)
     assert dispatch.describe().endswith(", deterministic")
 
 
-def test_unknown_choices_name_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_choices_list_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "mmx")
     with pytest.raises(UsageError, match="'mmx' is unknown; choose from auto, amx, avx512_bf16"):
         dispatch.select_ops("cpu")
@@ -122,7 +122,7 @@ def test_a_gpu_has_a_choice_of_backends(backend: str | None) -> None:
         assert getattr(chosen, name) is own.get(name, getattr(ops, name))
 
 
-def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
+def test_deterministic_mode_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
@@ -146,7 +146,7 @@ def test_a_gpu_is_deterministic_with_the_kernels_that_can_be(
     assert not tuning.is_fixed()
 
 
-def test_a_backend_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"XFORMERS has no kernels.*; use TRITON_ATTN, CUDA"):
         gpu_ops("XFORMERS")
     pytest.importorskip("triton")
@@ -167,7 +167,7 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
         dispatch.select_ops("cpu")
 
 
-def test_reading_speed_is_known_once_a_piece_was_read() -> None:
+def test_read_bandwidth_needs_a_whole_piece() -> None:
     piece = dispatch.READ_PIECE
     whole, half = (torch.ones(size, dtype=torch.uint8) for size in (piece, piece // 2))
     for tensors in ([], [half], [torch.ones(dispatch.READ_UNIT - 1, dtype=torch.uint8)] * 3):
@@ -178,7 +178,7 @@ def test_reading_speed_is_known_once_a_piece_was_read() -> None:
         assert speed is not None and 1e6 < speed < 1e13
 
 
-def test_plain_torch_reads_at_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_has_no_read_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "reference")
     dispatch.select_ops("cpu")
     assert dispatch.read_bandwidth([torch.ones(dispatch.READ_PIECE)], 60.0) is None

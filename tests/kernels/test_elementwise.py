@@ -85,7 +85,7 @@ def test_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_large_mean_costs_a_layer_norm_nothing() -> None:
+def test_layer_norm_is_accurate_with_a_large_mean() -> None:
     x = torch.randn(4, 1000) + 1e4
     exact = torch.nn.functional.layer_norm(x.double(), (1000,))
     normed = cpu.layer_norm(x, torch.ones(1000), torch.zeros(1000), 1e-5)
@@ -96,7 +96,7 @@ def test_a_large_mean_costs_a_layer_norm_nothing() -> None:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("size", SIZES)
-def test_a_wide_weight_is_multiplied_before_the_one_rounding(size: int) -> None:
+def test_a_float32_weight_is_applied_before_rounding(size: int) -> None:
     x, weight = torch.randn(9, size).bfloat16(), torch.randn(size) + 1
     for norm in (cpu.rms_norm, partial(cpu.layer_norm, bias=torch.randn(size))):
         wide = norm(x.float(), weight, eps=1e-6)

@@ -1,4 +1,4 @@
-"""Mixtures of experts equal the reference, and a token's bits depend on its row alone."""
+"""Mixtures of experts equal the reference, and a token's result depends on its row alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def packed(stack: Tensor) -> Any:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("is_renormalized", [True, False])
-def test_routes(is_renormalized: bool) -> None:
+def test_routing(is_renormalized: bool) -> None:
     for tokens, experts, choices in [(1, 8, 2), (300, 5, 5), (20, 129, 8), (0, 3, 1), (7, 1024, 3)]:
         logits = torch.randn(tokens, experts + 3)[:, :experts].round(decimals=1)  # some are equal
         weights, ids = cpu.route_topk(logits, choices, is_renormalized)
@@ -52,7 +52,7 @@ def test_routes(is_renormalized: bool) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_route_of_what_is_no_number_names_experts_that_exist() -> None:
+def test_routing_of_nan_gives_valid_ids() -> None:
     logits = torch.full((4, 6), torch.nan)
     logits[1] = -torch.inf
     logits[2, 4] = torch.inf
@@ -64,7 +64,7 @@ def test_a_route_of_what_is_no_number_names_experts_that_exist() -> None:
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", ["silu", "gelu"])
-def test_what_experts_make_of_tokens(dtype: torch.dtype, act: str) -> None:
+def test_experts_mlp(dtype: torch.dtype, act: str) -> None:
     _cpu.set_num_threads(3)
     for case in CASES:
         x, ids, weights, gate_up, down = make(case, dtype)
@@ -108,7 +108,7 @@ def quantized(stack: Tensor, storage: str) -> Any:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_1"])
-def test_experts_that_stay_quantised_are_their_products(dtype: torch.dtype, storage: str) -> None:
+def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage: str) -> None:
     x, ids, weights, *stacks = make((21, 6, 3, 64, 96), dtype)
     gate_up, down = (quantized(stack, storage) for stack in stacks)
     actual = cpu.experts_mlp(x, ids, weights, gate_up, down, "gelu")
@@ -125,7 +125,7 @@ def test_experts_that_stay_quantised_are_their_products(dtype: torch.dtype, stor
 
 
 @pytest.mark.usefixtures("isa")
-def test_experts_of_others_add_nothing() -> None:
+def test_other_experts_add_nothing() -> None:
     x, ids, weights, gate_up, down = make((17, 7, 3, 40, 32), torch.float32)
     for module, pack in ((cpu, packed), (reference, lambda stack: stack)):
         parts = [

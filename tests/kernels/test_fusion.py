@@ -1,4 +1,4 @@
-"""What a recorded step joins to its products has the bits of the operations one after another."""
+"""Operations fused in a recorded step give the same bits as one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def step_of(*lengths: int) -> StepTensors:
-    """Prompts side by side, of which some tokens are not to be cached."""
+    """A step of several prompts with some tokens that are not cached."""
     width = -(-max(lengths) // BLOCK)
     table = torch.arange(len(lengths) * width, dtype=torch.int32).view(len(lengths), width)
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -51,7 +51,7 @@ def step_of(*lengths: int) -> StepTensors:
 
 @dataclass
 class Layer:
-    """A layer of a decoder in all that stands beside its products."""
+    """A decoder layer with all operations around its linear layers."""
 
     dtype: torch.dtype
     is_quantized: bool = False
@@ -143,7 +143,7 @@ ATTENTION = "rotary_embedding + reshape_and_cache"
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", WIDE.values(), ids=WIDE)
 @pytest.mark.parametrize("is_quantized", [False, True])
-def test_joined_operations_keep_every_bit(is_quantized: bool, dtype: torch.dtype) -> None:
+def test_fused_operations_give_the_same_bits(is_quantized: bool, dtype: torch.dtype) -> None:
     make = partial(Layer, dtype, is_quantized)
     _cpu.set_num_threads(3)
     # More rows than go through a product together, and few.
@@ -155,14 +155,14 @@ def test_joined_operations_keep_every_bit(is_quantized: bool, dtype: torch.dtype
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
-def test_caches_of_all_numbers(cache: str, is_quantized: bool) -> None:
+def test_caches_of_all_types(cache: str, is_quantized: bool) -> None:
     _cpu.set_num_threads(3)
     for head_size in (64, 80):
         layer = Layer(torch.bfloat16, is_quantized, (4, 1), head_size, cache=cache)
         check(layer, step_of(200), step_of(2, 1))
 
 
-def test_heads_that_are_no_whole_panels() -> None:
+def test_heads_that_are_not_whole_panels() -> None:
     check(Layer(torch.float32, heads=(3, 1), head_size=6, size=20, inner=30), step_of(9, 4))
 
 
@@ -171,7 +171,7 @@ def names_of(program: RecordedStep, step: StepTensors) -> list[str]:
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])
-def test_what_is_joined(is_quantized: bool) -> None:
+def test_which_operations_are_fused(is_quantized: bool) -> None:
     product = "quantized_linear" if is_quantized else "linear"
     layer, other = (Layer(torch.bfloat16, is_quantized, norms_heads=own) for own in (False, True))
     assert names_of(recorded(layer.forward), step_of(4)) == [
@@ -187,7 +187,7 @@ def test_what_is_joined(is_quantized: bool) -> None:
     assert with_norms[1] == f"rms_norm + {product} + rms_norm + rms_norm + {ATTENTION}"
 
 
-def test_gates_of_one_product_take_a_norm_along() -> None:
+def test_a_norm_is_fused_with_a_gated_linear() -> None:
     rows, norm = torch.randn(50, 40), torch.randn(40)
     packed = cpu.pack_linear(torch.randn(128, 40))
 
@@ -203,7 +203,7 @@ def test_gates_of_one_product_take_a_norm_along() -> None:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", WIDE.values(), ids=WIDE)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_layers_of_another_kind_are_joined_too(in_place: bool, dtype: torch.dtype) -> None:
+def test_other_layers_are_fused_too(in_place: bool, dtype: torch.dtype) -> None:
     rows, norm, bias = torch.randn(50, 96).to(dtype), *torch.randn(2, 96)
     up, down = (
         cpu.pack_linear(torch.randn(shape).mul(0.1).to(dtype)) for shape in ((160, 96), (96, 160))
@@ -230,7 +230,7 @@ def test_layers_of_another_kind_are_joined_too(in_place: bool, dtype: torch.dtyp
 
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("fault", ["position", "slot"])
-def test_nothing_is_written_where_a_step_is_refused(fault: str, is_quantized: bool) -> None:
+def test_a_refused_step_writes_nothing(fault: str, is_quantized: bool) -> None:
     layer = Layer(torch.float32, is_quantized)
     program, step = recorded(layer.forward), step_of(5)
     if fault == "position":
@@ -242,7 +242,7 @@ def test_nothing_is_written_where_a_step_is_refused(fault: str, is_quantized: bo
     assert not any(cache.any() for cache in layer.kept())
 
 
-def test_a_product_over_what_a_norm_still_reads_stays_apart() -> None:
+def test_overwriting_the_input_of_a_norm_is_not_fused() -> None:
     rows, norm = torch.randn(50, 40), torch.randn(40)
     packed = cpu.pack_linear(torch.randn(40, 40))
 
@@ -255,7 +255,7 @@ def test_a_product_over_what_a_norm_still_reads_stays_apart() -> None:
     assert names_of(program, step) == ["embedding", "rms_norm", "linear"]
 
 
-def test_rows_of_another_number_stay_apart() -> None:
+def test_other_row_counts_are_not_fused() -> None:
     rows, packed = torch.randn(50, 40), cpu.pack_linear(torch.randn(40, 40))
     norm = torch.randn(20)
 
@@ -273,7 +273,7 @@ def test_rows_of_another_number_stay_apart() -> None:
     assert names_of(program, step) == ["embedding", "linear", "rms_norm"]
 
 
-def test_rows_that_two_products_read_are_made_once() -> None:
+def test_rows_that_two_linears_read_are_computed_once() -> None:
     rows, norm = torch.randn(50, 40), torch.randn(40)
     first, second = (cpu.pack_linear(torch.randn(40, 40)) for _ in range(2))
 

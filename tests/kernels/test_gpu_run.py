@@ -1,4 +1,4 @@
-"""The one command for a GPU runs whole without one, and what goes wrong in it is one line."""
+"""The benchmark command for GPUs runs without one, and a failure in it is one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kernels import emulated_cuda
 from vllm_lite.config.demo import fetch_demo
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
-# What a GPU machine need not have: this package's compiled modules and all its other dependencies.
+# Modules that a GPU machine may lack: this package's compiled ones and other dependencies.
 NOT_NEEDED = {
     *("vllm_lite._cpu", "vllm_lite._cuda", "msgspec", "zmq", "uvloop", "httptools", "uvicorn"),
     *("fastapi", "starlette", "pydantic", "prometheus_client", "xgrammar", "llguidance"),
@@ -48,7 +48,7 @@ def run(*options: object, path: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
-def test_a_dry_run_needs_neither_a_gpu_nor_what_is_compiled(tmp_path: Path) -> None:
+def test_dry_run_needs_neither_a_gpu_nor_compiled_modules(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     output = tmp_path / "out.json"
     words = ["--dry-run", "--demo", fetch_demo(), "--folder", tmp_path / "work", "--output", output]
@@ -66,8 +66,8 @@ def test_a_dry_run_needs_neither_a_gpu_nor_what_is_compiled(tmp_path: Path) -> N
     assert refused.returncode == 1 and "nothing was measured" in refused.stderr
 
 
-def test_a_gpu_path_imports_nothing_that_is_compiled(tmp_path: Path) -> None:
-    """Where there is a GPU these are imported when it is met."""
+def test_the_gpu_path_imports_no_compiled_module(tmp_path: Path) -> None:
+    """On a machine with a GPU they are imported once the GPU is found."""
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     code = """
 from measure import engine
@@ -81,7 +81,7 @@ for backend in (None, "TORCH_SDPA"):
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-def test_what_fails_in_a_section_is_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     words = [
         "--dry-run",
@@ -100,12 +100,12 @@ def test_what_fails_in_a_section_is_its_row_and_the_rest_goes_on(tmp_path: Path)
     assert rows[1]["value"] > 0
 
 
-def test_a_section_without_time_is_told_of(tmp_path: Path) -> None:
+def test_a_section_without_time_is_reported(tmp_path: Path) -> None:
     done = run("--dry-run", "--budget-s", 1, "--folder", tmp_path, "--sections", "serving")
     assert done.returncode == 1 and "no time was left" in done.stdout
 
 
-def test_a_share_is_judged_from_the_side_of_its_goal() -> None:
+def test_goals_can_be_lower_or_upper_bounds() -> None:
     from measure.report import Row
 
     assert Row("s", "w", 1.0, share=0.9, goal=0.85).is_met
@@ -128,7 +128,7 @@ def test_rows_survive_the_end_of_their_writer(tmp_path: Path) -> None:
     assert "| first / one | 1.5 TB/s | 50.0 % | >= 85.0 % | NO | a / b |" in text
 
 
-def test_what_runs_side_by_side_is_busy_once() -> None:
+def test_overlapping_spans_count_once() -> None:
     from measure.timeline import spans_of, summary
 
     def event(start: float, duration: float, name: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_a_step_reads_its_weights_and_its_contexts() -> None:
 
 
 class Parrot:
-    """An engine core that answers a prompt by the numbers after it, but for some places."""
+    """An engine core that continues a prompt by counting, except at some positions."""
 
     def __init__(self, mistakes: set[int]) -> None:
         self.mistakes = mistakes
@@ -193,7 +193,7 @@ class Parrot:
         return SimpleNamespace(outputs=[output])
 
 
-def test_only_a_sure_token_can_be_wrong() -> None:
+def test_only_tokens_with_a_clear_gap_are_compared() -> None:
     from measure.correctness import compare
 
     expected = {
@@ -207,7 +207,7 @@ def test_only_a_sure_token_can_be_wrong() -> None:
 
 
 @pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
-def test_a_library_beside_the_package_stands_for_the_compiled_module(tmp_path: Path) -> None:
+def test_a_separate_library_replaces_the_compiled_module(tmp_path: Path) -> None:
     """Of nvcc on a GPU machine; here it is the emulation's."""
     library = emulated_cuda.build()._library._name
     code = f"""
@@ -225,7 +225,9 @@ assert torch.equal(cache[:, 1, :, 1], rows[:, 0]) and cache.count_nonzero() <= 2
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-def test_without_nvcc_a_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_nvcc_explains_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from measure import cuda_module
 
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -233,7 +235,7 @@ def test_without_nvcc_a_build_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         cuda_module.build(tmp_path, "sm_90")
 
 
-def test_cases_are_shared_out_once_each() -> None:
+def test_shares_cover_each_case_once() -> None:
     import check_kernels
 
     shares = [[n for n in range(20) if check_kernels.in_share(n, f"{i}/3")] for i in range(3)]

@@ -1,4 +1,4 @@
-"""Weights in groups of small integers: exact from every storage, and multiplied alike by Triton."""
+"""Grouped integer weights are exact from every storage, and Triton multiplies them correctly."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def check_triton(weight: GroupedWeight, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
-def test_products_with_gguf_weights(kind: GGMLQuantizationType) -> None:
+def test_linear_with_gguf_weights(kind: GGMLQuantizationType) -> None:
     check_triton(gguf_weight(kind, 70)[1], torch.float16)
 
 
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
-def test_rows_are_looked_up(kind: GGMLQuantizationType) -> None:
+def test_look_ups(kind: GGMLQuantizationType) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
 
@@ -144,14 +144,14 @@ def test_parts_of_several_types_are_side_by_side() -> None:
     torch.testing.assert_close(ours, x @ torch.cat(values).T + bias, rtol=1e-4, atol=1e-4)
 
 
-def test_products_with_awq_and_gptq_weights() -> None:
+def test_linear_with_awq_and_gptq_weights() -> None:
     check_triton(awq(128, 8, 128)[1], torch.float32)
     check_triton(gptq(128, 8, 64, is_ordered=False)[1], torch.float32)
     check_triton(gptq(128, 8, 64, is_ordered=False, bits=8)[1], torch.float32)
     check_triton(gptq(96, 12, 96, is_ordered=True, bits=8, less_by=0)[1], torch.float32)
 
 
-def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_use_the_dequantised_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import grouped_linear, ops
 
@@ -161,7 +161,7 @@ def test_many_rows_take_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(ops.grouped_linear(x, weight), x @ expected.T)
 
 
-def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_sums_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops, tuning
 

@@ -1,4 +1,4 @@
-"""An output head's products: the largest outputs alone, and results in memory that is given."""
+"""An output head's kernels: largest outputs alone, and results in given memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def assert_those_of(found: tuple[torch.Tensor, torch.Tensor], outputs: torch.Tensor) -> None:
-    """The tokens and, bit by bit, the outputs that the whole product has."""
+    """Check tokens, and largest outputs bit by bit, against all outputs."""
     tokens, largest = found
     expected_tokens, expected_largest = cpu.greedy_tokens(outputs)
     assert tokens.tolist() == expected_tokens.tolist()
@@ -27,7 +27,7 @@ def assert_those_of(found: tuple[torch.Tensor, torch.Tensor], outputs: torch.Ten
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_outputs_are_those_of_the_product(dtype: torch.dtype) -> None:
+def test_largest_outputs_equal_the_full_linear(dtype: torch.dtype) -> None:
     for rows, inputs, outputs in SHAPES:
         x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
         packed = cpu.pack_linear(weight)
@@ -39,7 +39,7 @@ def test_the_largest_outputs_are_those_of_the_product(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.usefixtures("isa", "threads")
-def test_the_largest_outputs_are_those_of_the_quantised_product() -> None:
+def test_largest_outputs_equal_the_full_quantised_linear() -> None:
     for rows in (1, 13, 130):
         packed, _, _ = weights((GGML.Q4_1, 300), (GGML.Q8_0, 41), (GGML.Q6_K, 7), num_inputs=256)
         x, bias = awkward_rows(rows, 256, torch.bfloat16), torch.randn(348)
@@ -49,7 +49,7 @@ def test_the_largest_outputs_are_those_of_the_quantised_product() -> None:
 
 
 @pytest.mark.usefixtures("isa", "threads")
-def test_of_equal_outputs_the_first_is_found() -> None:
+def test_ties_go_to_the_first_output() -> None:
     _cpu.set_num_threads(2)
     weight = torch.randn(10, 16).repeat(800, 1)
     x = torch.randn(50, 16)
@@ -58,9 +58,9 @@ def test_of_equal_outputs_the_first_is_found() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_row_without_a_number_is_told_and_spares_the_others() -> None:
+def test_a_non_finite_row_is_reported_and_affects_no_other() -> None:
     x = torch.randn(5, 8)
-    # The products of the rows 1 to 3 hold a NaN, plus and minus infinity.
+    # The outputs of rows 1 to 3 have a NaN, plus and minus infinity.
     bias = torch.zeros(1000)
     x[1, 0], x[2, 0], x[3, 0] = NAN, INF, -INF
     weight = torch.rand(1000, 8) + 0.1
@@ -73,7 +73,7 @@ def test_a_row_without_a_number_is_told_and_spares_the_others() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_results_go_where_they_are_wanted() -> None:
+def test_results_are_written_to_given_memory() -> None:
     x, weight = torch.randn(7, 64), torch.randn(70, 64)
     packed, memory = cpu.pack_linear(weight), torch.full((9, 80), 5.0)
     out = memory[:7, :70]
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused() -> None:
         cpu.linear_argmax(x, packed, torch.zeros(69))
 
 
-def test_kept_rows_stay_where_they_are_until_there_are_more() -> None:
+def test_kept_rows_are_reused_until_there_are_more() -> None:
     kept = KeptRows(100)
     first = kept.rows(3)
     first.fill_(1)

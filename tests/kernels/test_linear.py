@@ -1,4 +1,4 @@
-"""Products with packed weights equal the reference, whatever else is in the batch."""
+"""Linear layers by packed weights equal the reference, independently of the batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype) -> No
 @pytest.mark.usefixtures("product_isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_gated_product_is_its_two_steps_bit_for_bit(dtype: torch.dtype, with_bias: bool) -> None:
+def test_gated_linear_equals_its_two_steps_bit_for_bit(dtype: torch.dtype, with_bias: bool) -> None:
     _cpu.set_num_threads(3)
     # (rows, inputs, outputs of either half): whole panels, then a panel of both halves.
     for rows, inputs, size in [
@@ -75,8 +75,8 @@ def test_a_gated_product_is_its_two_steps_bit_for_bit(dtype: torch.dtype, with_b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_packed_layout_serves_every_instruction_set(dtype: torch.dtype) -> None:
-    # Of many exponents, so that there is one layout for it.
+def test_the_packed_layout_is_the_same_on_every_isa(dtype: torch.dtype) -> None:
+    # Values of many magnitudes.
     weight = (torch.randn(65, 50) * 2.0 ** torch.randint(-60, 60, (65, 50))).to(dtype)
     before, layouts = _cpu.selected_isa(), []
     for isa in _cpu.supported_isas():

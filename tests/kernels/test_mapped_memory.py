@@ -20,12 +20,12 @@ def test_a_mapping_is_zero_and_starts_a_huge_page(size: int) -> None:
     assert bool((memory == 7).all())
 
 
-def test_more_addresses_than_there_are_cannot_be_mapped() -> None:
+def test_mapping_more_than_the_address_space_raises() -> None:
     with pytest.raises((OSError, OverflowError)):
         map_zeros(1 << 62)
 
 
-def test_a_system_without_huge_pages_gives_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_huge_pages_use_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     assert not map_zeros(100).any()
 

@@ -1,7 +1,7 @@
-"""What is compiled for an older processor holds no instruction that only a newer one has.
+"""Code compiled for an older processor contains no instruction that only newer ones have.
 
-Read from the object files of the build that the module comes from: what runs everywhere, the
-kernels' AVX2 copy, and what the linker could mix up between them.
+Read from the build's object files: common code, the kernels' AVX2 copy, and functions that the
+linker could mix up between copies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ASKING = re.compile(r"\s(?:cpuid|xgetbv)\s")
 
 
 def newest_build() -> Path | None:
-    """Where CMake left the objects of the module that was built last."""
+    """The folder of the object files of the last build."""
     found = [
         module.parent
         for module in ROOT.glob("build/*/_cpu*.so")
@@ -49,7 +49,7 @@ def newest_build() -> Path | None:
 
 
 def objects(name: str) -> list[Path]:
-    """The object files of one CMake target; skips where they, or objdump, are not here."""
+    """The object files of a CMake target; skips the test if they or objdump are missing."""
     build = newest_build()
     if build is None or shutil.which("objdump") is None:
         pytest.skip("there is no build here, or no objdump to read it")
@@ -83,21 +83,21 @@ def foreign(paths: list[Path], beyond: re.Pattern[str]) -> list[str]:
     [("_cpu", BEYOND_SSE2), ("kernels_portable", BEYOND_SSE2), ("kernels_avx2", BEYOND_V3)],
     ids=["common", "portable", "avx2"],
 )
-def test_nothing_newer_than_its_processor(target: str, beyond: re.Pattern[str]) -> None:
+def test_objects_hold_no_newer_instructions(target: str, beyond: re.Pattern[str]) -> None:
     paths = objects(target)
     assert paths
     assert not foreign(paths, beyond)[:10]
 
 
-def test_the_search_finds_what_it_should() -> None:
-    """In the copies for newer processors there is plenty."""
+def test_the_search_finds_newer_instructions_where_expected() -> None:
+    """Copies for newer processors contain newer instructions."""
     (linear,) = [path for path in objects("kernels_avx512") if path.name.startswith("linear")]
     assert foreign([linear], BEYOND_V3)
     (linear,) = [path for path in objects("kernels_avx2") if path.name.startswith("linear")]
     assert foreign([linear], BEYOND_SSE2)
 
 
-def test_tiles_are_used_by_their_own_level_alone() -> None:
+def test_only_the_amx_level_uses_tiles() -> None:
     for target in ("_cpu", "kernels_avx512", "kernels_avx512_vnni", "kernels_avx512_bf16"):
         assert not foreign(objects(target), TILES)[:10]
 
@@ -105,7 +105,7 @@ def test_tiles_are_used_by_their_own_level_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "products"), [("amx/linear", "tdpbf16ps"), ("kernels/quantized_linear", "tdpbsud")]
 )
-def test_products_are_made_on_tiles(name: str, products: str) -> None:
+def test_amx_kernels_use_tiles(name: str, products: str) -> None:
     (path,) = [path for path in objects("kernels_amx") if str(path).endswith(f"{name}.cpp.o")]
     used = [line.split()[0] for line in instructions(path) if TILES.search(line)]
     # Shapes are set before tiles are used, and given back afterwards.
@@ -114,7 +114,7 @@ def test_products_are_made_on_tiles(name: str, products: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_copy_shares_no_function_with_the_others(isa: str) -> None:
+def test_instruction_sets_share_no_functions(isa: str) -> None:
     """The linker keeps one of several functions of a name: it might be the newest processor's."""
     shared = []
     for path in objects(f"kernels_{isa}"):

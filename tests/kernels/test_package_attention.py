@@ -1,4 +1,4 @@
-"""Attention by installed packages: what they are given means what the reference is given."""
+"""Attention by installed packages: their arguments mean the same as the reference's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_attention(ops: Any, heads: tuple[int, int], options: dict[str, Any]) ->
     torch.testing.assert_close(actual, case.attend(reference), rtol=1.6e-2, atol=1.6e-2)
 
 
-def test_a_step_is_planned_once_for_layers_that_are_alike(ops: Any) -> None:
+def test_equal_layers_share_one_plan(ops: Any) -> None:
     case = batch([(1, 40), (1, 300)], block_size=256, dtype=torch.bfloat16)
     windowed = replace(case, sliding_window=5)
     for same_layers in ((case, case, case), (case, windowed)):

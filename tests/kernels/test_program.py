@@ -79,7 +79,7 @@ class TwoGroups:
         return self.finish(step, step["embeddings"])
 
 
-def test_variants_take_inputs_of_all_kinds_and_share_memory() -> None:
+def test_variants_share_memory() -> None:
     layers = TwoGroups()
     passes = (layers.of_ids, layers.of_embeddings)
     with torch.inference_mode():

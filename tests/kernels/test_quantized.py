@@ -1,4 +1,4 @@
-"""Products by quantised weights equal the reference, whatever else is in the batch."""
+"""Linear layers by quantised weights equal the reference, independently of the batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, scale: torch.Tens
 @pytest.mark.usefixtures("product_isa")
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products(kind: GGML, dtype: torch.dtype) -> None:
+def test_quantized_linear(kind: GGML, dtype: torch.dtype) -> None:
     for num_rows, outputs, inputs in [(1, 1, 256), (7, 70, 768), (30, 33, 512), (100, 20, 256)]:
         packed, plain, values = weights((kind, outputs), num_inputs=inputs)
         x, bias = awkward_rows(num_rows, inputs, dtype), torch.randn(outputs)
@@ -70,7 +70,7 @@ def test_products(kind: GGML, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("inputs", [32, 64, 288, 576])
 @pytest.mark.parametrize("kind", [GGML.Q4_1, GGML.Q8_0, GGML.Q5_0], ids=lambda kind: kind.name)
-def test_inputs_that_are_no_whole_chunks(kind: GGML, inputs: int) -> None:
+def test_inputs_that_are_not_whole_chunks(kind: GGML, inputs: int) -> None:
     packed, plain, values = weights((kind, 40), num_inputs=inputs)
     x = awkward_rows(14, inputs, torch.float32)
     expected = reference.quantized_linear(x, plain)
@@ -79,7 +79,7 @@ def test_inputs_that_are_no_whole_chunks(kind: GGML, inputs: int) -> None:
 
 
 @pytest.mark.usefixtures("product_isa")
-def test_parts_of_different_types_lie_side_by_side() -> None:
+def test_parts_of_different_types_are_concatenated() -> None:
     parts: Sequence[tuple[GGML, int]] = [(GGML.Q4_K, 70), (GGML.Q6_K, 5), (GGML.Q8_0, 33)]
     packed, plain, values = weights(*parts, num_inputs=512)
     x, bias = awkward_rows(9, 512, torch.float32), torch.randn(108)
@@ -121,7 +121,7 @@ def test_few_rows_give_the_same_bits_as_many(kind: GGML) -> None:
 
 @pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize(("kind", "inputs"), [(GGML.Q4_1, 352), (GGML.Q6_K, 512)])
-def test_rows_are_rounded_alike_however_they_are_stored(kind: GGML, inputs: int) -> None:
+def test_activations_are_quantised_alike_in_every_type(kind: GGML, inputs: int) -> None:
     packed, _, _ = weights((kind, 40), num_inputs=inputs)
     x = awkward_rows(75, inputs, torch.bfloat16)
     x[70, 40], x[71, 0], x[72, -1] = torch.nan, torch.inf, -torch.inf
@@ -134,7 +134,7 @@ def test_rows_are_rounded_alike_however_they_are_stored(kind: GGML, inputs: int)
 
 @pytest.mark.usefixtures("product_isa")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_spoils_its_own_row_alone(bad: float) -> None:
+def test_non_finite_values_affect_only_their_row(bad: float) -> None:
     packed, plain, _ = weights((GGML.Q4_1, 40), num_inputs=96)
     x = torch.randn(20, 96)
     clean = cpu.quantized_linear(x, packed)
@@ -149,7 +149,7 @@ def test_what_is_not_finite_spoils_its_own_row_alone(bad: float) -> None:
 @pytest.mark.usefixtures("isa")
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_are_exactly_what_the_format_says(kind: GGML, dtype: torch.dtype) -> None:
+def test_look_ups_are_exact(kind: GGML, dtype: torch.dtype) -> None:
     packed, plain, values = weights((kind, 70), num_inputs=768)
     ids = torch.tensor([69, 0, 31, 32, 31, 5])
     rows = cpu.quantized_lookup(packed, ids, dtype)
@@ -164,7 +164,7 @@ def test_rows_are_exactly_what_the_format_says(kind: GGML, dtype: torch.dtype) -
 
 
 @EVERY_KIND
-def test_the_packed_layout_serves_every_instruction_set(kind: GGML) -> None:
+def test_the_packed_layout_is_the_same_on_every_isa(kind: GGML) -> None:
     rows = QuantizedRows(random_storage(kind, 40, 512), int(kind), 512)
     before, layouts = _cpu.selected_isa(), []
     for isa in _cpu.supported_isas():

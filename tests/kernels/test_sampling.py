@@ -1,4 +1,4 @@
-"""Choosing and reporting tokens equals the reference, whatever the rows hold and stand beside."""
+"""Sampling and log-probabilities equal the reference, for any rows in any batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INF = float("inf")
 
 
 class Choices(NamedTuple):
-    """How each row draws."""
+    """Sampling parameters of each row."""
 
     inverse_temperature: torch.Tensor
     min_p: torch.Tensor
@@ -68,7 +68,7 @@ def assert_same(logits: torch.Tensor, how: Choices) -> None:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("vocab_size", [1, 5, 63, 64, 65, 1000, 5003, 49_152])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
-def test_draws_are_those_of_the_reference(vocab_size: int, scale: float) -> None:
+def test_sampled_tokens_match_the_reference(vocab_size: int, scale: float) -> None:
     count = 150 if vocab_size < 2000 else 40
     logits = (torch.randn(count, vocab_size + 3) * scale)[:, :vocab_size]
     assert_same(logits, random_choices(count, vocab_size))
@@ -76,7 +76,7 @@ def test_draws_are_those_of_the_reference(vocab_size: int, scale: float) -> None
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, 1000, 5003])
-def test_the_first_of_the_largest_logits_is_taken(vocab_size: int) -> None:
+def test_ties_of_the_largest_logit_go_to_the_first(vocab_size: int) -> None:
     logits = torch.randint(-3, 3, (200, vocab_size)).float()
     tokens, largest = cpu.greedy_tokens(logits)
     assert torch.equal(largest, logits.amax(-1))
@@ -101,7 +101,7 @@ def test_ties_are_kept_or_dropped_together() -> None:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
 @pytest.mark.parametrize("place", [0, 63, 64, 129])
-def test_a_row_that_admits_no_token_says_so_and_harms_no_other(bad: float, place: int) -> None:
+def test_a_row_without_tokens_is_reported_and_affects_no_other(bad: float, place: int) -> None:
     logits = torch.randn(5, 130)
     how = choices(*[(0.0, 0.0, 0, 1.0), (1.0, 0.1, 7, 0.9)] * 2, (1.0, 0.0, 0, 1.0))
     alone = [cpu.draw_tokens(logits[i : i + 1], *how.of(slice(i, i + 1))) for i in range(5)]
@@ -128,7 +128,7 @@ def test_one_nan_among_infinities_is_seen() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_huge_logits_are_finite_still() -> None:
+def test_huge_logits_stay_finite() -> None:
     logits = torch.full((2, 200), 3e38)
     logits[1] = -3e38
     assert cpu.greedy_tokens(logits)[1].isfinite().all()
@@ -136,7 +136,7 @@ def test_huge_logits_are_finite_still() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_what_is_banned_is_never_drawn() -> None:
+def test_banned_tokens_are_never_sampled() -> None:
     logits = torch.randn(400, 500)
     allowed = torch.rand(400, 500) < 0.01
     allowed[torch.arange(400), torch.randint(500, (400,))] = True
@@ -147,7 +147,7 @@ def test_what_is_banned_is_never_drawn() -> None:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("chance", [0.0, 1 - 2**-53])
-def test_the_edges_of_a_draw_are_tokens_with_weight(chance: float) -> None:
+def test_extreme_chances_give_tokens_with_weight(chance: float) -> None:
     logits = torch.full((1, 1000), -INF)
     logits[0, 300] = logits[0, 700] = 0.0
     for how in ((1.0, 0.0, 0, 1.0), (1.0, 0.5, 2, 0.9)):
@@ -157,7 +157,7 @@ def test_the_edges_of_a_draw_are_tokens_with_weight(chance: float) -> None:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("vocab_size", [1, 64, 300, 1201])
-def test_a_draw_inverts_the_cumulative_distribution(vocab_size: int) -> None:
+def test_sampling_inverts_the_cumulative_distribution(vocab_size: int) -> None:
     logits = torch.randn(500, vocab_size) * 2
     logits[torch.rand(500, vocab_size) < 0.7] = -INF
     logits[torch.arange(500), torch.randint(vocab_size, (500,))] = 1.0
@@ -171,7 +171,7 @@ def test_a_draw_inverts_the_cumulative_distribution(vocab_size: int) -> None:
 
 
 @pytest.mark.usefixtures("isa", "threads")
-def test_a_rows_token_is_its_own() -> None:
+def test_a_token_depends_on_its_row_alone() -> None:
     logits = torch.randn(64, 5003) * 3
     how = random_choices(64, 5003)
     together = cpu.draw_tokens(logits, *how)[0]
@@ -187,9 +187,7 @@ def test_a_rows_token_is_its_own() -> None:
 @pytest.mark.parametrize("vocab_size", [1, 64, 65, 1000, 5003])
 @pytest.mark.parametrize("num_top", [0, 1, 20, 5003])
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_logprobs_are_those_of_the_reference(
-    vocab_size: int, num_top: int, is_normalized: bool
-) -> None:
+def test_logprobs_match_the_reference(vocab_size: int, num_top: int, is_normalized: bool) -> None:
     logits = torch.randn(6, vocab_size + 1)[:, :vocab_size] * 4
     # Ties and banned tokens come in the vocabulary's order.
     logits[1] = logits[1].round()
@@ -205,7 +203,7 @@ def test_logprobs_are_those_of_the_reference(
 
 
 @pytest.mark.usefixtures("isa")
-def test_logprobs_of_an_unsound_row_name_tokens_still() -> None:
+def test_logprobs_of_a_nan_row_have_valid_ids() -> None:
     for bad in (float("nan"), INF, -INF):
         logits = torch.full((1, 100), bad)
         ids = cpu.token_logprobs(logits, torch.tensor([0]), torch.tensor([99]), 100)[1]
@@ -213,7 +211,7 @@ def test_logprobs_of_an_unsound_row_name_tokens_still() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_no_rows_are_no_trouble() -> None:
+def test_no_rows() -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     assert cpu.greedy_tokens(torch.zeros(0, 7))[0].shape == (0,)
     assert cpu.token_logprobs(torch.zeros(3, 7), empty, empty, 2)[1].shape == (0, 3)

@@ -1,4 +1,4 @@
-"""Attention by torch's own kernels equals the reference, on whatever device there is."""
+"""Attention by torch's own kernels equals the reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_attention(heads: tuple[int, int], options: dict[str, float], dtype: tor
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_one_byte_numbers_are_read_and_rows_with_scales_refused() -> None:
+def test_8_bit_caches_without_scales_are_read() -> None:
     case = batch([(1, 40), (3, 3)], size=64)
     caches = [cache.to(torch.float8_e4m3fn) for cache in (case.key_cache, case.value_cache)]
     narrow = replace(case, key_cache=caches[0], value_cache=caches[1])

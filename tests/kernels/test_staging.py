@@ -1,4 +1,4 @@
-"""Weights come through the buffers whole, converted, and never over a copy still under way."""
+"""Weights arrive whole and converted, and no buffer is reused during a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_lite.kernels.gpu.staging import Stage, write_weights
 
 
 class Fences:
-    """Fences that know what was recorded and not yet waited for."""
+    """Fences that count what was recorded and not yet waited for."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -34,7 +34,7 @@ class Fences:
     "shape", [(), (0, 4), (1,), (1000,), (7, 3), (100, 5), (3, 200, 4), (2, 999)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_any_shape_arrives(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_any_shape_is_copied(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     fences = Fences()
     stage = Stage(lambda size: torch.empty(size, dtype=torch.uint8), fences.make, num_bytes=256)
     source = (torch.randn(shape) * 50).to(torch.float32)
@@ -52,14 +52,14 @@ def test_a_part_of_a_fused_weight_is_written_in_place() -> None:
     assert fused[:, :4].sum() == 20 and fused[:, 4:].eq(3).all()
 
 
-def test_one_number_fills_what_it_is_for() -> None:
+def test_a_scalar_is_broadcast() -> None:
     stage = Stage(lambda size: torch.empty(size, dtype=torch.uint8), Fences().make, num_bytes=64)
     scales = torch.zeros(3)
     stage.write(scales, torch.tensor(2.0))
     assert scales.tolist() == [2.0] * 3
 
 
-def test_on_a_cpu_there_is_nothing_between() -> None:
+def test_cpu_copies_need_no_buffers() -> None:
     target = torch.zeros(3)
     write_weights(target, torch.arange(3))
     assert target.tolist() == [0, 1, 2]

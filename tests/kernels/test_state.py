@@ -23,7 +23,7 @@ SCANS = [(4, 16, 2, 8), (6, 5, 1, 3), (2, 70, 2, 33), (1, 1, 1, 1)]
 
 
 class Places(NamedTuple):
-    """Places of requests in a step, and the states they read and write."""
+    """Positions of requests in a step, and the states they read and write."""
 
     query_start_loc: Tensor
     state_in: Tensor
@@ -31,7 +31,7 @@ class Places(NamedTuple):
 
 
 def make_places(lengths: tuple[int, ...], padding: int = 2) -> Places:
-    """Every other request begins with zeros; all but short ones leave a snapshot on the way."""
+    """Every other request begins with zeros; all but short ones store a snapshot on the way."""
     bounds = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
     state_in = [-1 if r % 2 else r for r in range(len(lengths))]
     state_out = [-1] * (bounds[-1] + padding)
@@ -61,7 +61,7 @@ class Conv:
 
 
 class Scan:
-    """A scan of some tokens, which lie in one product as a layer's do."""
+    """A scan of some tokens, which are views of one tensor, as in a layer."""
 
     def __init__(self, num_tokens: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         heads, head_size, groups, state_size = sizes
@@ -91,7 +91,7 @@ def cases(num_tokens: int, dtype: torch.dtype) -> list[Conv | Scan]:
 
 
 def random_states(shape: tuple[int, ...]) -> Tensor:
-    """Of slots that do not follow one another."""
+    """States in slots that are not adjacent."""
     return torch.randn(SLOTS, 2, *shape)[:, 1]
 
 
@@ -110,16 +110,14 @@ def compare(ops: Any, places: Places, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_what_states_make_of_tokens(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_states_match_the_reference(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
     _cpu.set_num_threads(3)
     compare(cpu, make_places(lengths), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("lengths", LENGTHS[:2])
-def test_what_states_make_of_tokens_under_triton(
-    lengths: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_states_under_triton(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
 
@@ -128,8 +126,8 @@ def test_what_states_make_of_tokens_under_triton(
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_cut_into_steps_changes_a_bit(dtype: torch.dtype) -> None:
-    """Pieces that hand the state on through changing slots, beside another request."""
+def test_splits_into_steps_never_change_a_bit(dtype: torch.dtype) -> None:
+    """Splits pass the state on through changing slots, beside another request."""
     whole = make_places((40,), padding=0)._replace(state_in=torch.tensor([-1]).int())
     for case in cases(40, dtype):
         _cpu.set_num_threads(1)
@@ -155,7 +153,7 @@ def test_no_cut_into_steps_changes_a_bit(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_what_is_not_finite_stays_so() -> None:
+def test_non_finite_values_propagate() -> None:
     case = Scan(3, (2, 8, 1, 4), torch.float32)
     case.mixed[1, -1] = torch.nan
     states = random_states(case.shape)

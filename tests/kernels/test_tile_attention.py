@@ -1,6 +1,6 @@
-"""Attention on AMX tiles, emulated: it equals the reference, and chunks change nothing by a bit.
+"""Attention on emulated AMX tiles equals the reference, and chunks never change a bit.
 
-Where there are tiles they are an instruction set like others, for all laws of attention.
+On machines with tiles, AMX is also one of the instruction sets of the other attention tests.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_windows_and_caps(window: int) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
-def test_other_arithmetic_goes_past_the_tiles() -> None:
+def test_other_types_do_not_use_tiles() -> None:
     batch(LENS).check()
     batch(LENS, dtype=torch.bfloat16, cache_dtype=torch.float32).check()
 
@@ -99,7 +99,7 @@ def test_other_requests_never_change_a_bit() -> None:
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_within_its_request(bad: float) -> None:
+def test_non_finite_values_stay_within_their_request(bad: float) -> None:
     """Neither another request's numbers nor what scratch memory holds is ever multiplied."""
     case = batch([(3, 40), (3, 40)], size=40, dtype=torch.bfloat16)
     expected = case.attend()

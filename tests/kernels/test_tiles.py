@@ -1,6 +1,7 @@
-"""Products on AMX tiles beyond the laws of all products: exact where they should be, and alone.
+"""Linear layers on AMX tiles: exact results, special values and detection.
 
-The kernels run on an emulated unit; where there are tiles they are an instruction set like others.
+The kernels run on an emulated unit; on machines with tiles, AMX is also one of the instruction
+sets of the other tests.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def test_the_kernels_own_check_passes(tiles: EmulatedTiles) -> None:
 
 @pytest.fixture
 def below_tiles() -> Iterator[None]:
-    """The level that tiles come on top of."""
+    """The instruction set below AMX."""
     before = _cpu.selected_isa()
     _cpu.select_isa(emulated_tiles.base_isa())
     yield
@@ -52,7 +53,7 @@ def below_tiles() -> Iterator[None]:
 
 @pytest.mark.usefixtures("below_tiles")
 @EVERY_KIND
-def test_quantised_products_are_those_of_the_level_below(kind: GGML, tiles: EmulatedTiles) -> None:
+def test_quantised_linear_equals_the_level_below(kind: GGML, tiles: EmulatedTiles) -> None:
     before = tiles.num_trapped
     for inputs, outputs in [(256, 50), (768, 16), (512, 33)]:
         packed, _, _ = weights((kind, outputs), num_inputs=inputs)
@@ -65,7 +66,7 @@ def test_quantised_products_are_those_of_the_level_below(kind: GGML, tiles: Emul
     assert not tiles.is_trapped or tiles.num_trapped > before
 
 
-def test_whole_numbers_are_multiplied_exactly(tiles: EmulatedTiles) -> None:
+def test_integers_are_multiplied_exactly(tiles: EmulatedTiles) -> None:
     for inputs in (1, 2, 31, 32, 33, 64, 95, 576):
         weight = torch.randint(-8, 9, (70, inputs))
         packed = cpu.pack_linear(weight.bfloat16())
@@ -87,8 +88,8 @@ def test_a_row_is_the_same_at_every_height(tiles: EmulatedTiles) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_where_it_is(bad: float, tiles: EmulatedTiles) -> None:
-    """Neither other rows nor what lies around the inputs in memory is ever multiplied."""
+def test_non_finite_values_stay_in_their_rows(bad: float, tiles: EmulatedTiles) -> None:
+    """Neither other rows nor memory around the inputs affects a row."""
     wide = torch.full((40, 200), bad, dtype=torch.bfloat16)
     x, weight = wide[:, 50:127], torch.randn(20, 77).bfloat16()
     x.normal_()
@@ -110,8 +111,8 @@ def test_subnormal_numbers_count_as_zero(tiles: EmulatedTiles) -> None:
     assert got.tolist() == [[0.0, 0.0, 0.0], [SMALLEST, 0.0, 2 * SMALLEST]]
 
 
-def test_even_and_odd_inputs_are_added_up_apart(tiles: EmulatedTiles) -> None:
-    """The unit's own order: what plain summation from the left would lose is kept."""
+def test_even_and_odd_inputs_are_summed_separately(tiles: EmulatedTiles) -> None:
+    """The unit's order of sums keeps terms that summation from the left would lose."""
     x = torch.ones(1, 32).bfloat16()
     weight = torch.zeros(1, 32)
     weight[0, 0], weight[0, 1], weight[0, 2] = 2.0**30, 1.0, -(2.0**30)
@@ -123,7 +124,7 @@ def test_even_and_odd_inputs_are_added_up_apart(tiles: EmulatedTiles) -> None:
 @pytest.mark.skipif("amx" not in _cpu.supported_isas(), reason="this machine has no tiles")
 @pytest.mark.usefixtures("below_tiles")
 @EVERY_KIND
-def test_quantised_products_on_this_machines_tiles_too(kind: GGML) -> None:
+def test_quantised_linear_on_real_tiles(kind: GGML) -> None:
     packed, _, _ = weights((kind, 50), num_inputs=768)
     for height in HEIGHTS:
         x = awkward_rows(height, 768, torch.bfloat16)
@@ -134,7 +135,7 @@ def test_quantised_products_on_this_machines_tiles_too(kind: GGML) -> None:
 
 
 def run_program(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile C++ and run it; skips where there is no compiler."""
+    """Compile C++ and run it; skips the test without a compiler."""
     if emulated_tiles.compiler() is None:
         pytest.skip("no C++ compiler")
     program = f"{folder}/program"
@@ -156,9 +157,7 @@ def run_program(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("configure(16, 64); unit.add_bfloat16_products(0, 1, 2); exit(3);", ""),
     ],
 )
-def test_the_emulated_unit_refuses_what_a_processor_would(
-    misuse: str, message: str, tmp_path: Path
-) -> None:
+def test_the_emulated_unit_refuses_invalid_use(misuse: str, message: str, tmp_path: Path) -> None:
     source = f"""
         #include "cpu/emulation/tile_unit.h"
         vllm_lite::emulation::TileUnit unit;
@@ -175,8 +174,8 @@ def test_the_emulated_unit_refuses_what_a_processor_would(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="asks an x86-64 processor")
-def test_a_processor_that_fails_fails_in_a_child_alone(tmp_path: Path) -> None:
-    """What machines do that announce tiles and have none: nothing of it reaches this process."""
+def test_a_broken_tile_unit_fails_only_in_a_child(tmp_path: Path) -> None:
+    """A machine that announces tiles but lacks them crashes only the child process."""
     source = """
         #define VLLM_LITE_HAS_AMX 1
         #include "cpu/tiles.cpp"
@@ -205,8 +204,8 @@ def test_a_processor_that_fails_fails_in_a_child_alone(tmp_path: Path) -> None:
     assert done.stdout == "1000001 no child is left\n"
 
 
-def test_asking_for_tiles_is_the_same_in_threads_and_children() -> None:
-    """The answer is found once, before a fork as after it, whatever signals are set to."""
+def test_tile_detection_agrees_in_threads_and_children() -> None:
+    """Detection gives the same answer before and after a fork, for any signal handlers."""
     program = """
         import faulthandler, os, signal, threading
         faulthandler.enable()

@@ -1,4 +1,4 @@
-"""The kernels' benchmark: each family has cases that run, held against the limit that binds."""
+"""The kernels' benchmark: each family has cases that run, compared with the binding limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_first_case_of_a_family_is_timed(case: Any, family: str) -> None:
     assert len({(one.kernel, one.size) for one in found}) == len(found)
 
 
-def test_the_limit_that_binds_makes_the_floor(case: Any) -> None:
+def test_the_binding_limit_is_the_floor(case: Any) -> None:
     limits = importlib.import_module("kernels.limits").Limits(10.0, 100.0, 50.0, 400.0)
 
     def floor(num_bytes: float, operations: float, arithmetic: str) -> float:

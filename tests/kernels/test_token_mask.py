@@ -30,7 +30,7 @@ def test_apply_token_mask(vocab_size: int, rows: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_bit_allows_its_token_alone() -> None:
+def test_a_bit_allows_only_its_token() -> None:
     for token in (0, 31, 32, 63, 69):
         logits = torch.zeros(1, 70)
         bits = torch.zeros(1, 3, dtype=torch.int64)

@@ -137,7 +137,7 @@ def test_cache_writes(block_size: int, cache_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("size", [7, 80])
-def test_writes_of_one_byte_a_number(narrow: str, size: int) -> None:
+def test_8_bit_cache_writes(narrow: str, size: int) -> None:
     kind, scale_bytes = NARROW[narrow]
     sizes = torch.tensor([0.0, 1e-45, 1e-31, 1e-5, 1.0, 1e3, 1e6, 3e38, torch.inf, torch.nan])
     key, value = torch.rand(2, len(sizes), 3, size) * 2 - 1
@@ -154,7 +154,7 @@ def test_writes_of_one_byte_a_number(narrow: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("narrow", NARROW)
-def test_attention_to_numbers_of_one_byte(narrow: str) -> None:
+def test_attention_over_8_bit_caches(narrow: str) -> None:
     check(batch([(3, 40), (1, 70), (20, 20)], size=24, narrow=narrow))
     case = batch([(1, 40), (1, 90)], size=64, narrow=narrow)
     check(replace(case, sliding_window=33, soft_cap=2.0))
@@ -199,7 +199,7 @@ def test_attention_in_a_window(window: int) -> None:
         check(replace(batch(lens, size=16), sliding_window=window))
 
 
-def test_attention_with_bent_scores() -> None:
+def test_attention_with_soft_cap() -> None:
     check(replace(batch([(9, 40), (1, 7)], size=16), soft_cap=0.5))
 
 
@@ -235,7 +235,7 @@ def test_splits_fill_the_device_and_stay_long_enough() -> None:
     assert attention.num_splits(1, 10**6, 132) == 32
 
 
-def test_tiles_hold_whole_queries() -> None:
+def test_tiles_contain_whole_queries() -> None:
     cpu = torch.device("cpu")
     for group in (1, 2, 3, 7, 64, 71):
         for size in (8, 64, 80, 128, 256):

@@ -16,7 +16,7 @@ CASES = [(1, 8, 2), (7, 5, 5), (20, 12, 3), (33, 3, 1)]
 
 @pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
 @pytest.mark.parametrize("is_renormalized", [True, False])
-def test_routes(tokens: int, experts: int, choices: int, is_renormalized: bool) -> None:
+def test_routing(tokens: int, experts: int, choices: int, is_renormalized: bool) -> None:
     logits = torch.randn(tokens, experts).round(decimals=1)  # some are equal
     ours = ops.route_topk(logits, choices, is_renormalized)
     theirs = reference_experts.route_topk(logits, choices, is_renormalized)
@@ -36,7 +36,7 @@ def test_pairs_are_sorted_by_expert(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_experts_make_of_tokens(dtype: torch.dtype) -> None:
+def test_experts_mlp(dtype: torch.dtype) -> None:
     for tokens, experts, choices in CASES[:3]:
         x = torch.randn(tokens, 48).to(dtype)
         gate_up = (torch.randn(experts, 72, 48) / 7).to(dtype)
@@ -50,7 +50,7 @@ def test_what_experts_make_of_tokens(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_any_choice_fits_the_room_for_tiles() -> None:
+def test_any_routing_fits_the_tiles() -> None:
     for pairs, experts, tile_size in ((1, 8, 16), (64, 3, 16), (65, 64, 16), (300, 7, 64)):
         room = reference_experts.max_tiles(pairs, experts, tile_size)
         for ids in (torch.zeros(pairs), torch.arange(pairs) % experts, torch.arange(pairs) // 17):

@@ -1,4 +1,4 @@
-"""What the batch must not change, by Triton's interpreter: a row's bits are its own."""
+"""Deterministic mode in Triton's interpreter: a row's bits do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 @pytest.fixture(autouse=True)
 def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Cuts as --deterministic asks for, on a device with many processors to fill.
+    """Tiles and splits of --deterministic, on a device with many processors.
 
     A matrix instruction treats all rows of a tile alike; numpy's product does not.
     """
@@ -40,7 +40,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_product_is_the_same_for_any_number_of_rows(dtype: torch.dtype, with_bias: bool) -> None:
+def test_linear_is_the_same_for_any_number_of_rows(dtype: torch.dtype, with_bias: bool) -> None:
     x, weight = torch.randn(150, 203).to(dtype), torch.randn(70, 203).to(dtype)
     bias = torch.randn(70).to(dtype) if with_bias else None
     whole = ops.fixed_linear(x, weight, bias, torch.float32)
@@ -61,7 +61,7 @@ class Sequence:
         self.query = torch.randn(300, 2, 16)
 
     def attend(self, *chunks: tuple[int, int], window: int = 0) -> list[Tensor]:
-        """The results of some stretches of it, side by side in one batch."""
+        """The results of some ranges of it in one batch."""
         query = torch.cat([self.query[begin:end] for begin, end in chunks])
         starts = torch.tensor([0, *(end - begin for begin, end in chunks)]).cumsum(0).int()
         lens = torch.tensor([end for _, end in chunks]).int()
@@ -81,7 +81,7 @@ def test_attention_is_the_same_in_any_chunks_and_batch(window: int) -> None:
             assert torch.equal(part, whole[begin:end])
 
 
-def test_attention_is_cut_as_suits_the_device_where_it_may_be() -> None:
+def test_attention_is_split_unless_deterministic() -> None:
     assert tuning.num_processors(torch.device("cpu")) == 0
     tuning.fix_cuts(False)
     assert tuning.num_processors(torch.device("cpu")) == 132

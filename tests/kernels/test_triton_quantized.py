@@ -1,4 +1,4 @@
-"""Numbers of one byte by Triton's interpreter: codes equal the reference to the bit.
+"""int8 and fp8 in Triton's interpreter: quantised values equal the reference to the bit.
 
 Fused norms are tested without bfloat16, which the interpreter cuts off instead of rounding it.
 """
@@ -28,7 +28,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("group_size", [0, 48])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_rows_are_rounded_alike(dtype: torch.dtype, group_size: int) -> None:
+def test_quantize_rows(dtype: torch.dtype, group_size: int) -> None:
     x = torch.randn(7, 144) * torch.tensor([1, 1e-3, 1e4, 0, 1e30, 1e-38, 5])[:, None]
     x[1, 3], x[2, 7], x[6, :2] = INFINITY, float("nan"), -0.0
     ours = ops.quantize_rows(x[:, :], dtype, group_size)
@@ -39,7 +39,7 @@ def test_rows_are_rounded_alike(dtype: torch.dtype, group_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_every_number_is_rounded_to_the_nearest_code(dtype: torch.dtype) -> None:
+def test_quantisation_rounds_to_the_nearest_value(dtype: torch.dtype) -> None:
     if dtype is torch.int8:
         codes = torch.arange(-127, 128).to(torch.int8).float()
     else:
@@ -58,7 +58,7 @@ def test_every_number_is_rounded_to_the_nearest_code(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize(("stored", "size"), [(torch.float32, 577), (torch.float16, 64)])
-def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: int) -> None:
+def test_norms_with_quantised_results(dtype: torch.dtype, stored: torch.dtype, size: int) -> None:
     wide = torch.randn(3, size + 3).to(stored)[:, :size]
     weight, residual = torch.randn(size).to(stored), torch.randn(3, size).to(stored)
     results = []
@@ -80,7 +80,7 @@ def test_norms_may_end_in_codes(dtype: torch.dtype, stored: torch.dtype, size: i
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize(("rows", "stored", "size"), [(1, torch.float32, 577), (3, torch.half, 64)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_gated_activations_may_end_in_codes(
+def test_gated_activations_with_quantised_results(
     dtype: torch.dtype, rows: int, stored: torch.dtype, size: int
 ) -> None:
     x = torch.randn(rows, 2 * size + 3).mul(2).to(stored)[:, : 2 * size]
@@ -108,7 +108,7 @@ def test_gated_activations_may_end_in_codes(
     ("rows", "outputs", "inputs", "kind"),
     [(1, 70, 96, "outputs"), (17, 33, 200, "one"), (3, 150, 256, "blocks"), (40, 9, 64, "groups")],
 )
-def test_scaled_products(
+def test_scaled_linear(
     dtype: torch.dtype,
     is_native: bool,
     rows: int,
@@ -133,7 +133,7 @@ def test_scaled_products(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_product_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_sums_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     x, x_scales = reference.quantize_rows(torch.randn(2, 1300), torch.int8)
     weight, scales = reference.quantize_rows(torch.randn(30, 1300), torch.int8)
     arguments = (x, x_scales, weight, scales, torch.randn(30), torch.float16)
@@ -155,7 +155,7 @@ def test_weights_may_lie_beyond_32_bits_of_offset() -> None:
 
 
 @pytest.mark.parametrize("table", ["products", "attention"])
-def test_an_entry_is_of_the_newest_target_and_the_least_size_that_fits(table: str) -> None:
+def test_entries_match_by_newest_target_and_smallest_fitting_size(table: str) -> None:
     entries = tuning.load(table)
     for kind in {entry["kind"] for entry in entries}:
         for size in (1, 16, 17, 128, 10**6):

@@ -1,4 +1,4 @@
-"""Choosing tokens by Triton's interpreter: the same tokens as the reference chooses."""
+"""Sampling in Triton's interpreter gives the reference's tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_draws_are_those_of_the_reference(size: int) -> None:
+def test_sampled_tokens_match_the_reference(size: int) -> None:
     few = torch.randint(0, 4, (4, size)).float()  # ties on both sides of every threshold
     logits = torch.cat([torch.randn(4, size) * 0.01, torch.randn(6, size) * 4, few])
     wide = torch.randn(14, size + 3)[:, :size].copy_(logits)
@@ -35,7 +35,7 @@ def test_draws_are_those_of_the_reference(size: int) -> None:
     assert torch.equal(ops.greedy_tokens(wide)[0], reference_sampling.greedy_tokens(logits)[0])
 
 
-def test_a_row_that_admits_no_token_says_so_and_harms_no_other() -> None:
+def test_a_row_without_tokens_is_reported_and_affects_no_other() -> None:
     logits = torch.randn(6, 300)
     how = choices(*[(1.0, 0.1, 7, 0.9)] * 6)
     before = ops.draw_tokens(logits, *how)
@@ -47,7 +47,7 @@ def test_a_row_that_admits_no_token_says_so_and_harms_no_other() -> None:
     assert torch.equal(ops.greedy_tokens(logits)[1].isfinite(), largest.isfinite())
 
 
-def test_what_is_banned_is_never_drawn() -> None:
+def test_banned_tokens_are_never_sampled() -> None:
     logits = torch.full((12, 500), -INFINITY)
     allowed = torch.randint(500, (12, 2))
     logits.scatter_(1, allowed, torch.randn(12, 2))

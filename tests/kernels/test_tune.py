@@ -35,7 +35,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_without_a_gpu_candidates_are_compiled_and_nothing_is_written() -> None:
+def test_dry_run_compiles_candidates_and_writes_nothing() -> None:
     before = {path: path.read_text() for path in TABLES.iterdir()}
     done = run("int4_groups", "--rows", "16", "--target", "89", "--most", "1")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -45,7 +45,7 @@ def test_without_a_gpu_candidates_are_compiled_and_nothing_is_written() -> None:
     assert {path: path.read_text() for path in TABLES.iterdir()} == before
 
 
-def test_what_was_not_measured_is_not_written(
+def test_unmeasured_entries_are_not_written(
     tune: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -58,9 +58,7 @@ def test_what_was_not_measured_is_not_written(
             tune.main()
 
 
-def test_an_entry_takes_the_place_of_one_for_the_same_work(
-    tune: ModuleType, tmp_path: Path
-) -> None:
+def test_an_entry_replaces_one_for_the_same_work(tune: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     path.write_text((TABLES / "products.json").read_text())
     before = json.loads(path.read_text())

@@ -1,1 +1,1 @@
-"""What run.py measures on a GPU; see docs/gpu.md for what each figure means."""
+"""Sections of run.py; docs/gpu.md explains each figure."""

@@ -44,7 +44,7 @@ def _caller(function: Any) -> Any:
 
 
 def library_path(folder: Path, arch: str) -> Path:
-    """Where a build for `arch` of the sources as they are now lies."""
+    """Path of the build for `arch` of the current sources."""
     digest = hashlib.sha256(arch.encode())
     for path in sorted((CSRC / "cuda").rglob("*.*")):
         digest.update(path.read_bytes())

@@ -90,7 +90,7 @@ def floor_seconds(config: dict[str, int], found: Decoding, limits: Limits) -> di
 
 
 def overhead_row(section: str, name: str, found: Decoding) -> Row:
-    """What of a step the device stands still in."""
+    """The device's idle share of a step."""
     share = max(0.0, 1.0 - found.busy_seconds / found.step_seconds)
     return Row(
         section,
@@ -105,7 +105,7 @@ def overhead_row(section: str, name: str, found: Decoding) -> Row:
 
 
 def gap_row(section: str, name: str, found: Decoding) -> Row:
-    """What the device waits between one step and the next."""
+    """The device's wait between steps."""
     timeline = found.timeline
     return Row(
         section,

@@ -41,7 +41,7 @@ class Job:
 
 
 def executor_of(place: Place) -> Callable[[VllmConfig], Executor]:
-    """What runs steps: the GPU's worker, on the GPU or on the stand-in that tests have for it."""
+    """Make the GPU's worker, on the GPU or on the tests' stand-in."""
     if not place.is_dry:
         return make_executor
     from tests.stand_in_device import StandInDevice

@@ -57,7 +57,7 @@ def measure_limits(place: Place) -> Limits:
 
 
 def device(place: Place) -> None:
-    """Tell the device's limits."""
+    """Report the device's limits."""
     say(f"{device_name(place.is_dry)}; {driver() if not place.is_dry else 'no driver'}")
     for name, number in versions().items():
         say(f"{name} {number}")
@@ -69,7 +69,7 @@ def device(place: Place) -> None:
 
 
 def limits_of(rows: list[Row]) -> Limits | None:
-    """What `device` told, where it did."""
+    """The limits that section `device` reported, if it ran."""
     found = {row.work: row.value for row in rows if row.section == "device"}
     copied, multiplied = found.get("copy bandwidth"), found.get("8192^3 bf16 product")
     if copied is None or multiplied is None:

@@ -1,4 +1,4 @@
-"""Where a section runs, what it may take, and what those before it found out.
+"""Context of a section: its device, its budget and earlier sections' results.
 
 On a GPU, or on a stand-in: the same code on the host in tiny sizes, which measures nothing.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this device does at best, as measured in this run."""
+    """The device's limits, as measured in this run."""
 
     bytes_per_s: float  # of a copy, read and written
     flops_per_s: float  # of a product of bf16 matrices of 8192 x 8192
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What every section is given."""
+    """Arguments of every section."""
 
     is_dry: bool
     deadline: float  # monotonic seconds

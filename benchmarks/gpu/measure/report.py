@@ -117,7 +117,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What was written so far; a line that was cut off is left out."""
+    """Read the rows written so far, without an incomplete last line."""
     text = path.read_text() if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
     return [Row.from_json(json.loads(line)) for line in whole.splitlines()]

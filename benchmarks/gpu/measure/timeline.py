@@ -1,4 +1,4 @@
-"""What the device did while steps ran, busy and idle: the profiler's record of its kernels."""
+"""Busy and idle times of the device during steps, from the profiler's record of kernels."""
 
 from __future__ import annotations
 
