@@ -198,9 +198,9 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
     how = [torch.rand(rows) + 0.5, torch.rand(rows) * 0.1, torch.randint(1, 50, (rows,))]
     how += [torch.rand(rows) * 0.5 + 0.5, torch.rand(rows, dtype=torch.float64)]
     yield Case(
-        "draw_tokens",
+        "sample_tokens",
         draws,
-        lambda o, t, _: [o.draw_tokens(*t)[0]],
+        lambda o, t, _: [o.sample_tokens(*t)[0]],
         [logits, *how],
         may_differ=0.05,  # where a chance falls between two tokens, the last bit decides
     )

@@ -72,7 +72,7 @@ void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Bl
   const int64_t grain = std::clamp<int64_t>(kProductsOfPanels / products, 1,
                                             std::max<int64_t>(1, ceil_divide(num_items, 8)));
   const KernelTable& table = kernels();
-  parallel_stretches(num_items, grain, [&](int64_t begin, int64_t end) {
+  parallel_spans(num_items, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const Block& block = blocks[begin / num_panels];
       const int64_t panel = begin % num_panels;

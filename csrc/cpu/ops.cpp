@@ -34,7 +34,7 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const Besi
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain =
         std::clamp<int64_t>(kProductsOfPanels / products, 1, ceil_divide(num_panels, 8));
-    parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
+    parallel_spans(num_panels, grain, [&](int64_t begin, int64_t end) {
       body(row, end_row, begin, end);
     });
   }

@@ -87,7 +87,7 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
     const int64_t panels = std::min(kWeightsPerRange / weights, kProductsPerRange / (count * weights));
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain = std::clamp<int64_t>(panels, 1, ceil_divide(num_panels, 8));
-    parallel_stretches(num_panels, grain, [&](int64_t begin, int64_t end) {
+    parallel_spans(num_panels, grain, [&](int64_t begin, int64_t end) {
       table.quantized_product(product, begin, end);
     });
   }

@@ -31,17 +31,17 @@ void parallel_for(int64_t count, int64_t grain, Body&& body) {
       &body);
 }
 
-// As parallel_for, but each thread walks through a stretch of [0, count), so that
-// data prefetched beyond the end of a range is what the same thread reads next. Every stretch has
+// As parallel_for, but each thread walks through a span of [0, count), so that
+// data prefetched beyond the end of a range is what the same thread reads next. Every span has
 // as many ranges, of nearly equal size, so that threads of equal speed end together.
 template <class Body>
-void parallel_stretches(int64_t count, int64_t grain, Body&& body) {
-  const int64_t num_stretches = num_threads();
-  const int64_t num_rounds = (count + grain * num_stretches - 1) / (grain * num_stretches);
-  const int64_t num_ranges = count < num_stretches ? count : num_rounds * num_stretches;
+void parallel_spans(int64_t count, int64_t grain, Body&& body) {
+  const int64_t num_spans = num_threads();
+  const int64_t num_rounds = (count + grain * num_spans - 1) / (grain * num_spans);
+  const int64_t num_ranges = count < num_spans ? count : num_rounds * num_spans;
   parallel_for(num_ranges, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t range = i % num_stretches * num_rounds + i / num_stretches;
+      const int64_t range = i % num_spans * num_rounds + i / num_spans;
       const int64_t start = range * count / num_ranges;
       body(start, (range + 1) * count / num_ranges);
     }
@@ -55,7 +55,7 @@ void parallel_rows(int64_t num_rows, int64_t work, Body&& body) {
   constexpr int64_t kWorkOfRange = 16 * 1024;
   const int64_t grain = work < kWorkOfRange ? kWorkOfRange / (work < 1 ? 1 : work) : 1;
   if (num_rows <= grain) return body(0, num_rows);
-  parallel_stretches(num_rows, grain, body);
+  parallel_spans(num_rows, grain, body);
 }
 
 }  // namespace vllm_lite

@@ -58,8 +58,8 @@ def random_choices(count: int, vocab_size: int) -> Choices:
 
 def assert_same(logits: torch.Tensor, how: Choices) -> None:
     before = logits.clone()
-    tokens, largest = cpu.draw_tokens(logits, *how)
-    wanted, wanted_largest = reference.draw_tokens(logits, *how)
+    tokens, largest = cpu.sample_tokens(logits, *how)
+    wanted, wanted_largest = reference.sample_tokens(logits, *how)
     assert torch.equal(largest, wanted_largest)
     assert tokens.tolist() == wanted.tolist()
     assert torch.equal(logits, before)
@@ -82,7 +82,7 @@ def test_ties_of_the_largest_logit_go_to_the_first(vocab_size: int) -> None:
     assert torch.equal(largest, logits.amax(-1))
     assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
     greedy = choices(*[(0.0, 0.5, 3, 0.5)] * 200)
-    assert torch.equal(cpu.draw_tokens(logits, *greedy)[0], tokens)
+    assert torch.equal(cpu.sample_tokens(logits, *greedy)[0], tokens)
 
 
 @pytest.mark.usefixtures("isa")
@@ -93,7 +93,7 @@ def test_ties_are_kept_or_dropped_together() -> None:
     weights = token_weights(logits, torch.ones(300))
     filter_weights(weights, torch.zeros(300), torch.full((300,), 2), torch.ones(300))
     how = choices(*[(1.0, 0.0, 2, 1.0)] * 300)
-    drawn = cpu.draw_tokens(logits, *how)[0]
+    drawn = cpu.sample_tokens(logits, *how)[0]
     assert (weights.gather(1, drawn[:, None]) > 0).all()
     assert len(set(drawn.tolist())) > 100
 
@@ -104,12 +104,12 @@ def test_ties_are_kept_or_dropped_together() -> None:
 def test_a_row_without_tokens_is_reported_and_affects_no_other(bad: float, place: int) -> None:
     logits = torch.randn(5, 130)
     how = choices(*[(0.0, 0.0, 0, 1.0), (1.0, 0.1, 7, 0.9)] * 2, (1.0, 0.0, 0, 1.0))
-    alone = [cpu.draw_tokens(logits[i : i + 1], *how.of(slice(i, i + 1))) for i in range(5)]
+    alone = [cpu.sample_tokens(logits[i : i + 1], *how.of(slice(i, i + 1))) for i in range(5)]
     for row in (1, 2):
         logits[row, place] = bad
         if bad == -INF:
             logits[row] = bad
-    tokens, largest = cpu.draw_tokens(logits, *how)
+    tokens, largest = cpu.sample_tokens(logits, *how)
     assert largest.isfinite().tolist() == [True, False, False, True, True]
     assert tokens.min() >= 0 and tokens.max() < 130
     for row in (0, 3, 4):
@@ -141,7 +141,7 @@ def test_banned_tokens_are_never_sampled() -> None:
     allowed = torch.rand(400, 500) < 0.01
     allowed[torch.arange(400), torch.randint(500, (400,))] = True
     logits.masked_fill_(~allowed, -INF)
-    tokens = cpu.draw_tokens(logits, *random_choices(400, 500))[0]
+    tokens = cpu.sample_tokens(logits, *random_choices(400, 500))[0]
     assert allowed.gather(1, tokens[:, None]).all()
 
 
@@ -151,7 +151,7 @@ def test_extreme_chances_give_tokens_with_weight(chance: float) -> None:
     logits = torch.full((1, 1000), -INF)
     logits[0, 300] = logits[0, 700] = 0.0
     for how in ((1.0, 0.0, 0, 1.0), (1.0, 0.5, 2, 0.9)):
-        drawn = int(cpu.draw_tokens(logits, *choices(how, chance=chance))[0])
+        drawn = int(cpu.sample_tokens(logits, *choices(how, chance=chance))[0])
         assert drawn == (300 if chance == 0 else 700)
 
 
@@ -162,7 +162,7 @@ def test_sampling_inverts_the_cumulative_distribution(vocab_size: int) -> None:
     logits[torch.rand(500, vocab_size) < 0.7] = -INF
     logits[torch.arange(500), torch.randint(vocab_size, (500,))] = 1.0
     how = choices(*[(1.0, 0.0, 0, 1.0)] * 500)
-    drawn = cpu.draw_tokens(logits, *how)[0][:, None]
+    drawn = cpu.sample_tokens(logits, *how)[0][:, None]
     cumulative = logits.double().softmax(-1).cumsum(-1)
     own = logits.double().softmax(-1).gather(1, drawn)[:, 0]
     reached, slack = cumulative.gather(1, drawn)[:, 0], 1e-6
@@ -174,12 +174,12 @@ def test_sampling_inverts_the_cumulative_distribution(vocab_size: int) -> None:
 def test_a_token_depends_on_its_row_alone() -> None:
     logits = torch.randn(64, 5003) * 3
     how = random_choices(64, 5003)
-    together = cpu.draw_tokens(logits, *how)[0]
+    together = cpu.sample_tokens(logits, *how)[0]
     order = torch.randperm(64)
     shuffled = Choices(*(values[order] for values in how))
-    assert torch.equal(cpu.draw_tokens(logits[order], *shuffled)[0], together[order])
+    assert torch.equal(cpu.sample_tokens(logits[order], *shuffled)[0], together[order])
     _cpu.set_num_threads(1)
-    alone = [cpu.draw_tokens(logits[i : i + 1], *how.of(slice(i, i + 1)))[0] for i in range(64)]
+    alone = [cpu.sample_tokens(logits[i : i + 1], *how.of(slice(i, i + 1)))[0] for i in range(64)]
     assert torch.equal(torch.cat(alone), together)
 
 
@@ -225,9 +225,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="dense rows"):
         cpu.greedy_tokens(torch.zeros(64, 2).T)
     with pytest.raises(ValueError, match="vectors of 2"):
-        cpu.draw_tokens(logits, *how.of(slice(1)))
+        cpu.sample_tokens(logits, *how.of(slice(1)))
     with pytest.raises(ValueError, match="float64"):
-        cpu.draw_tokens(logits, *how._replace(chances=torch.zeros(2)))
+        cpu.sample_tokens(logits, *how._replace(chances=torch.zeros(2)))
     with pytest.raises(ValueError, match="65 of 64"):
         cpu.token_logprobs(logits, index, index, 65)
     with pytest.raises(IndexError):

@@ -1,4 +1,4 @@
-"""Attention beside plain heads, and the cache's write fused with rotation, interpreted."""
+"""Attention with slopes, sinks and caches inside other memory, in Triton's interpreter."""
 
 from __future__ import annotations
 

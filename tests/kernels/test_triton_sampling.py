@@ -29,7 +29,7 @@ def test_sampled_tokens_match_the_reference(size: int) -> None:
     logits = torch.cat([torch.randn(4, size) * 0.01, torch.randn(6, size) * 4, few])
     wide = torch.randn(14, size + 3)[:, :size].copy_(logits)
     how = random_choices(14, size)
-    ours, theirs = ops.draw_tokens(wide, *how), reference_sampling.draw_tokens(logits, *how)
+    ours, theirs = ops.sample_tokens(wide, *how), reference_sampling.sample_tokens(logits, *how)
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert torch.equal(wide, logits)
     assert torch.equal(ops.greedy_tokens(wide)[0], reference_sampling.greedy_tokens(logits)[0])
@@ -38,9 +38,9 @@ def test_sampled_tokens_match_the_reference(size: int) -> None:
 def test_a_row_without_tokens_is_reported_and_affects_no_other() -> None:
     logits = torch.randn(6, 300)
     how = choices(*[(1.0, 0.1, 7, 0.9)] * 6)
-    before = ops.draw_tokens(logits, *how)
+    before = ops.sample_tokens(logits, *how)
     logits[0, 299], logits[1, 7], logits[2] = float("nan"), INFINITY, -INFINITY
-    tokens, largest = ops.draw_tokens(logits, *how)
+    tokens, largest = ops.sample_tokens(logits, *how)
     assert largest.isfinite().tolist() == [False] * 3 + [True] * 3
     assert tokens.min() >= 0 and tokens.max() < 300
     assert torch.equal(tokens[3:], before[0][3:])
@@ -51,7 +51,7 @@ def test_banned_tokens_are_never_sampled() -> None:
     logits = torch.full((12, 500), -INFINITY)
     allowed = torch.randint(500, (12, 2))
     logits.scatter_(1, allowed, torch.randn(12, 2))
-    tokens = ops.draw_tokens(logits, *random_choices(12, 500))[0]
+    tokens = ops.sample_tokens(logits, *random_choices(12, 500))[0]
     assert (allowed == tokens[:, None]).any(1).all()
 
 

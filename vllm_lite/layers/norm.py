@@ -91,11 +91,11 @@ class RMSNorm(Norm):
         takes_codes = of_rows(kernel)
         if takes_codes is None or self._weight.dtype is not x.dtype:
             return super().normed_product(x, residual, kernel)
-        narrow, number = takes_codes.ops, takes_codes.codes.dtype
+        gpu_ops, number = takes_codes.ops, takes_codes.codes.dtype
         if residual is None:
-            rows = narrow.rms_norm_quantized(x, self._weight, self._eps, number)
+            rows = gpu_ops.rms_norm_quantized(x, self._weight, self._eps, number)
             return takes_codes.of_codes(*rows, x.dtype), x
-        rows = narrow.fused_add_rms_norm_quantized(x, residual, self._weight, self._eps, number)
+        rows = gpu_ops.fused_add_rms_norm_quantized(x, residual, self._weight, self._eps, number)
         return takes_codes.of_codes(*rows, x.dtype), residual
 
 

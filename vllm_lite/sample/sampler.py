@@ -100,7 +100,7 @@ class Sampler:
     def _draw(self, logits: Tensor, random: RandomRows, positions: Int64s) -> tuple[Tensor, Tensor]:
         num_outputs = positions - self._table.num_prompt_tokens[random.slots]
         chances = to_device(uniforms(random.keys, num_outputs), logits.device)
-        return ops().draw_tokens(
+        return ops().sample_tokens(
             logits,
             random.inverse_temperature,
             random.min_p,

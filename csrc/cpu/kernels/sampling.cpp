@@ -170,7 +170,7 @@ float at_most_kth(const float* maxima, int64_t num_blocks, int64_t top_k) {
 }
 
 // Samples a token in proportion to the weights that reach `least`, by inverting their running sum.
-int64_t draw_candidate(const Candidates& c, float least, double chance) {
+int64_t sample_candidate(const Candidates& c, float least, double chance) {
   double total = 0;
   for (int64_t b = 0; b < c.count; ++b) {
     const float* weights = c.weights + b * kSampleBlock;
@@ -197,7 +197,7 @@ int64_t draw_candidate(const Candidates& c, float least, double chance) {
   return c.blocks[chosen] * kSampleBlock + place;
 }
 
-int64_t draw_token(const Sampling& p, int64_t r, const Row& row, float largest, Candidates& c) {
+int64_t sample_token(const Sampling& p, int64_t r, const Row& row, float largest, Candidates& c) {
   const float inverse = p.inverse_temperature[r];
   const int64_t num_blocks = row.num_blocks();
   const int64_t top_k = p.top_k[r] < p.vocab_size ? p.top_k[r] : 0;
@@ -214,7 +214,7 @@ int64_t draw_token(const Sampling& p, int64_t r, const Row& row, float largest, 
     const double wanted = static_cast<double>(p.top_p[r]) * mass_at_least(c, least);
     least = highest_threshold(least, [&](float t) { return mass_at_least(c, t) >= wanted; });
   }
-  return draw_candidate(c, least, p.chances[r]);
+  return sample_candidate(c, least, p.chances[r]);
 }
 
 // ---- log-probabilities
@@ -279,7 +279,7 @@ void sample(const Sampling& p, int64_t begin, int64_t end, float* scratch) {
       const int64_t b = find_first(c.maxima, num_blocks, largest);
       p.tokens[r] = b * kSampleBlock + find_first(row.block(b), kSampleBlock, largest);
     } else {
-      p.tokens[r] = draw_token(p, r, row, largest, c);
+      p.tokens[r] = sample_token(p, r, row, largest, c);
     }
   }
 }

@@ -35,10 +35,10 @@ def row_stride(operation: str, tensor: Tensor) -> int:
     return tensor.stride(0)
 
 
-def check_index(operation: str, index: Tensor, dtype: torch.dtype, size: int) -> None:
-    """Refuse `index` unless it is a dense vector of `size` entries."""
-    if index.dtype != dtype or index.shape[0] != size or not index.is_contiguous():
-        raise refuse(operation, f"an index must be dense {dtype} with {size} entries")
+def check_dense(operation: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """Refuse `tensor` unless it is dense and has this type and shape."""
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        raise refuse(operation, f"takes a dense {dtype} tensor {list(shape)}")
 
 
 def check_product(

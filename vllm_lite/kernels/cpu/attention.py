@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.cpu.arguments import check_index, dtype_number, refuse
+from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse
 from vllm_lite.kernels.cpu.cache import cache_strides, check_caches
 from vllm_lite.kernels.cpu.calls import calls
 
@@ -33,8 +33,8 @@ def paged_attention(
     )
     if num_heads % num_kv_heads or query.stride(2) != 1:
         raise refuse("paged_attention", "query and caches do not fit together")
-    check_index("paged_attention", query_start_loc, torch.int32, num_requests + 1)
-    check_index("paged_attention", seq_lens, torch.int32, num_requests)
+    check_dense("paged_attention", query_start_loc, torch.int32, num_requests + 1)
+    check_dense("paged_attention", seq_lens, torch.int32, num_requests)
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise refuse("paged_attention", "block_table must be int32 with dense rows")
     output = query.new_empty((num_tokens, num_heads, value_size))

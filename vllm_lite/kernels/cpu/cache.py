@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.cpu.arguments import DTYPES, check_index, dtype_number, refuse
+from vllm_lite.kernels.cpu.arguments import DTYPES, check_dense, dtype_number, refuse
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.reference.cache import has_row_scales, value_size_of
 
@@ -28,7 +28,7 @@ def reshape_and_cache(
         raise refuse("reshape_and_cache", "key, value and caches do not fit together")
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise refuse("reshape_and_cache", "takes dense heads")
-    check_index("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
+    check_dense("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
     calls.get().reshape_and_cache(
         key.data_ptr(),
         value.data_ptr(),

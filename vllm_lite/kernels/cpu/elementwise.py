@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.cpu.arguments import (
-    check_index,
+    check_dense,
     dtype_number,
     refuse,
     row_stride,
@@ -71,7 +71,7 @@ def rotary_embedding(
         raise refuse("rotary_embedding", "takes dense heads and an even rotary size")
     if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
         raise refuse("rotary_embedding", "cos_sin_cache must be dense float32")
-    check_index("rotary_embedding", positions, torch.int64, num_tokens)
+    check_dense("rotary_embedding", positions, torch.int64, num_tokens)
     calls.get().rotary_embedding(
         positions.data_ptr(),
         query.data_ptr(),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import vllm_lite._cpu as _cpu
-from vllm_lite.kernels.cpu.arguments import dtype_number, refuse, row_stride
+from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
 from vllm_lite.kernels.reference.linear import PackedLinear
@@ -114,11 +114,8 @@ def experts_mlp(
 def _check(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedExperts, down: PackedExperts
 ) -> None:
-    shape = (len(x), ids.shape[1])
-    if ids.shape != shape or ids.dtype != torch.int32 or not ids.is_contiguous():
-        raise refuse("experts_mlp", "ids must be dense int32, a row for each token")
-    if weights.shape != shape or weights.dtype != torch.float32 or not weights.is_contiguous():
-        raise refuse("experts_mlp", "weights must be dense float32, one for each id")
+    check_dense("experts_mlp", ids, torch.int32, len(x), ids.shape[1])
+    check_dense("experts_mlp", weights, torch.float32, *ids.shape)
     fits = (
         x.shape[1] == gate_up.num_inputs == down.num_outputs
         and gate_up.num_outputs == 2 * down.num_inputs

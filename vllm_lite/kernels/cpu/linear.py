@@ -8,7 +8,7 @@ from torch import Tensor
 import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import (
     DTYPES,
-    check_index,
+    check_dense,
     check_product,
     dtype_number,
     refuse,
@@ -25,7 +25,7 @@ def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor
     num_rows, size = rows.shape
     if not rows.is_contiguous():
         raise refuse("embedding", "takes dense rows")
-    check_index("embedding", ids, torch.int64, len(ids))
+    check_dense("embedding", ids, torch.int64, len(ids))
     out = rows.new_empty((len(ids), size))
     row_bytes = size * rows.element_size()
     calls.get().embedding(

@@ -95,7 +95,7 @@ def _add_and_norm(
 
 
 def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
-    """Addresses and type of a norm's weight and bias, which have x's type or float32."""
+    """Check and return the addresses of a norm's weight and bias, of x's type or float32."""
     for factors in (weight,) if bias is None else (weight, bias):
         if factors.shape != x.shape[-1:] or not factors.is_contiguous():
             raise refuse(operation, "weight and bias must match x")

@@ -27,8 +27,8 @@ from vllm_lite.kernels.cpu.quantized import (
 )
 from vllm_lite.kernels.cpu.sampling import (
     apply_token_mask,
-    draw_tokens,
     greedy_tokens,
+    sample_tokens,
     token_logprobs,
 )
 from vllm_lite.kernels.cpu.state import causal_conv1d, gated_rms_norm, selective_scan

@@ -14,6 +14,7 @@ import vllm_lite._cpu as _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.arguments import (
     DTYPES,
+    check_dense,
     check_product,
     dtype_number,
     refuse,
@@ -89,8 +90,7 @@ def quantized_lookup(
 ) -> Tensor:
     if len(weight.parts) != 1:
         raise refuse("quantized_lookup", "takes a weight of one part")
-    if ids.dtype != torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
-        raise refuse("quantized_lookup", "ids must be dense int64")
+    check_dense("quantized_lookup", ids, torch.int64, len(ids))
     out = torch.empty(ids.shape[0], weight.num_inputs, dtype=dtype)
     calls.get().quantized_lookup(
         weight.table.data_ptr(),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import (
-    check_index,
+    check_dense,
     refuse,
     row_stride,
 )
@@ -20,7 +20,7 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         raise refuse("apply_token_mask", "takes float32 logits and int32 masks")
     if num_words * 32 < vocab_size:
         raise refuse("apply_token_mask", f"{num_words} words do not cover {vocab_size} tokens")
-    check_index("apply_token_mask", rows, torch.int64, num_masks)
+    check_dense("apply_token_mask", rows, torch.int64, num_masks)
     _cpu.apply_token_mask(
         logits.data_ptr(),
         rows.data_ptr(),
@@ -36,15 +36,8 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 def _check_logits(operation: str, logits: Tensor) -> int:
     """Check logits and return their row stride."""
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] == 0:
-        raise ValueError(f"{operation}: takes float32 logits [R, V] with V > 0")
-    if logits.stride(1) != 1 and logits.shape[1] > 1:
-        raise ValueError(f"{operation}: takes logits with dense rows")
-    return logits.stride(0)
-
-
-def _check_vector(operation: str, vector: Tensor, dtype: torch.dtype, size: int) -> None:
-    if vector.dtype != dtype or vector.shape != (size,) or not vector.is_contiguous():
-        raise ValueError(f"{operation}: takes dense {dtype} vectors of {size} entries")
+        raise refuse(operation, "takes float32 logits [R, V] with V > 0")
+    return row_stride(operation, logits)
 
 
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +50,7 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, largest
 
 
-def draw_tokens(
+def sample_tokens(
     logits: Tensor,
     inverse_temperature: Tensor,
     min_p: Tensor,
@@ -65,12 +58,12 @@ def draw_tokens(
     top_p: Tensor,
     chances: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    stride = _check_logits("draw_tokens", logits)
+    stride = _check_logits("sample_tokens", logits)
     num_rows, vocab_size = logits.shape
     for vector in (inverse_temperature, min_p, top_p):
-        _check_vector("draw_tokens", vector, torch.float32, num_rows)
-    _check_vector("draw_tokens", top_k, torch.int64, num_rows)
-    _check_vector("draw_tokens", chances, torch.float64, num_rows)
+        check_dense("sample_tokens", vector, torch.float32, num_rows)
+    check_dense("sample_tokens", top_k, torch.int64, num_rows)
+    check_dense("sample_tokens", chances, torch.float64, num_rows)
     tokens = torch.empty(num_rows, dtype=torch.int64)
     largest = torch.empty(num_rows)
     _cpu.sample(
@@ -95,8 +88,8 @@ def token_logprobs(
     stride = _check_logits("token_logprobs", logits)
     num_rows, vocab_size = logits.shape
     num_entries = len(rows)
-    _check_vector("token_logprobs", rows, torch.int64, num_entries)
-    _check_vector("token_logprobs", token_ids, torch.int64, num_entries)
+    check_dense("token_logprobs", rows, torch.int64, num_entries)
+    check_dense("token_logprobs", token_ids, torch.int64, num_entries)
     if not 0 <= num_top <= vocab_size:
         raise ValueError(f"token_logprobs: {num_top} of {vocab_size} tokens cannot be reported")
     values = torch.empty(num_entries, 1 + num_top)

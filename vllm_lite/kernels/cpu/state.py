@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vllm_lite._cpu as _cpu
-from vllm_lite.kernels.cpu.arguments import check_index, dtype_number, refuse, row_stride
+from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
 
@@ -30,9 +30,9 @@ def causal_conv1d(
     kernel_size = len(weight)
     if not 1 < kernel_size <= _cpu.MAX_CONV_KERNEL or act not in KINDS:
         raise refuse("causal_conv1d", f"takes kernels of 2 to {_cpu.MAX_CONV_KERNEL}")
-    _check_floats("causal_conv1d", weight, (kernel_size, num_channels))
+    check_dense("causal_conv1d", weight, torch.float32, kernel_size, num_channels)
     if bias is not None:
-        _check_floats("causal_conv1d", bias, (num_channels,))
+        check_dense("causal_conv1d", bias, torch.float32, num_channels)
     shape = (kernel_size - 1, num_channels)
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
     calls.get().causal_conv1d(
@@ -76,7 +76,7 @@ def selective_scan(
     if dt.shape != (num_tokens, num_heads) or num_heads % num_groups or c.shape != b.shape:
         raise refuse("selective_scan", "x, dt, b and c do not fit together")
     for numbers in (a, d, dt_bias):
-        _check_floats("selective_scan", numbers, (num_heads,))
+        check_dense("selective_scan", numbers, torch.float32, num_heads)
     shape = (num_heads, state_size, head_size)
     out = torch.empty(num_tokens, num_heads, head_size, dtype=x.dtype)
     calls.get().selective_scan(
@@ -143,20 +143,15 @@ def _state_places(
         raise refuse(operation, f"states must be float32, of {list(shape)} each")
     if len(states) and not states[0].is_contiguous():
         raise refuse(operation, "a slot's state must be dense")
-    check_index(operation, query_start_loc, torch.int32, len(state_in) + 1)
-    check_index(operation, state_in, torch.int32, len(state_in))
-    check_index(operation, state_out, torch.int32, num_tokens)
+    check_dense(operation, query_start_loc, torch.int32, len(state_in) + 1)
+    check_dense(operation, state_in, torch.int32, len(state_in))
+    check_dense(operation, state_out, torch.int32, num_tokens)
     return (
         states.data_ptr(),
         query_start_loc.data_ptr(),
         state_in.data_ptr(),
         state_out.data_ptr(),
     )
-
-
-def _check_floats(operation: str, numbers: Tensor, shape: tuple[int, ...]) -> None:
-    if numbers.dtype != torch.float32 or numbers.shape != shape or not numbers.is_contiguous():
-        raise refuse(operation, f"weights must be dense float32 {list(shape)}")
 
 
 def _token_stride(tensor: Tensor) -> int:

@@ -74,8 +74,8 @@ def paged_attention(
 def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int, head_size: int) -> Tensor:
     """A request's keys or values [H, seq_len, D] float32, each kv-head repeated for its group."""
     num_kv_heads = cache.shape[1]
-    narrow = cache.dtype.itemsize == 1
-    stored = cache.view(torch.uint8)[blocks].view(cache.dtype) if narrow else cache[blocks]
+    is_8_bit = cache.dtype.itemsize == 1
+    stored = cache.view(torch.uint8)[blocks].view(cache.dtype) if is_8_bit else cache[blocks]
     rows = decode(stored, head_size)
     rows = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_size)
     return rows[:, :seq_len].repeat_interleave(num_heads // num_kv_heads, dim=0)

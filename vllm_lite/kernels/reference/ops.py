@@ -55,7 +55,7 @@ class Ops:
     gated_rms_norm = staticmethod(state.gated_rms_norm)
     apply_token_mask = staticmethod(sampling.apply_token_mask)
     greedy_tokens = staticmethod(sampling.greedy_tokens)
-    draw_tokens = staticmethod(sampling.draw_tokens)
+    sample_tokens = staticmethod(sampling.sample_tokens)
     token_logprobs = staticmethod(sampling.token_logprobs)
 
 

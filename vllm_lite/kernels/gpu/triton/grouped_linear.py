@@ -260,8 +260,8 @@ def grouped_linear(
     num_rows, num_outputs = len(x), weight.num_outputs
     out_dtype = x.dtype if out_dtype is None else out_dtype
     if num_rows >= MANY_ROWS and out_dtype is x.dtype:
-        narrow = None if bias is None else bias.to(x.dtype)
-        return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), narrow)
+        rounded = None if bias is None else bias.to(x.dtype)
+        return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
     tile = tuning.product_tile(f"int{min(weight.bits, 8)}_groups", num_rows, x.device)

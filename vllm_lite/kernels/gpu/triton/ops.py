@@ -32,8 +32,8 @@ from vllm_lite.kernels.gpu.triton.quantize import (
 from vllm_lite.kernels.gpu.triton.quantized import quantized_linear, quantized_lookup
 from vllm_lite.kernels.gpu.triton.sampling import (
     apply_token_mask,
-    draw_tokens,
     greedy_tokens,
+    sample_tokens,
     token_logprobs,
 )
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear

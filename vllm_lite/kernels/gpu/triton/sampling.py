@@ -265,7 +265,7 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, largest
 
 
-def draw_tokens(
+def sample_tokens(
     logits: Tensor,
     inverse_temperature: Tensor,
     min_p: Tensor,
