@@ -151,6 +151,8 @@ def test_a_missing_backend_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
         gpu_ops("XFORMERS")
     pytest.importorskip("triton")
     for name, package in (("FLASH_ATTN", "flash_attn"), ("FLASHINFER", "flashinfer")):
+        module = f"vllm_lite.kernels.gpu.{package.removesuffix('_attn')}_attention"
+        monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UsageError, match=f"{name} cannot be used .*{package}.*pip install"):
             gpu_ops(name)
