@@ -13,7 +13,7 @@ from vllm_lite.core.block import NULL_BLOCK_ID, Block
 
 
 class BlockPool:
-    """All blocks of one KV cache; block 0 is the null block and never handed out."""
+    """All blocks of one KV cache; block 0 is the null block and never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
@@ -25,7 +25,7 @@ class BlockPool:
         self.num_cached = 0
         self._by_hash: dict[bytes, Block] = {}
         # The sentinel closes the list to a ring: next is evicted first, previous last. A second one
-        # parts what is hardly of use from what was used of late.
+        # separates blocks that are hardly of use from recently used ones.
         self._ring, self._of_use = Block(-1), Block(-1)
         self._ring.previous = self._ring.next = self._of_use
         self._of_use.previous = self._of_use.next = self._ring
@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing of worth."""
+        """Unused blocks without cached content."""
         return self.num_unused - self.num_cached
 
     @property
@@ -52,7 +52,7 @@ class BlockPool:
         return self._by_hash.get(content_hash)
 
     def try_take(self, count: int) -> list[Block] | None:
-        """Hold `count` blocks of undefined content, or none at all."""
+        """Take `count` blocks of undefined content; None where there are fewer."""
         if count > self.num_unused:
             return None
         taken = []
@@ -82,9 +82,9 @@ class BlockPool:
     def release(self, blocks: Sequence[Block], is_of_use: bool = True) -> None:
         """Drop one reference from each block.
 
-        In eviction order: what comes first in `blocks` is reused first. A block without
-        content of worth goes to the very front, so that cached ones live longer; one whose content
-        is hardly `is_of_use` any more goes before all that are.
+        The first of `blocks` is reused first. A block without cached content goes to the front, so
+        that cached ones live longer; with `is_of_use` false a cached one goes before those in use
+        recently.
         """
         place = self._ring if is_of_use else self._of_use
         for block in blocks:
@@ -101,12 +101,12 @@ class BlockPool:
                 self.num_cached += 1
 
     def publish(self, block: Block, content_hash: bytes) -> None:
-        """Let a held block be hit. Of two blocks with one content the first stays the one."""
+        """Publish a held block under its content, unless another has the same."""
         if self._by_hash.setdefault(content_hash, block) is block:
             block.content_hash = content_hash
 
     def withdraw(self, blocks: Iterable[Block]) -> None:
-        """Let blocks not be hit any more; who holds them keeps them."""
+        """Remove blocks from the prefix map; their holders keep them."""
         for block in blocks:
             if block.content_hash is not None:
                 del self._by_hash[block.content_hash]
@@ -114,7 +114,7 @@ class BlockPool:
                 self.num_cached -= block.ref_count == 0
 
     def put_first(self, block: Block) -> None:
-        """Evict a block before all whose content is of more use; one that is held stays."""
+        """Let an unused block be evicted before those of use."""
         if block.ref_count == 0:
             self._unlink(block)
             self._insert_before(self._of_use, block)

@@ -149,13 +149,12 @@ class KVCacheManager:
         return True
 
     def try_allocate_slots(self, request: Request, num_new_tokens: int) -> list[list[int]] | None:
-        """Make room for the request's next tokens.
+        """Allocate blocks for the request's next tokens.
 
-        Where that takes blocks, those that its windows have left are given back first; workers
-        forget them when they enter the new ones.
+        Blocks that its windows have left are released first, if any are needed.
 
-        Returns the ids of the blocks that were appended to its tables, a list for each group and
-        none at all where nothing was; or None, with none taken, where there are not enough.
+        Returns the ids of the appended blocks, a list for each group, or an empty list where none
+        was needed; None, with none taken, where there are not enough.
         """
         tables = self._tables[request.request_id]
         size = self.block_size
@@ -164,7 +163,7 @@ class KVCacheManager:
         if missing <= 0:
             return self._nothing
         for group, table in zip(self._groups, tables.of_group, strict=True):
-            # Not what is only planned: its blocks are still to be published.
+            # Computed, not planned, tokens: the others' blocks are still to be published.
             group.release_out_of_window(table, request.num_computed_tokens)
         blocks = self.pool.try_take(missing * len(tables.of_group))
         if blocks is None:
@@ -176,7 +175,7 @@ class KVCacheManager:
         return [ids[i : i + missing] for i in range(0, len(ids), missing)]
 
     def publish_computed(self, request: Request) -> None:
-        """Let others hit the blocks that this request's computed tokens have filled."""
+        """Publish the blocks that this request's computed tokens have filled."""
         tables = self._tables[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
         if num_full <= tables.num_published or not self.enable_caching:
@@ -196,7 +195,7 @@ class KVCacheManager:
         self.states.withdraw(request)
 
     def free(self, request: Request) -> None:
-        """Take back all blocks of a request; one without blocks is fine."""
+        """Free all blocks of a request, if it has any."""
         tables = self._tables.pop(request.request_id, None)
         for table in () if tables is None else tables.of_group:
             # Tail first: a prefix outlives its continuation, so it can still be hit.
@@ -213,7 +212,7 @@ class KVCacheManager:
     ) -> dict[str, StateSlots]:
         """The state slots of a step's requests; empty where a model has none.
 
-        `counts`: how many tokens of each the step computes, which are not counted as planned yet.
+        `counts`: tokens of each in this step, which are not counted as planned yet.
         """
         return self.states.plan_step(requests, counts)
 
@@ -237,11 +236,11 @@ class _Group:
         self._suffix = index.to_bytes(2, "little") if index else b""
 
     def key(self, content_hash: bytes) -> bytes:
-        """Under which the block of a content is found."""
+        """The key of a content's block in this group."""
         return content_hash + self._suffix if self._suffix else content_hash
 
     def find_hits(self, hashes: list[bytes]) -> list[Block]:
-        """The table entries of the longest prefix of `hashes` that is computed already."""
+        """The table entries of the longest cached prefix of `hashes`."""
         keys = [content_hash + self._suffix for content_hash in hashes] if self._suffix else hashes
         return self.rule.find_hits(self._pool.find, self._pool.null_block, keys)
 

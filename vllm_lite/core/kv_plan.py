@@ -1,6 +1,5 @@
-"""From bytes to blocks: how large the KV cache is.
+"""The size of the KV cache: from bytes to blocks.
 
-Knows neither device nor model; what it returns is a value, computed once and passed down.
 Invariant: the plan holds at least one request of max_model_len tokens.
 """
 
@@ -46,7 +45,7 @@ class KVCachePlan:
 
 
 def page_bytes(groups: tuple[CacheGroup, ...], block_size: int) -> int:
-    """Bytes of the page that a block of any of the groups takes; 0 where nothing attends."""
+    """Bytes of the page that a block of any of the groups takes; 0 without attention."""
     return block_size * max((group.bytes_per_token for group in groups), default=0)
 
 
@@ -75,13 +74,13 @@ def plan_kv_cache(config: VllmConfig, spec: KVCacheSpec, available_bytes: int) -
 
 
 def _num_states(config: VllmConfig, spec: KVCacheSpec, memory: int) -> int:
-    """How many slots for states: of all memory, or of a half where there are pages too."""
+    """The number of state slots, in all memory, or in half of it where there are pages too."""
     if not spec.states:
         return 0
     cache = config.cache
     if not spec.layers and cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
-    # One to work in; kept are those at the end of its prompt, at its own, and every so often.
+    # A working slot, and snapshots at the prompt's end, the text's end, and each interval.
     per_request = min_states(config)
     if cache.enable_prefix_caching:
         per_request += 1

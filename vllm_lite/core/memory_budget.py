@@ -60,9 +60,9 @@ class MemoryUse:
 def measured_use(
     start: DeviceMemory, loaded: DeviceMemory, stepped: DeviceMemory, graphs: int
 ) -> MemoryUse:
-    """From readings before the weights, after them, and after the largest step.
+    """The memory use from readings before the weights, after them, and after the largest step.
 
-    The peak is to be reset between the last two.
+    Reset the peak between the last two.
     """
     return MemoryUse(
         weights=loaded.reserved - start.reserved,
@@ -75,8 +75,8 @@ def measured_use(
 def graph_bytes(frees: Sequence[int], num_graphs: int) -> int:
     """An estimate for `num_graphs` graphs from the first one or two of them.
 
-    `frees` is what was free before the largest, after it, and after the next: the others use the
-    memory of the largest and add about what the second adds.
+    `frees` are the free bytes before the largest, after it, and after the next: the others use
+    the memory of the largest and add about as much as the second.
     """
     first, second = [max(0, frees[i] - frees[i + 1]) if i + 1 < len(frees) else 0 for i in range(2)]
     return first + second * max(0, num_graphs - 1)
@@ -137,7 +137,7 @@ def _too_little(
     share, length = config.cache.gpu_memory_utilization, config.model.max_model_len
     left = int(share * start.total) - use.total
     fixes = []
-    # In hundredths, as people write it: enough, and no more than is free.
+    # In hundredths: enough, and no more than is free.
     enough = _ceil((use.total + needed) / start.total)
     if enough <= _floor(start.free / start.total):
         fixes.append(f"set --gpu-memory-utilization to {enough:g}")

@@ -1,4 +1,4 @@
-"""How many prompts may be partly computed at a time; knows no memory.
+"""Limits the number of partly computed prompts.
 
 --max-num-partial-prefills and --max-long-partial-prefills with vLLM's meaning: with the
 first at 1 (the default) only the token budget limits; above 1 both are kept, and a long
@@ -74,7 +74,7 @@ class PrefillLimit:
         return Verdict.ADMIT if has_room else Verdict.STOP
 
     def count(self, missing: int, chunk: int) -> None:
-        """Note a request that is computed in part."""
+        """Count a request that is computed in part."""
         if chunk < missing:
             self._num_partial += 1
             self._num_long += missing > self.chunk_limit

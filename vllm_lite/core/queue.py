@@ -1,6 +1,6 @@
 """The order in which waiting requests are admitted: first come, by priority, or by fair shares.
 
-Knows no resources. Any request can be taken out at any time: a client may leave.
+Any request can be removed at any time: its client may leave.
 """
 
 from __future__ import annotations
@@ -108,16 +108,15 @@ class FairQueue:
 
     Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
     a counter for each tenant grows by the tokens computed for it. The queue charges a prompt
-    when it gives a request away, and looks at the requests it gave away for what they
-    generated since. A tenant that comes back starts no lower than those who wait: time away
-    earns nothing. While anything waits, something is next.
+    when a request is removed, and later the tokens that the request generates. A tenant that
+    comes back starts no lower than those who wait: time away earns nothing.
     """
 
     def __init__(self) -> None:
         # Tenants that wait, in the order in which they began to.
         self._waiting: dict[str, FCFSQueue] = {}
         self._counters: dict[str, float] = {}
-        # Requests given away, and what each request that lives was charged.
+        # Removed requests, and the charge of each unfinished one.
         self._given: dict[str, Request] = {}
         self._charged: dict[str, float] = {}
         self._num_waiting = 0
@@ -139,7 +138,7 @@ class FairQueue:
         self._num_waiting += 1
 
     def remove(self, request: Request) -> None:
-        """Give a request away: to the scheduler, or because its client has left."""
+        """Remove a request that is admitted or whose client has left."""
         tenant = request.tenant
         queue = self._waiting[tenant]
         queue.remove(request)
@@ -171,7 +170,7 @@ class FairQueue:
         return queue
 
     def _settle(self) -> None:
-        """Charge what the requests that were given away have cost since."""
+        """Charge the tokens that removed requests have generated since."""
         gone = []
         for request_id, request in self._given.items():
             if request.status.is_finished:
@@ -193,7 +192,7 @@ class FairQueue:
             counters[request.tenant] = counters.get(request.tenant, 0.0) + cost - owed
 
     def _forget_idle(self) -> None:
-        """Keep the counters of a bounded number of tenants who want nothing now."""
+        """Bound the number of counters of tenants without requests."""
         surplus = len(self._counters) - MAX_IDLE_TENANTS - len(self._waiting) - len(self._given)
         if surplus > 0:
             busy = {request.tenant for request in self._given.values()} | self._waiting.keys()

@@ -1,9 +1,9 @@
-"""The slots of states: one for each running request to work in, and snapshots for prefix hits.
+"""State slots: a working one for each running request, and snapshots for prefix hits.
 
-A prefix is hit where its state was kept: behind the last full block of a prompt, behind the last of
-a request, and every so many tokens. No state is ever copied, for a step may read one slot and write
-another. Invariants: a snapshot is published only when its tokens are computed; no request writes to
-a slot that another one holds.
+A prefix can be hit where a snapshot was kept: behind the last full block of a prompt, behind the
+last of a request, and at intervals. No state is copied: a step reads one slot and writes another.
+Invariants: a snapshot is published only when its tokens are computed; no request writes to a slot
+that another one holds.
 """
 
 from __future__ import annotations

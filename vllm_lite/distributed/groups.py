@@ -1,8 +1,8 @@
 """The tensor-parallel group that this process belongs to, and its collectives.
 
 Layers derive their shapes from `tp_rank()` and `tp_size()` and combine through `all_reduce` and
-`all_gather`; they never ask how many ranks there are for any other reason. Alone, a process is
-rank 0 of 1 and the collectives return their argument.
+`all_gather`; they use the number of ranks for nothing else. Alone, a process is rank 0 of 1 and
+the collectives return their argument.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorParallelGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleRank:
-    """A process on its own."""
+    """The group of a single process."""
 
     rank: int = 0
     size: int = 1
@@ -67,7 +67,7 @@ def tp_rank() -> int:
 
 
 def tp_size() -> int:
-    """How many ranks share each layer."""
+    """The number of ranks that share each layer."""
     return _group.size
 
 
@@ -107,7 +107,7 @@ class Shard:
 
     @classmethod
     def spread(cls, full_size: int, what: str) -> Shard:
-        """Each rank holds as many, the last maybe fewer; raises UsageError if one has none."""
+        """Each rank holds as many, the last maybe fewer; raises UsageError if it has none."""
         size = -(-full_size // tp_size())
         start = tp_rank() * size
         if (tp_size() - 1) * size >= full_size:

@@ -1,6 +1,6 @@
-"""Commands of an executor to its workers, besides steps: plain data that can travel as msgpack.
+"""An executor's commands to its workers, besides steps: plain data that can travel as msgpack.
 
-A command knows what it does to a worker and of which type the answer is.
+A command runs itself on a worker and has the type of its answer.
 """
 
 from __future__ import annotations

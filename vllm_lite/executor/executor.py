@@ -22,7 +22,7 @@ from vllm_lite.executor.commands import (
 class Executor(ABC):
     """Runs steps. Built from a VllmConfig, with the model loaded when the constructor returns."""
 
-    # Steps that may be submitted and not answered.
+    # Steps that may be in flight.
     max_in_flight = 1
     # Readable once a worker has ended by itself; None where none can.
     failure_fd: int | None = None
@@ -39,14 +39,14 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, command: Command) -> list[Any]:
-        """Carry out `command` on every worker, behind the steps submitted before: their answers."""
+        """Carry out `command` on every worker, after earlier steps; returns their answers."""
 
     @abstractmethod
     def shutdown(self) -> None:
         """Release memory, threads and processes; no call follows."""
 
     def check_health(self) -> None:
-        """Raise what ended a worker, where one has ended by itself."""
+        """Raise the error of a worker that has ended by itself."""
         if self.failure is not None:
             raise self.failure
 
@@ -56,7 +56,7 @@ class Executor(ABC):
         return spec
 
     def available_memory(self) -> int:
-        """Bytes that the KV cache of a worker may take, where least is left."""
+        """Bytes for a worker's KV cache: the least of all workers."""
         numbers: list[int] = self.call(GetAvailableMemory())
         return min(numbers)
 

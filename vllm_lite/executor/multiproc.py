@@ -31,7 +31,7 @@ from vllm_lite.executor.executor import Executor
 from vllm_lite.executor.rank_messages import RankJob, Report, RunStep, encode
 from vllm_lite.lifeline import ChildProcess, process_sign
 
-# Seconds between two looks at the ranks; for which one may be stopped, and all may do nothing
+# Seconds between two looks at the ranks, and for which one may be stopped, or all may be idle
 # while a step is due.
 INTERVAL, STOP_LIMIT, STALL_LIMIT = 0.5, 1.5, 3.0
 # Processor seconds of all ranks within STALL_LIMIT that are no sign of life.
@@ -145,7 +145,7 @@ class MultiprocExecutor(Executor):
 
     @contextlib.contextmanager
     def _knowing_the_cause(self) -> Iterator[None]:
-        """Raises what ended a rank in place of what its connection says."""
+        """Raise the error that ended a rank in place of its connection's."""
         try:
             yield
         except (EOFError, OSError):
@@ -202,7 +202,7 @@ class _Signs:
         self._still = self._cpu = 0.0
 
     def find_stuck(self, is_due: bool) -> tuple[int | None, str] | None:
-        """A rank (None: any) that answers no more, and what its process is doing."""
+        """A stuck rank (None: any) and its process's state; None where none is stuck."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 2 * INTERVAL), now
         signs = [process_sign(pid) for pid in self._pids]
@@ -212,7 +212,7 @@ class _Signs:
             if self._stopped[rank] > STOP_LIMIT:
                 return rank, "is stopped (SIGSTOP)"
         cpu = sum(sign.cpu for sign in signs if sign)
-        # One that computes, or waits for a disk, is honest.
+        # A rank may compute, or wait for a disk.
         is_still = is_due and not any(sign is None or sign.state in "RD" for sign in signs)
         if is_still and cpu - self._cpu < _NOTHING:
             self._still += passed

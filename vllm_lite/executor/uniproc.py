@@ -1,7 +1,7 @@
 """One worker in the calling process, in the calling thread or in one of its own.
 
-In a thread of its own steps run while the caller plans the next. The thread does all of the
-worker's work, its construction too: torch keeps settings by thread.
+In its own thread, steps run while the caller plans the next. That thread also constructs the
+worker: torch keeps settings by thread.
 """
 
 from __future__ import annotations

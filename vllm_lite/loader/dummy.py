@@ -1,7 +1,4 @@
-"""Made-up weights: seeded and small.
-
-For trying out sizes and speed without a checkpoint; the text that comes out is noise.
-"""
+"""Random weights, seeded and small, to try sizes and speed without a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _RANGE = 0.02
 class DummyTensor:
     """Uniform in [-0.02, 0.02] for matrices and biases; ones for norms and factors.
 
-    Packed words are any, 8-bit floats in [-1, 1], and integers of one dimension zeros.
+    Packed words are arbitrary, fp8 in [-1, 1], and one-dimensional integers zeros.
 
     Values depend on the seed and the name alone, in whatever order tensors are made.
     """

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: kept rows where a slot takes them, or values.
+"""Tensors of a GGUF file, quantized rows or floating-point values as a slot takes them.
 
 Owns the names that llama.cpp gives to the layers of a Llama-shaped decoder; the file's layout is
 config/gguf_header.py's, the number formats are the kernels'.

@@ -1,8 +1,8 @@
-"""From a config to a model that is ready to run.
+"""Loads a model that is ready to run.
 
-Owns the order of loading and the rule that a checkpoint and a model match exactly: names and
-shapes are compared before any weight is read. A layer is finished (packed, originals dropped)
-as soon as its last tensor is there, so that memory never holds the model twice.
+A checkpoint and a model must match exactly: names and shapes are compared before any weight is
+read. A layer is finished (packed, originals dropped) once its last tensor is read, so that memory
+never holds the model twice.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
 
 @contextmanager
 def _refusals_name(path: str) -> Iterator[None]:
-    """Whatever part of a model refuses, the user reads which checkpoint it was."""
+    """Turn errors of a checkpoint or of memory into one that names the path."""
     try:
         yield
     except CheckpointError as error:
@@ -130,7 +130,7 @@ def _match(
     rules: WeightRules,
     targets: Mapping[str, Target],
 ) -> list[_Fill]:
-    """The checkpoint's tensors, each with what takes it: all that the model needs, and no other."""
+    """The checkpoint's tensors and their targets; each target has one, each tensor a target."""
     fills: dict[str, _Fill] = {}
     unexpected: list[str] = []
     for tensor in tensors:
@@ -171,7 +171,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _jobs(fills: Iterable[_Fill]) -> list[_LayerJob]:
-    """The layers in the order of the file, each with what fills it."""
+    """The layers in the order of the file, each with its tensors."""
     jobs: dict[int, _LayerJob] = {}
     for fill in fills:
         layer = fill.target.layer
@@ -181,7 +181,7 @@ def _jobs(fills: Iterable[_Fill]) -> list[_LayerJob]:
 
 @dataclass(frozen=True, slots=True)
 class _LayerJob:
-    """A layer, and what to read for it."""
+    """A layer and its tensors to read."""
 
     layer: WeightedLayer
     fills: list[_Fill] = field(default_factory=list)
@@ -192,13 +192,13 @@ class _LayerJob:
 
     @torch.inference_mode()
     def run(self) -> int:
-        """Fill and finish the layer; the bytes that were read."""
+        """Fill and finish the layer; returns the bytes read."""
         nbytes = self.nbytes
         for fill in self.fills:
             fill.tensor.fill(fill.target.slot, fill.part)
             if fill.target.slot.keep is None:
                 _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
-        # Packing frees the layer's own tensors, as long as nothing here refers to them.
+        # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
         self.layer.process_weights_after_loading()
         return nbytes
@@ -207,7 +207,7 @@ class _LayerJob:
 def _check_magnitude(name: str, filled: Tensor) -> None:
     """Raise CheckpointError for weights that are not finite, or whose squares are not.
 
-    Of rows that are kept as they are in the file, the first steps at start tell.
+    The first steps at start check rows that are kept as in the file.
     """
     if filled.dtype not in _DTYPES.values() or not filled.numel():
         return

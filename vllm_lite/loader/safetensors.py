@@ -24,7 +24,7 @@ from vllm_lite.loader.weight_rules import Part
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-# The type that a slot reads a tensor as, by its name; None: nothing here takes it.
+# The dtype that a slot reads a named tensor as; None: no slot takes it.
 Wanted = Callable[[str], torch.dtype | None]
 # Floating-point dtypes convert to each other; the others are read unchanged.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -46,7 +46,7 @@ class SafetensorsTensor:
             stored = self._read(part.region(slot))
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(self.path, error) from None
-        # Outside: a device that fails is no fault of the file.
+        # Outside: a failing device is not the file's fault.
         write_weights(slot.tensor, part.values(stored))
 
     def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
@@ -65,8 +65,8 @@ class SafetensorsTensor:
 def open_safetensors(directory: Path, wanted: Wanted) -> list[SafetensorsTensor]:
     """The tensors of the checkpoint in `directory`, in file order.
 
-    With an index, only files that hold a tensor which is wanted are opened; the types that those
-    are read as must be able to hold them. Raises CheckpointError.
+    With an index, only files with a wanted tensor are opened. Raises CheckpointError, also for a
+    dtype that cannot be read as the wanted one.
     """
     files = _indexed_files(directory, wanted) or dict.fromkeys(_all_files(directory))
     tensors = []

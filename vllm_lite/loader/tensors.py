@@ -23,5 +23,5 @@ class CheckpointTensor(Protocol):
         ...
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        """Read and write what is this rank's of a view; raises CheckpointError on damage."""
+        """Read this rank's part of a view into a slot; raises CheckpointError on damage."""
         ...

@@ -1,7 +1,7 @@
 """The tensors that a model needs, by name, and those of a checkpoint that it does not.
 
 Names are the model's own: those of Llama's Hugging Face checkpoints, where the parts of a fused
-layer are named one by one. What other checkpoints call them is told by weight_rules.
+layer are named one by one. weight_rules translates other checkpoints' names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FUSED = {
     "conv1d": {"0": "x_conv", "1": "b_conv", "2": "c_conv"},
 }
 
-# Endings of tensors that older checkpoints carry although they follow from the configuration.
+# Suffixes of tensors that older checkpoints have although the configuration implies them.
 # Scales of caches are for caches that have none of their own.
 _UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
@@ -46,13 +46,13 @@ def weight_targets(model: nn.Module) -> dict[str, Target]:
 
 
 def is_ignorable(name: str, targets: Collection[str]) -> bool:
-    """Whether a tensor that no target takes may be passed over in silence."""
-    # Quantising wrote biases of zeros for layers that have none.
+    """Whether a tensor without a target may be ignored."""
+    # Quantisation tools write zero biases for layers without any.
     if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
         return True
     if name.endswith(_UNUSED):
         return True
-    # A head that is tied has no target of its own; some checkpoints hold it all the same.
+    # A tied head has no target; some checkpoints have it all the same.
     return name.endswith(_DERIVED) or name == "lm_head.weight"
 
 

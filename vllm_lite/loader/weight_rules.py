@@ -1,7 +1,7 @@
-"""How layers of a checkpoint become layers of a model: rules of names and views, as plain data.
+"""Rules that map layers of a checkpoint to layers of a model: names and views, as plain data.
 
-A view is stated in features, whatever a weight is stored as: the same rule serves weights, biases,
-packed codes and their scales. A layer that no rule names goes to the layer of its own name.
+A view counts features, whatever the storage: the same rule serves weights, biases, packed weights
+and their scales. A layer without a rule fills the layer of the same name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Part:
             return tuple(shape)
         items = -(-(self.num_stored or 0) // slot.outputs_per_item)
         if shape[slot.output_dim] != items:
-            return tuple(shape)  # not what the rule is about: the mismatch is the error
+            return tuple(shape)  # the rule does not apply: the mismatch is an error elsewhere
         shape[slot.output_dim] = len(self._items(slot))
         return tuple(shape)
 
@@ -94,7 +94,7 @@ class Part:
 class Rule:
     """Maps a checkpoint's layer to the model's; `*` in names stands for a number.
 
-    Without parts: tensors that follow from the configuration, and are passed over.
+    Without parts: tensors that the configuration implies, which are ignored.
     """
 
     source: str
@@ -138,7 +138,7 @@ def interleaved_heads(source: str, parent: str, num_heads: int, head_size: int) 
 
 
 def plus_one(weight: Tensor) -> Tensor:
-    """Of a norm whose checkpoint stores the weight less 1."""
+    """The rule of a norm whose checkpoint stores the weight minus 1."""
     return weight.float() + 1.0
 
 
@@ -152,12 +152,12 @@ def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) 
     return Rule(source, (Part(target, order, total),))
 
 
-# The view of a tensor that is taken as it is.
+# The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
 
 class WeightRules:
-    """The rules of one checkpoint; of two for one layer the later counts."""
+    """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = {rule.source: rule for rule in rules}

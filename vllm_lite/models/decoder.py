@@ -1,6 +1,6 @@
 """The decoder-only transformer that a DecoderSpec describes.
 
-Modules bear the names of Hugging Face's checkpoints. Blocks call each other's `forward` or
+Modules have the names of Hugging Face's checkpoints. Blocks call each other's `forward` or
 `kernel` directly: with a few rows, hook handling would cost as much as the arithmetic.
 """
 
@@ -40,19 +40,19 @@ from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How the engine wants the layer at `path` built, whatever the model's architecture."""
+    """Options of building layers: storage and caches, for any architecture."""
 
     dtype: torch.dtype
     cache_format: CacheFormat
     max_model_len: int
     # By the path of a layer.
     methods: Callable[[str], LinearMethod]
-    # Whether the checkpoint has a scale for the numbers of each layer's cached keys and values.
+    # Whether the checkpoint has scales for each layer's cached keys and values.
     cache_has_scales: bool = False
     path: str = ""
 
     def at(self, name: str) -> BuildOptions:
-        """For the layer `name` of the one at `path`."""
+        """Options of the child `name`."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     @property
@@ -99,11 +99,11 @@ class SelfAttention(nn.Module):
 
     @property
     def first(self) -> LinearKernel:
-        """[T, N] -> what `forward` takes."""
+        """[T, N] -> the input of `forward`."""
         return self.qkv_proj.kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
-        """[T] and what qkv_proj made of the normalised stream -> [T, N]."""
+        """Positions [T] and qkv_proj's output -> [T, N]."""
         qkv = projected.view(self._shape)
         query, key, value = qkv.split_with_sizes(self._split, 1)
         if self._qk_norm:
@@ -307,7 +307,7 @@ class DecoderForCausalLM(nn.Module):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        """Layers of this family's checkpoints that do not bear the names of the model's own."""
+        """Rules for layers of this family's checkpoints that have other names."""
         return ()
 
     @torch.inference_mode()

@@ -29,7 +29,7 @@ class CausalLM(Protocol):
     def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [R, N] -> tokens [R] int64 and their logits [R], the largest.
 
-        Where such a logit is not finite the row admits no token, and the one given is below V.
+        A row whose largest logit is not finite admits no token; its id is below V all the same.
         """
         ...
 

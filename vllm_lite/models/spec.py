@@ -1,7 +1,7 @@
 """DecoderSpec: a decoder-only transformer as plain data, layer by layer.
 
 A layer is a mixer and a feed-forward block, each described by a spec of its own. A field is here
-when several families differ in it; what one family alone does is a block class of its own. Read
+when several families differ in it; a family's own specialty is a block class of its own. Read
 from ModelFacts, which has the defaults of the family's configuration.
 """
 
@@ -66,7 +66,7 @@ class LayerSpec:
     mixer: AttentionSpec | StateSpec
     # None: the mixer is all of the layer.
     ffn: MLPSpec | ExpertsSpec | None
-    # Before each block, after each, or both; what comes after is applied to what is added.
+    # Before each block, after each, or both; a norm after a block precedes the residual sum.
     norms: Literal["before", "after", "both"] = "before"
     # Both blocks read the same stream: with a norm for each, or one for both.
     parallel: Literal["no", "two norms", "one norm"] = "no"

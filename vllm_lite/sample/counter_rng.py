@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, position): no state to keep, save or replay.
 
 A request's stream is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
-generators, 2014), entered at any position at once. So a seeded request draws the same numbers
+generators, 2014), entered at any position at once. So a seeded request gets the same numbers
 whatever shares its batch, and again after preemption or a restart.
 """
 
@@ -27,7 +27,7 @@ def _mix(x: UInt64s) -> UInt64s:
 def stream_key(seed: int, stream: int = 0) -> int:
     """The 64-bit key of one request's stream.
 
-    `seed` is any int64; `stream` tells apart the requests that share an engine's seed.
+    `seed` is any int64; `stream` distinguishes requests that share an engine's seed.
     """
     words = np.array([seed & (2**64 - 1), stream & (2**64 - 1)], dtype=np.uint64)
     mixed = _mix(words + _GAMMA)

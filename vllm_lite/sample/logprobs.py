@@ -1,6 +1,6 @@
-"""Log-probabilities as a client gets them: one position's token, its rank, the top candidates.
+"""Log-probabilities for clients: each position's token, its rank, the top candidates.
 
-Knows rows and token ids only. Lists are built once for a batch, not once for a row.
+Lists are built once for a batch, not once for a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.kernels.dispatch import ops
 
 ALL_TOKENS = -1
-# How many of the likeliest tokens, or which tokens.
+# The number of top tokens, or the ids of tokens.
 Candidates = int | Sequence[int]
 
 
@@ -49,7 +49,7 @@ def gather_logprobs(
 
 
 def _count(wanted: Candidates, size: int) -> int:
-    """How many of the likeliest tokens to add."""
+    """The number of top tokens to add."""
     if not isinstance(wanted, int):
         return 0
     return size if wanted == ALL_TOKENS else min(wanted, size)

@@ -1,8 +1,7 @@
 """Repetition, frequency and presence penalties, as vLLM defines them.
 
-Touches only tokens that occurred: a request keeps the distinct ids it has seen and how often
-it generated each, brought up to date from its token row. Cost follows the distinct tokens,
-not the vocabulary.
+A request keeps its distinct ids and how often it generated each, updated from its token row. The
+cost depends on the distinct tokens, not on the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class SeenTokens:
 
     @property
     def times(self) -> npt.NDArray[np.float32]:
-        """How often each id was generated, [count]; 0 for ids that only the prompt has."""
+        """How often each id was generated, [count]; 0 for ids of the prompt alone."""
         return self._times[: self.count]
 
     def update(self, output_token_ids: Int32s) -> None:
-        """Take in the outputs that are new since the last call; pass all of them."""
+        """Count the outputs since the last call; pass all of them."""
         for token_id in output_token_ids[len(self._outputs) :].tolist():
             index = self._index.setdefault(token_id, self.count)
             if index == self.count:
@@ -98,7 +97,7 @@ class Penalties:
         for row in self._rows:
             row.seen.update(outputs[row.row])
             seen.append((row.seen.ids, row.seen.times.copy()))
-        # Several rows of a request rest on its drafts, each on one more; only the first is sure.
+        # Each further row of a request follows one more draft; only the first row is certain.
         for row in reversed(self._rows):
             row.seen.rewind(len(outputs[row.row]))
         lengths = [len(ids) for ids, _ in seen]

@@ -1,8 +1,7 @@
 """Logits to tokens: processors, then the largest logit or a sample, then log-probabilities.
 
-Knows rows and slots, not requests. Order as in vLLM: allowed ids, bad words, min_tokens, bias,
-penalties, masks; greedy rows end there; for the others temperature, min_p, top_k, top_p, the draw.
-A row's token depends on that row alone.
+Order as in vLLM: allowed ids, bad words, min_tokens, bias, penalties, masks; greedy rows end there;
+for the others temperature, min_p, top_k, top_p, the sample. A row's token depends on that row alone.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], lis
 
     By the largest logit of each row [R].
     """
-    # By numpy: after a step nothing is in the caches, and a torch operation costs 40 us.
+    # By numpy: a torch operation costs 40 us here, with cold caches after a step.
     is_sound = np.isfinite(largest)
     if is_sound.all():
         return [], []
@@ -70,11 +69,11 @@ class Sampler:
         positions: Int64s,
         mask: TokenMask | None = None,
     ) -> Choice:
-        """One token for each row of `logits` [R, V] float32, in which processors write.
+        """One token for each row of `logits` [R, V] float32, which processors modify.
 
-        A row's token comes to the position `positions` [R] of its slot, and rests on those before.
-        `mask` comes after every bias and penalty: nothing brings a banned token back. Waits for
-        the device only where log-probabilities are asked for.
+        `positions` [R] are the tokens' positions in their slots. `mask` is applied after every bias
+        and penalty, so that a banned token stays banned. Waits for the device only where
+        log-probabilities are asked for.
         """
         reports = bool(batch.logprob_rows)
         raw: Tensor | None = None
@@ -132,7 +131,7 @@ def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
     random = batch.random
     is_drawn = random.inverse_temperature[rows] != 0
     inverse = random.inverse_temperature[rows].where(is_drawn, 1.0)
-    # A weight too small for float32 is unlikely, not filtered: in double top_k tells them apart.
+    # In double, a weight that underflows float32 is not taken for a filtered one.
     exponents = (processed - processed.amax(-1, keepdim=True)).double() * inverse[:, None]
     tails = exponents.exp().clamp_(min=torch.finfo(torch.float64).tiny)
     weights = token_weights(processed, inverse).double()

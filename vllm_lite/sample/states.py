@@ -1,8 +1,7 @@
-"""Sampling state of every slot, and the view of it that one batch needs.
+"""Sampling state of every slot, and one batch's view of it.
 
-A slot's choices are checked and unpacked once, when its request arrives. A batch's tensors
-are built once and serve until the batch or a slot changes. A feature that no request of a
-batch uses leaves no trace in it.
+A slot's parameters are unpacked once, when its request arrives. A batch's tensors are built once
+and reused until the batch or a slot changes. Features that no request of a batch uses cost nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Rare:
-    """The choices of a slot that most requests leave alone; None where unused."""
+    """Less common sampling parameters of a slot; None where unused."""
 
     allowed: Int64s | None
     bad_words: list[list[int]] | None
@@ -98,7 +97,7 @@ class _Rare:
 class SamplingStates:
     """Sampling choices by slot.
 
-    `seed` is the engine's: requests without a seed of their own draw from streams under it.
+    `seed` is the engine's: requests without a seed of their own use streams of it.
     """
 
     def __init__(self, table: TokenTable, vocab_size: int, seed: int, device: torch.device) -> None:
@@ -137,7 +136,7 @@ class SamplingStates:
             self._rare.pop(slot, None)
 
     def remove(self, slot: int) -> None:
-        """Forget what `slot` held beyond its row of numbers, which the next `add` overwrites."""
+        """Clear `slot`, but for its row of numbers, which the next `add` overwrites."""
         self._batch = None
         self._rare.pop(slot, None)
 

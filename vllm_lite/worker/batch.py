@@ -1,6 +1,6 @@
-"""One step's requests as arrays, and what the model runs on, made of tables on the host.
+"""One step's requests as arrays, and the model's inputs, built on the host.
 
-Built by whole-array operations; the cost for each request is a few list entries.
+Array operations do the work; the cost for each request is a few list entries.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ class Batch:
 
 
 class StepInputs(Protocol):
-    """Makes a step's inputs, and keeps what they are made of."""
+    """Builds a step's inputs from tables that it keeps."""
 
     states: RequestStates
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step finds the ids that the one before samples without the host."""
+        """Whether a step reads the previous step's sampled ids on the device."""
         ...
 
     def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
-        """Make the tokens of `slot` these, from the position `start` on."""
+        """Set the tokens of `slot` from the position `start` on."""
         ...
 
     def begin(self, plan: StepPlan) -> Batch:
-        """Take up a step."""
+        """Prepare a step."""
         ...
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
@@ -79,7 +79,7 @@ class StepInputs(Protocol):
         ...
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
-        """Let later steps find what the rows of `batch` that sample got, [S] int64."""
+        """Store the sampled ids of `batch`, [S] int64, for later steps."""
         ...
 
 
@@ -88,7 +88,7 @@ Forward = Callable[[Batch], Tensor]
 
 
 def eager(inputs: StepInputs, forward: Callable[[Tensor, Tensor], Tensor]) -> Forward:
-    """A model's pass, or a recording of it, over the inputs of any step."""
+    """A model's forward pass, or a recording of it, over the inputs of any step."""
 
     def run(batch: Batch) -> Tensor:
         made = inputs.model_inputs(batch)
@@ -99,7 +99,7 @@ def eager(inputs: StepInputs, forward: Callable[[Tensor, Tensor], Tensor]) -> Fo
 
 
 class HostInputs:
-    """Makes a step's inputs of the host's own tables, which know every id."""
+    """Builds a step's inputs from the host's tables, which have every id."""
 
     runs_ahead = False
 
@@ -108,10 +108,10 @@ class HostInputs:
         self._device = device
 
     def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
-        """Nothing: the states' table is read itself."""
+        """Do nothing: the states' table is read itself."""
 
     def begin(self, plan: StepPlan) -> Batch:
-        """Take up a step."""
+        """Prepare a step."""
         return Batch(plan, None if plan.samples_all else self._tensor(plan.last_tokens))
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
@@ -148,7 +148,7 @@ class HostInputs:
         )
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
-        """Nothing: the answer is read before the next step, and with it the ids."""
+        """Do nothing: the host reads the ids before the next step."""
 
     def _states(self, plan: StepPlan) -> StateIndices | None:
         if plan.state_in is None or plan.state_out is None:

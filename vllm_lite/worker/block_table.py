@@ -1,8 +1,7 @@
-"""The cache blocks that each slot's tokens lie in, for every group of layers.
+"""The cache blocks of each slot's tokens, for every group of layers.
 
-Knows slots and block ids, not requests. Entries past a slot's blocks are 0, the null block, and
-so are those that its window has left: their blocks may be another's by now. Groups differ in
-their windows alone, so that one array operation serves them all.
+Entries past a slot's blocks are 0, the null block, and so are those that its window has left, whose
+blocks may be reused. Groups differ in their windows alone, so that one array operation serves all.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class BlockTables:
         return groups, slots, blocks
 
     def set_row(self, slot: int, block_ids: list[list[int]]) -> None:
-        """Make `slot` hold exactly these blocks, as many in each group."""
+        """Set the blocks of `slot`, as many in each group."""
         for group in range(len(self._table)):
             self._write(group, slot, 0, [0] * self._num_blocks[slot])
         for num_left in self._num_left.values():
@@ -53,7 +52,7 @@ class BlockTables:
         """Add blocks at the end of `slot`'s, as many in each group.
 
         `start`: its next position to compute; blocks that no window from there on reaches may be
-        another's by now. Kernels read whole pages and mask what is too old, but 0 times NaN is NaN.
+        reused and are dropped: kernels read whole pages and mask old tokens, but 0 * NaN is NaN.
         """
         for group, window in self._windows.items():
             num_left = self._num_left[group]

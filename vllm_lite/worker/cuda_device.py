@@ -1,6 +1,6 @@
-"""An NVIDIA GPU as torch drives it: whether it will do, its memory, and CUDA graphs.
+"""An NVIDIA GPU through torch: its memory and CUDA graphs.
 
-Knows no model and no step. Nothing else in the package captures graphs or reads a GPU's memory.
+Nothing else in the package captures graphs or reads a GPU's memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CudaDevice:
         self._capturing = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def read_memory(self) -> DeviceMemory:
-        """The driver's and torch's numbers, once the device has done what it was given."""
+        """The driver's and torch's numbers, once all launched work is done."""
         torch.cuda.synchronize(self.torch_device)
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return DeviceMemory(
@@ -49,7 +49,7 @@ class CudaDevice:
         )
 
     def trim_memory(self) -> None:
-        """Frees of what other streams used count once those have come so far."""
+        """Release unused memory; what other streams used is free once they have caught up."""
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -59,7 +59,7 @@ class CudaDevice:
         return CudaGraphMaker(self._capturing)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether torch's allocator got no more, or the driver for a kernel's code."""
+        """Whether torch's allocator, or the driver loading a kernel, ran out of memory."""
         return isinstance(error, torch.OutOfMemoryError) or (
             _is_of_driver(error) and "out of memory" in str(error)
         )
@@ -77,10 +77,10 @@ class CudaGraphMaker:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Run `work` once, record it, and return what replays it in the caller's current stream.
+        """Run `work` once, record it, and return a replay in the caller's current stream.
 
-        The run is on the stream of the capture: kernels are compiled and loaded by it, and cuBLAS
-        gets the workspace of that stream, none of which may happen while recording.
+        The first run is on the capturing stream: it compiles and loads kernels and makes cuBLAS
+        allocate its workspace, none of which may happen while recording.
         """
         current, stream = torch.cuda.current_stream(), self._stream
         graph = torch.cuda.CUDAGraph()
@@ -88,7 +88,7 @@ class CudaGraphMaker:
         with torch.cuda.stream(stream):
             work()
             with _no_garbage_collection():
-                # Other threads of the process may talk to the driver meanwhile.
+                # Other threads of the process may call the driver meanwhile.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
@@ -116,7 +116,7 @@ def _is_of_driver(error: BaseException) -> bool:
 
 
 def _check_torch() -> None:
-    """Raise UsageError unless torch reaches a GPU and Triton is there."""
+    """Raise UsageError unless torch finds a GPU and Triton is installed."""
     if torch.version.cuda is None:
         raise UsageError(
             f"--device cuda: this torch ({torch.__version__}) is built for CPUs; install a build "

@@ -1,8 +1,8 @@
-"""Decode steps captured once for each batch size and replayed: a launch instead of hundreds.
+"""Decode steps captured once for each batch size and replayed: one launch instead of hundreds.
 
-Knows sizes and rows, not requests. A batch takes the smallest captured size that holds it; the
-rows that are left over belong to the padding slot, which writes to no cache. Graphs end with the
-hidden states: logits of every size would take more memory than all the rest.
+A batch takes the smallest captured size that holds it; the rest of the rows belong to the padding
+slot, which writes to no cache. Graphs end with the hidden states: logits of every size would take
+more memory than all the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Decode = Callable[[StepRows], Tensor]
 
 
 class GraphMaker(Protocol):
-    """How a device records work."""
+    """Records a device's work."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record `work`, which reads and writes fixed memory, and may be run first; a replay."""
+        """Record `work`, which uses fixed memory and may be run first; returns a replay."""
         ...
 
 
@@ -39,7 +39,7 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Captures sizes as they are first met, or all at once."""
+    """Captures sizes on first use, or all at once."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The device's name for the log."""
         ...
 
     @property
@@ -32,13 +32,13 @@ class Device(Protocol):
         ...
 
     def make_graph_maker(self) -> GraphMaker:
-        """A recorder of work. All of its graphs share memory: they run one after another."""
+        """A recorder of work, whose graphs share memory: they run one after another."""
         ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the device had too little memory."""
+        """Whether an error means that the device ran out of memory."""
         ...
 
     def is_broken(self, error: BaseException) -> bool:
-        """Whether the device can do no more work for this process."""
+        """Whether an error means that the device can do no more work for this process."""
         ...

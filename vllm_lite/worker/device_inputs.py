@@ -1,8 +1,8 @@
-"""Every slot's tokens and blocks on the device, and a step's inputs made of them there.
+"""Every slot's tokens and blocks on the device, and a step's inputs built there.
 
-What the host tells of a step goes over in one copy: who, from where, how far, and the blocks that
-were added. So a step can be given out before the ids that the one before samples are known to
-the host. Nothing here waits for the device.
+The host's part of a step goes over in one copy: slots, starts, counts and added blocks. So a step
+can be launched before the host knows the ids that the previous one samples. Nothing here waits for
+the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MirroredBlockTables(BlockTables):
         self._changes: dict[int, int] = {}
 
     def take_changes(self) -> tuple[list[int], list[int]]:
-        """Places and ids of what changed since the last call."""
+        """Places and ids of the entries that changed since the last call."""
         changes, self._changes = self._changes, {}
         return list(changes), list(changes.values())
 
@@ -66,13 +66,13 @@ class DeviceInputs:
         self._table = torch.zeros(groups, num_slots + 1, blocks, dtype=torch.int32, device=device)
 
     def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
-        """Make the tokens of `slot` these, from the position `start` on."""
+        """Set the tokens of `slot` from the position `start` on."""
         self._tokens[slot, start : start + len(token_ids)].copy_(
             to_device(token_ids, self._device), non_blocking=True
         )
 
     def begin(self, plan: StepPlan) -> Batch:
-        """Take up a step: say what the device does not know of it."""
+        """Copy a step's plan to the device."""
         columns = [plan.slots, plan.starts, plan.counts, plan.last_tokens]
         columns += [plan.sampling_slots, plan.sampled_positions]
         if plan.state_in is not None and plan.state_out is not None:
@@ -91,12 +91,12 @@ class DeviceInputs:
         return StepRows(slots, torch.zeros_like(slots), torch.ones_like(slots), states)
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
-        """Let later steps find what the rows of `batch` that sample got, [S] int64."""
+        """Store the sampled ids of `batch`, [S] int64, for later steps."""
         assert batch.targets is not None
         self._tokens[batch.targets] = token_ids.int()
 
     def _send(self, *columns: Int64s) -> list[Tensor]:
-        """`columns` on the device, and the blocks that were added entered in the table there."""
+        """Copy `columns` to the device, and enter the added blocks in the table there."""
         changes = [np.array(part, np.int64) for part in self._host_tables.take_changes()]
         parts = [*columns, *changes]
         sizes = [len(part) for part in parts]

@@ -1,7 +1,7 @@
 """Drafts: guesses at a request's next tokens, which the model verifies in one step.
 
-Knows tokens, no model and no sampling. What is drafted changes how many tokens a step gives, never
-which: a draft counts where it is the very token that the request samples at its place.
+Drafts change how many tokens a step yields, never which: a draft is accepted where the request
+samples that very token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Drafter(Protocol):
 
 
 class NgramDrafter:
-    """Guesses that the last tokens go on as they did where they first stood in the text.
+    """Guesses that the last tokens continue as at their first occurrence in the text.
 
     Source: prompt lookup decoding (Saxena, 2023), as in vLLM: the longest run of last tokens that
     occurs earlier, at its first place.
@@ -38,7 +38,7 @@ class NgramDrafter:
         text, width, length = token_ids.tobytes(), token_ids.itemsize, len(token_ids)
         for size in range(min(self._longest, length - 1), self._shortest - 1, -1):
             last = text[-size * width :]
-            # The last tokens themselves are found last, and have nothing after them.
+            # The last match is the last tokens themselves, with nothing after them.
             place = text.find(last)
             while place % width:
                 place = text.find(last, place + 1)
@@ -49,5 +49,5 @@ class NgramDrafter:
 
 
 def make_drafter(config: SpeculativeConfig) -> Drafter | None:
-    """The drafter of `config`; None where nothing is drafted."""
+    """The drafter of `config`; None without speculative decoding."""
     return NgramDrafter(*config.lookup) if config.num_drafts else None

@@ -61,7 +61,7 @@ def device_runner(
     device: Device,
     graph_sizes: tuple[int, ...] = (),
 ) -> tuple[ModelRunner, DecodeGraphs]:
-    """Steps whose inputs are made on the device, and their graphs.
+    """The parts of steps whose inputs are built on the device, with their graphs.
 
     `graph_sizes`: batch sizes of decode steps to capture, ascending; others run eagerly.
     """
@@ -84,7 +84,7 @@ class GpuWorker(Worker):
     """The model on one GPU, with its cache."""
 
     def __init__(self, config: VllmConfig, device: Device | None = None) -> None:
-        """Raises UsageError where the device will not do, or the weights do not fit."""
+        """Raises UsageError for an unusable device or weights that do not fit."""
         self._config = config
         self._device = CudaDevice() if device is None else device
         self._graph_sizes = config.capture_sizes
@@ -99,9 +99,9 @@ class GpuWorker(Worker):
         self._use = measured_use(self._start, self._loaded, self._loaded, 0)
 
     def available_memory(self) -> int:
-        """Bytes for the KV cache: what is left when the largest step was run and measured.
+        """Bytes for the KV cache, after the largest step was run and measured.
 
-        Raises UsageError where too little is left, or the step itself does not fit.
+        Raises UsageError where too little is left or the step itself does not fit.
         """
         spec, scheduler = self.kv_cache_spec(), self._config.scheduler
         what = (
@@ -122,7 +122,7 @@ class GpuWorker(Worker):
         return cache_bytes(self._config, spec, self._use, self._start)
 
     def initialize_cache(self, plan: KVCachePlan) -> float:
-        """Allocate the cache, capture the graphs, and log where the memory went."""
+        """Allocate the cache, capture the graphs, and log the memory budget."""
         self._bind(plan)
         runner, graphs = self._make_runner(plan)
         timeline.mark("KV cache")
@@ -144,7 +144,7 @@ class GpuWorker(Worker):
             return _Watched(super().submit(step), self._device)
 
     def release_cache(self) -> int:
-        """Graphs hold the cache's addresses, and the device keeps no addresses without memory."""
+        """Refuse: graphs hold the cache's addresses, which need their memory."""
         raise UsageError("the cache of a GPU cannot be given back in this build")
 
     def describe(self) -> str:
@@ -235,7 +235,7 @@ class _Watched:
 
 @contextmanager
 def _noticing(device: Device) -> Iterator[None]:
-    """A broken device fails every later step: the engine ends with the first."""
+    """Raise EngineDeadError for a broken device, on which every later step would fail."""
     try:
         yield
     except Exception as error:

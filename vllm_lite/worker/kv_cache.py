@@ -1,9 +1,8 @@
 """The KV cache's memory: pages of one size, and slots for states; layers have views of both.
 
-A page holds a block's keys and values of all layers of one group, so that a huge page holds blocks
-whole. On a CPU memory is taken, and cleared by the system, little by little as blocks come into
-use. What was never written reads as zero, so that masked positions and the null block, where
-padding points, are always finite.
+A page holds a block's keys and values of all layers of one group. On a CPU the system maps and
+clears memory as blocks come into use. Unwritten memory reads as zero, so that masked positions and
+the null block, which padding points to, are always finite.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vllm_lite.layers.state import StateCache
 
 
 def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[LayerCache]:
-    """Each layer's cache for `plan`; UsageError where memory does not reach."""
+    """Each layer's cache for `plan`; raises UsageError where memory is short."""
     pages = _zeros(plan, plan.num_blocks * plan.page_bytes, device)
     pages = pages.view(plan.num_blocks, plan.page_bytes)
     caches: dict[int, LayerCache] = {}
@@ -35,7 +34,7 @@ def allocate_kv_cache(plan: KVCachePlan, device: torch.device) -> list[LayerCach
 
 
 def allocate_states(plan: KVCachePlan, device: torch.device) -> list[StateCache]:
-    """Each state-space layer's states for `plan`; UsageError where memory does not reach."""
+    """Each state-space layer's states for `plan`; raises UsageError where memory is short."""
     if not plan.num_states:
         return []
     slots = _zeros(plan, plan.num_states * plan.spec.bytes_per_state, device)
@@ -53,7 +52,7 @@ def allocate_states(plan: KVCachePlan, device: torch.device) -> list[StateCache]
 
 def _zeros(plan: KVCachePlan, num_bytes: int, device: torch.device) -> Tensor:
     try:
-        # Mapped here rather than asked of an allocator, which may hand out memory used before and
+        # Mapped here: an allocator may return memory that was used before and
         # then write it whole. Huge pages, where the system grants them, are read faster.
         if device.type == "cpu":
             return map_zeros(num_bytes)

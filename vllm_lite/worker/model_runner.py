@@ -1,10 +1,9 @@
-"""Runs steps: keeps request state, has the model run, samples, answers.
+"""Runs steps: updates request states, runs the model, samples, answers.
 
-Knows requests and rows, not how memory is planned or where a step's inputs are made. Logits exist
-only for the positions that sample or report; a row whose logits are not sound fails its own request
-and no other. On a device that works beside the host a step is submitted and its answer read later:
-the next step finds the ids on the device. The host waits before that only for what it must know
-itself: the tokens of a request with penalties or banned words, and log-probabilities.
+Logits are computed only for the positions that sample or report; a row with unsound logits fails
+its own request alone. On a GPU a step is submitted and its answer read later: the next step reads
+the ids on the device. The host waits earlier only for what it needs itself: the tokens of requests
+with penalties or banned words, and log-probabilities.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ModelRunner:
         forward: Forward,
         device: torch.device,
     ) -> None:
-        """`forward`: the model's pass over a batch of `inputs`."""
+        """`forward`: the model's forward pass over a batch of `inputs`."""
         vocab_size = config.facts.vocab_size
         self._device = device
         self._model = model
@@ -102,7 +101,7 @@ class ModelRunner:
     def _plan(self, step: SchedulerOutput) -> StepPlan:
         if self._drafter is None:
             return self._requests.plan(step)
-        # Drafts follow from the tokens themselves, and so does how far each request has come.
+        # Drafts depend on the tokens, and each request's progress on the drafts.
         self._read_all()
         plan = self._requests.plan(step, self._drafter)
         for row in (plan.verified > 1).nonzero()[0].tolist():
@@ -113,7 +112,7 @@ class ModelRunner:
         return plan
 
     def _read_all(self) -> None:
-        """Make the host's table as far as the device's."""
+        """Read the sampled ids that only the device's table has."""
         for answer in tuple(self._unread):
             answer.get()
 
@@ -133,7 +132,7 @@ class ModelRunner:
 
 
 class _Answer:
-    """The answer to one step: its ids are on their way to the host."""
+    """The answer to one step, whose ids are being copied to the host."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class _Answer:
         states: RequestStates,
         unread: deque[_Answer],
     ) -> None:
-        """Stands in `unread` until it is read."""
+        """Is in `unread` until it is read."""
         self._plan = plan
         self._logprobs = choice.logprobs
         self._output = output
@@ -154,7 +153,7 @@ class _Answer:
         unread.append(self)
 
     def get(self) -> ModelRunnerOutput:
-        """Wait for the ids; the answer, which is made once."""
+        """Wait for the ids and return the answer, which is built once."""
         if self._arriving is not None:
             arriving, self._arriving = self._arriving, None
             self._unread.remove(self)
@@ -162,7 +161,7 @@ class _Answer:
         return self._output
 
     def _enter(self, token_ids: Int64s, largest: npt.NDArray[np.float32]) -> None:
-        """In the host's table, where the slots are still theirs, and in the output."""
+        """Enter the ids in the output, and in the host's table where the slots are unchanged."""
         plan, output, states = self._plan, self._output, self._states
         slots, positions, table = plan.sampling_slots, plan.sampled_positions, states.tokens
         request_ids = plan.sampling_ids
@@ -193,7 +192,7 @@ class _Answer:
         failed: set[int],
         is_theirs: npt.NDArray[np.bool_],
     ) -> set[int]:
-        """Enter each request's tokens as far as they rest on drafts that came true; first rows.
+        """Enter each request's tokens up to the first rejected draft; returns the first rows.
 
         `is_drafted`: whether a row's token is the draft of its position.
         """

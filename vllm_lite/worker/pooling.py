@@ -13,7 +13,7 @@ UNSOUND_VECTOR = "the model gave this request no usable vector: it is not finite
 
 
 def pool(hidden: Tensor, states: RequestStates, plan: StepPlan, output: ModelRunnerOutput) -> None:
-    """Gather what pooling requests want of a step; enter the vectors of prompts that end in it.
+    """Gather pooling requests' hidden states of a step; enter the vectors of finished prompts.
 
     `hidden` [T, N] are the step's, request by request. The host waits for the vectors. Each is
     normalized by itself, in float32, so that its bits do not depend on the others.

@@ -1,6 +1,6 @@
-"""How much memory one step needs beside weights and KV cache, worked out from the shapes.
+"""An estimate of one step's memory beside weights and KV cache, from the shapes.
 
-Computed, not measured: a trial step of full size would take longer than the rest of start-up.
+A trial step of full size would take longer than the rest of start-up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Log-probabilities of prompts, as the steps that compute them go by.
+"""Log-probabilities of prompts, step by step.
 
-Logits are made some rows at a time: a prompt's would be larger than the model.
+Logits are computed some rows at a time: a whole prompt's would be larger than the model.
 """
 
 from __future__ import annotations
