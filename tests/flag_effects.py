@@ -115,7 +115,7 @@ EFFECTS = {
     "--enforce-eager": _HERE + "test_steps_run_layer_by_layer_where_asked",
     "--max-logprobs": _HERE + "test_logprobs_are_limited_as_said",
     "--logprobs-mode": "tests/unit/sample/test_logprobs.py::"
-    "test_processed_modes_report_what_the_draw_saw",
+    "test_processed_modes_report_the_sampled_logits",
     "--disable-sliding-window": "tests/models/test_families.py::"
     "test_a_sliding_window_can_be_switched_off",
     "--enable-sleep-mode": "tests/models/test_sleep.py::test_an_engine_wakes_to_the_same_tokens",
@@ -137,8 +137,8 @@ EFFECTS = {
     "--reasoning-parser-plugin": _REASONING,
     "--structured-outputs-config": _HERE + "test_the_engines_word_on_json_is_in_every_constraint",
     # SpeculativeConfig
-    "--speculative-config": _DRAFTS + "test_drafts_change_nothing_that_is_told",
-    "--spec-method": _DRAFTS + "test_what_cannot_draft_is_refused",
+    "--speculative-config": _DRAFTS + "test_drafts_change_no_output",
+    "--spec-method": _DRAFTS + "test_drafts_are_refused_where_impossible",
     "--spec-tokens": _DRAFTS + "test_drafts_may_be_asked_for_by_flags_of_their_own",
     # CompilationConfig
     "--cudagraph-capture-sizes": _GRAPHS + "test_sizes_are_those_given",
@@ -148,7 +148,7 @@ EFFECTS = {
     # CacheConfig
     "--block-size": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
     "--gpu-memory-utilization": "tests/unit/executor/test_uniproc.py::"
-    "test_memory_is_what_the_user_says_or_a_share_of_what_is_free",
+    "test_memory_is_the_users_number_or_a_share_of_free_memory",
     "--kv-cache-memory-bytes": _USERS_NUMBERS,
     "--num-gpu-blocks-override": _USERS_NUMBERS,
     "--enable-prefix-caching": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
@@ -168,7 +168,7 @@ EFFECTS = {
     "--tensor-parallel-size": _RANKS + "test_ranks_give_the_tokens_of_one_process",
     "--distributed-executor-backend": _RANKS + "test_a_backend_of_processes_can_have_one_rank",
     "--async-scheduling": "tests/unit/engine/test_core.py::"
-    "test_a_step_is_planned_while_the_one_before_runs_where_asked",
+    "test_async_scheduling_plans_a_step_while_another_runs",
     "--stream-interval": "tests/unit/engine/test_outputs.py::"
     "test_stream_interval_gathers_tokens_but_not_the_first",
     # What 0.32 added
@@ -186,10 +186,10 @@ EFFECTS = {
     + "test_variables_without_effect_are_refused_where_asked",
     "--reasoning-config": "tests/models/test_constrained.py::"
     "test_a_spent_budget_forces_the_text_said",
-    "--max-num-scheduled-tokens": _LIMITS + "test_fewer_tokens_are_given_out_than_a_step_can_hold",
+    "--max-num-scheduled-tokens": _LIMITS + "test_step_schedules_fewer_tokens_than_it_can_hold",
     "--max-num-active-seqs": _LIMITS + "test_fewer_may_run_than_a_step_can_hold",
     "--long-prefill-token-threshold-adaptive": _LIMITS
-    + "test_the_limit_of_long_prompts_grows_where_few_share_a_step",
+    + "test_long_prompt_limit_grows_when_few_share_a_step",
     "--scheduler-reserve-full-isl": _LIMITS + "test_a_prompt_may_begin_before_all_of_it_fits",
     "--watermark": _LIMITS + "test_blocks_below_the_watermark_are_kept_while_others_run",
     "--max-num-queued-reqs": _ADMISSION,

@@ -67,7 +67,7 @@ def run(model: str, **options: Any) -> tuple[list[Any], int]:
 @pytest.mark.parametrize(
     "options", [{}, {"num_gpu_blocks_override": 14}, {"enable_prefix_caching": False}]
 )
-def test_running_ahead_changes_nothing_that_is_told(model: str, options: dict[str, Any]) -> None:
+def test_async_scheduling_changes_no_output(model: str, options: dict[str, Any]) -> None:
     in_turn, _ = run(model, **options)
     ahead, num_preemptions = run(model, async_scheduling=True, **options)
     assert ahead == in_turn

@@ -150,7 +150,7 @@ def test_stop_strings_and_biases_work_inside(llm: LLM) -> None:
     assert found == [("bbbb", "stop")] * 2
 
 
-def test_what_is_both_asked_for_and_forbidden_is_refused_by_both_names(llm: LLM) -> None:
+def test_contradicting_fields_are_refused_by_both_names(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("z")
     every = [{"allowed_token_ids": ids}, {"bad_words": ["a"]}]
     every.append({"bad_words": ["a"], "allowed_token_ids": llm.get_tokenizer().encode("za")})
@@ -168,7 +168,7 @@ def test_what_is_both_asked_for_and_forbidden_is_refused_by_both_names(llm: LLM)
         ("abab", {"stop_token_ids": [98], "min_tokens": 3}, "min_tokens and stop_token_ids"),
     ],
 )
-def test_what_leaves_no_token_later_fails_alone_and_says_why(
+def test_request_without_allowed_token_fails_alone_with_cause(
     llm: LLM, pattern: str, options: dict[str, Any], name: str
 ) -> None:
     encode = llm.get_tokenizer().encode

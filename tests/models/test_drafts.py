@@ -75,7 +75,7 @@ def plain(model: str) -> list[Any]:
     ],
     ids=["roomy", "tight", "chunks"],
 )
-def test_drafts_change_nothing_that_is_told(
+def test_drafts_change_no_output(
     model: str, plain: list[Any], ahead: bool, options: dict[str, Any]
 ) -> None:
     outputs, stats = run(model, async_scheduling=ahead, speculative_config=DRAFTS, **options)
@@ -124,7 +124,7 @@ def test_texts_end_where_they_would(tmp_path: Path, ahead: bool) -> None:
     bounds=st.tuples(st.integers(1, 4), st.integers(0, 3)),
     most=st.integers(1, 5),
 )
-def test_drafts_follow_the_longest_run_where_it_first_stood(
+def test_drafts_follow_the_first_longest_match(
     tokens: list[int], bounds: tuple[int, int], most: int
 ) -> None:
     shortest, longest = bounds[0], sum(bounds)
@@ -159,7 +159,7 @@ def test_penalties_forget_drafts_that_came_to_nothing(drafts: list[list[int]]) -
         ({**DRAFTS, "prompt_lookup_min": 9}, "prompt_lookup_min 9 is more than", UsageError),
     ],
 )
-def test_what_cannot_draft_is_refused(
+def test_drafts_are_refused_where_impossible(
     model: str, given: dict[str, Any], words: str, kind: type[UsageError] | None
 ) -> None:
     with pytest.raises(kind or NotInBuildError, match=words) as caught:

@@ -115,7 +115,7 @@ def test_experts_whose_products_are_none_of_the_operation_s_are_refused() -> Non
         experts_kernel([lambda x: x], [lambda x: x], "silu")
 
 
-def test_what_a_batch_may_change_is_not_called_deterministic(
+def test_deterministic_refuses_batch_dependent_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(experts, "is_deterministic", lambda: True)

@@ -42,7 +42,7 @@ def spoil_unheld_blocks(llm: LLM) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_what_nobody_holds_is_never_read(tmp_path: Path, name: str, chunk: int) -> None:
+def test_unused_blocks_are_never_read(tmp_path: Path, name: str, chunk: int) -> None:
     family, changes = CASES[name]
     path = save(make_model(family, **changes), tmp_path)
     params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)

@@ -112,7 +112,7 @@ def test_many_missing_tensors_are_counted(tiny: Path) -> None:
     assert message.count("model.layers.1.") == 3
 
 
-def test_a_wrong_shape_is_told_with_the_right_one(tiny: Path) -> None:
+def test_wrong_shape_is_reported_with_the_right_one(tiny: Path) -> None:
     rewrite(tiny, lambda tensors: tensors.update({NAME: torch.zeros(80, 47)}))
     message = refusal(tiny)
     assert repr(NAME) in message

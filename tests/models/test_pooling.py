@@ -234,7 +234,7 @@ def test_a_vector_that_is_not_finite_fails_alone(
         ({"use_activation": True, "normalize": False}, "differ"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_name(params: dict[str, Any], words: str) -> None:
+def test_unsupported_field_is_refused_by_name(params: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         PoolingParams(**params)
     assert caught.value.param in params

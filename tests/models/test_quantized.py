@@ -102,7 +102,7 @@ def test_online_quantization_is_near_the_original(
         assert_near(module.kernel(x), others[layer].kernel(x), limit)
 
 
-def test_online_blocks_are_what_the_formats_say() -> None:
+def test_online_blocks_match_the_formats() -> None:
     weight = torch.randn(5, 96)
     weight[1] = 0
     weight[2, 7] = 100.0

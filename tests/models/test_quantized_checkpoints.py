@@ -117,7 +117,7 @@ def test_packed_integers_are_multiplied_as_they_are(name: str, tmp_path: Path) -
     torch.testing.assert_close(whole, logits(load(plain)))
 
 
-def test_what_no_product_holds_is_expanded(
+def test_weights_without_a_gemm_are_expanded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     packed, plain = write_pair(
@@ -212,7 +212,7 @@ def test_codes_of_one_byte_are_expanded_on_a_cpu(name: str, tmp_path: Path) -> N
         ({"quant_method": "compressed-tensors"}, "0 config_groups"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_error(
+def test_unreadable_checkpoint_is_one_clear_error(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     packed, _ = write_pair(tmp_path, settings, lambda _, weight: ({"weight": weight}, weight))
@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_one_clear_error(
         load(packed)
 
 
-def test_a_checkpoint_must_be_what_it_says(tmp_path: Path) -> None:
+def test_checkpoint_must_match_its_description(tmp_path: Path) -> None:
     packed, plain = write_pair(tmp_path, AWQ | {"group_size": 64}, awq(32), **SIZES)
     with pytest.raises(CheckpointError, match="96 inputs of a layer are no groups of 64"):
         load(packed)

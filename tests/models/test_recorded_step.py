@@ -70,9 +70,7 @@ def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
         runner.step({"a": [5] * 70, "b": [6] * 59})
 
 
-def test_what_torch_multiplies_is_not_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_gemms_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         unquantized, "plain_kernel", lambda weight, bias, dtype: lambda x: F.linear(x, weight, bias)
     )
@@ -148,7 +146,7 @@ def test_a_step_that_a_program_cannot_follow_is_refused(
         record_step(forward, example(), 8)
 
 
-def test_temporaries_share_memory_only_where_they_may() -> None:
+def test_temporaries_share_memory_only_if_disjoint() -> None:
     weights = [torch.randn(16) for _ in range(6)]
 
     def forward(step: StepTensors) -> Tensor:

@@ -89,6 +89,6 @@ def test_only_the_first_part_of_a_head_is_rotated() -> None:
         ({"rope_type": "default", "partial_rotary_factor": float("nan")}, "between 0 and 1"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(parameters: dict[str, Any], words: str) -> None:
+def test_uncomputable_config_is_refused(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         compute_frequencies(settings(parameters), torch.arange(2.0))

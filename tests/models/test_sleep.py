@@ -84,7 +84,7 @@ def test_an_engine_wakes_to_the_same_tokens(model: str, in_process: bool) -> Non
             llm.wake_up(tags=["all"])
 
 
-def test_the_whole_cache_is_given_back(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_cache_is_released(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors: list[torch.Tensor] = []
 
     def keeping(make: Callable[..., list[tuple[Any, ...]]]) -> Callable[..., list[tuple[Any, ...]]]:
@@ -130,7 +130,7 @@ def test_an_asynchronous_engine_sleeps_once_its_requests_have_ended(model: str) 
     asyncio.run(run(EngineArgs(model=model, **OPTIONS).create_engine_config("llm")))
 
 
-def test_what_cannot_sleep_says_so(model: str) -> None:
+def test_unsupported_sleep_is_an_error(model: str) -> None:
     plain = OPTIONS | {"enable_sleep_mode": False, "disable_frontend_multiprocessing": True}
     with LLM(model, **plain) as llm, pytest.raises(RequestError, match="--enable-sleep-mode"):
         llm.sleep()

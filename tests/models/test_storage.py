@@ -27,7 +27,7 @@ def test_every_layer_s_weight_is_counted_with_its_format(dtype: torch.dtype) -> 
     assert stored_weights(object()) == []
 
 
-def test_formats_are_told_apart_and_their_bytes_summed() -> None:
+def test_formats_are_distinguished_and_their_bytes_summed() -> None:
     data = torch.empty(0, dtype=torch.uint8)
     weights = [StoredWeight("Q4_1", 10**9, data), StoredWeight("Q8_0", 2 * 10**9, data)] * 2
     assert describe_weights(weights) == "weights 2.00 GB Q4_1 + 4.00 GB Q8_0"

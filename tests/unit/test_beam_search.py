@@ -100,7 +100,7 @@ def test_stop_tokens_end_a_beam_and_are_named() -> None:
     assert all(STOP not in beam.token_ids[:-1] for beam in best)
 
 
-def test_the_context_ends_what_max_tokens_would_not() -> None:
+def test_context_length_ends_a_search() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=50, ignore_eos=True)
     best, steps = searched(1, BeamSearch(params, [EOS]), max_tokens=4)
     assert steps == 4 and all(len(beam.token_ids) == 4 for beam in best)

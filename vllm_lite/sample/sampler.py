@@ -1,7 +1,7 @@
 """Logits to tokens: processors, then the largest logit or a sample, then log-probabilities.
 
 Order as in vLLM: allowed ids, bad words, min_tokens, bias, penalties, masks; greedy rows end there;
-for the others temperature, min_p, top_k, top_p, the sample. A row's token depends on that row alone.
+for the others temperature, min_p, top_k, top_p, the sample. A row's token depends on its row alone.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_tenants_who_always_wait_are_served_alike(
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4))
-def test_a_newcomer_waits_for_nobodys_queue(flood: int, served: int, slots: int) -> None:
+def test_new_tenant_does_not_wait_for_others_queues(flood: int, served: int, slots: int) -> None:
     server = Server(slots)
     for _ in range(flood + served + 2 * slots):
         server.queue.add(request(10, tenant="flood", max_tokens=5))
@@ -81,7 +81,7 @@ def test_a_newcomer_waits_for_nobodys_queue(flood: int, served: int, slots: int)
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), SIZES, st.booleans()), max_size=60))
 @settings(deadline=None)
-def test_nobody_starves_and_no_slot_idles(
+def test_no_tenant_starves_and_no_slot_idles(
     entries: list[tuple[str, tuple[int, int], bool]],
 ) -> None:
     server, waits = Server(2), []
@@ -119,7 +119,7 @@ def test_time_away_earns_nothing() -> None:
     assert turns[:6] in (["idle", "busy"] * 3, ["busy", "idle"] * 3)
 
 
-def test_what_never_ran_and_what_was_cached_cost_nothing() -> None:
+def test_unrun_and_cached_tokens_cost_nothing() -> None:
     for cached, status, cost in (
         (None, RequestStatus.FINISHED_ABORTED, 0),
         (48, RequestStatus.RUNNING, 2),

@@ -53,7 +53,7 @@ def hits_of(spec: KVCacheSpec, num_bytes: int, conversations: int) -> int:
 
 
 @pytest.mark.parametrize("conversations", [4, 12, 40])
-def test_a_hybrid_finds_what_full_attention_would(conversations: int) -> None:
+def test_hybrid_finds_the_hits_of_full_attention(conversations: int) -> None:
     # Room for some twelve conversations of full layers.
     num_bytes = 12 * 2500 * FULL.bytes_per_token
     full = hits_of(FULL, num_bytes, conversations)

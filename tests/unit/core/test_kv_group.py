@@ -49,9 +49,7 @@ def test_a_window_hits_the_longest_prefix_that_it_can_continue(
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 20))
-def test_a_window_never_gives_back_what_a_later_token_sees(
-    computed: int, window: int, step: int
-) -> None:
+def test_window_keeps_blocks_that_later_tokens_see(computed: int, window: int, step: int) -> None:
     rule = SlidingWindow(SIZE, window)
     first = rule.first_needed_block(computed)
     assert first * SIZE <= max(0, computed - window + 1) < (first + 1) * SIZE

@@ -25,7 +25,7 @@ def test_a_token_takes_keys_and_values_of_all_layers() -> None:
     assert scaled.bytes_per_token == 2 * 30 * 3 * (64 + 4)
 
 
-def test_memory_is_used_up_to_what_the_requests_can_hold() -> None:
+def test_cache_is_no_larger_than_all_requests_need() -> None:
     config = core_config(max_model_len=64, max_num_seqs=4)
     assert plan_kv_cache(config, TINY_SPEC, 20 * BLOCK_BYTES + 1).num_blocks == 20
     plan = plan_kv_cache(config, TINY_SPEC, 1 << 40)

@@ -36,7 +36,7 @@ def refusal(share: float, use: MemoryUse = USE, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_use_is_what_readings_differ_by() -> None:
+def test_memory_use_is_the_difference_of_readings() -> None:
     loaded = replace(START, free=580 * MIB, reserved=300 * MIB, peak=300 * MIB)
     stepped = replace(START, free=520 * MIB, reserved=340 * MIB, peak=350 * MIB)
     use = measured_use(START, loaded, stepped, 20 * MIB)
@@ -52,7 +52,7 @@ def test_graphs_are_estimated_from_two() -> None:
     assert graph_bytes([900, 950, 940], 3) == 20
 
 
-def test_the_cache_gets_what_the_rest_leaves_of_the_share() -> None:
+def test_cache_gets_the_rest_of_the_memory_share() -> None:
     config = core_config(gpu_memory_utilization=0.5)
     assert granted_bytes(config, START) == 512 * MIB
     assert cache_bytes(config, TINY_SPEC, USE, START) == (512 - 374) * MIB
@@ -95,7 +95,7 @@ def test_a_share_that_is_not_free_is_not_offered() -> None:
     assert "set --max-num-batched-tokens to 32" in steps
 
 
-def test_a_cache_of_the_users_size_must_fit_into_what_is_free() -> None:
+def test_cache_of_the_users_size_must_fit_free_memory() -> None:
     (most,) = re.findall(r"set it to (\d+) or less", refusal(0.5, kv_cache_memory_bytes=1 << 40))
     config = core_config(kv_cache_memory_bytes=int(most))
     assert cache_bytes(config, TINY_SPEC, USE, START) == int(most) == 526 * MIB

@@ -20,7 +20,7 @@ def drain(queue: RequestQueue) -> list[Request]:
 
 
 @given(st.lists(st.tuples(st.integers(-1, 1), st.booleans()), max_size=60))
-def test_what_stays_comes_in_order(entries: list[tuple[int, bool]]) -> None:
+def test_remaining_requests_keep_their_order(entries: list[tuple[int, bool]]) -> None:
     requests = [request(1, priority=p, arrival_time=0.0) for p, _ in entries]
     for policy in ("fcfs", "priority", "fair"):
         queue = request_queue(policy)
@@ -37,7 +37,7 @@ def test_what_stays_comes_in_order(entries: list[tuple[int, bool]]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_what_is_put_back_goes_before_its_equals(policy: str) -> None:
+def test_returned_request_precedes_its_equals(policy: str) -> None:
     queue = request_queue(policy)
     requests = [request(1, arrival_time=0.0) for _ in range(4)]
     for r in requests:

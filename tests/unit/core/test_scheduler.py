@@ -99,7 +99,7 @@ def test_without_chunking_a_prompt_waits_until_it_fits_whole() -> None:
     assert advance(s) == {a.request_id: 1, b.request_id: 60, c.request_id: 5}
 
 
-def test_max_num_seqs_bounds_what_runs() -> None:
+def test_max_num_seqs_bounds_running_requests() -> None:
     s = scheduler(max_num_seqs=2)
     add(s, *(request(2) for _ in range(5)))
     assert len(advance(s)) == 2
@@ -235,7 +235,7 @@ def test_a_shared_prefix_is_computed_once_and_counted() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (41, 16)
 
 
-def test_requests_of_one_step_do_not_hit_what_is_not_computed() -> None:
+def test_requests_of_one_step_do_not_hit_uncomputed_blocks() -> None:
     s = scheduler(num_blocks=40)
     add(s, request(20), request(20))
     assert list(advance(s).values()) == [20, 20]
@@ -280,7 +280,7 @@ def test_reset_forgets_prefixes_once_nothing_runs() -> None:
     assert s.make_stats().num_cached_blocks == 0
 
 
-def test_an_abort_frees_at_once_and_tells_the_workers_in_the_next_step() -> None:
+def test_abort_frees_at_once_and_reaches_workers_in_the_next_step() -> None:
     s = scheduler()
     running, waiting = request(20), request(20)
     add(s, running)
@@ -327,7 +327,7 @@ def test_a_request_fails_alone() -> None:
     assert s.running == [good]
 
 
-def test_what_a_failed_request_computed_is_never_hit() -> None:
+def test_blocks_of_a_failed_request_are_never_hit() -> None:
     """Its cache may hold what is no number; a prompt's first chunk shows no logits."""
     s = scheduler(max_num_batched_tokens=16, max_num_seqs=4)
     bad = request(40, request_id="bad")

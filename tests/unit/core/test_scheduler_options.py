@@ -18,7 +18,7 @@ def test_fewer_may_run_than_a_step_can_hold() -> None:
         core_config(max_num_active_seqs=9)
 
 
-def test_fewer_tokens_are_given_out_than_a_step_can_hold() -> None:
+def test_step_schedules_fewer_tokens_than_it_can_hold() -> None:
     s = scheduler(num_blocks=40, max_num_batched_tokens=64, max_num_scheduled_tokens=10)
     a = request(24)
     add(s, a)
@@ -27,7 +27,7 @@ def test_fewer_tokens_are_given_out_than_a_step_can_hold() -> None:
         core_config(max_num_scheduled_tokens=10, enable_chunked_prefill=False)
 
 
-def test_the_limit_of_long_prompts_grows_where_few_share_a_step() -> None:
+def test_long_prompt_limit_grows_when_few_share_a_step() -> None:
     options = {"max_num_batched_tokens": 32, "long_prefill_token_threshold": 4}
     s = scheduler(num_blocks=40, **options, long_prefill_token_threshold_adaptive=True)
     a, b = request(40), request(list(range(41, 81)))

@@ -46,7 +46,7 @@ class Engine:
         return r.num_cached_tokens
 
 
-def test_a_state_is_kept_where_a_prompt_and_its_answer_end() -> None:
+def test_snapshots_are_kept_at_the_end_of_prompt_and_answer() -> None:
     engine = Engine(20)
     prompt = list(range(100, 145))
     first = request(prompt, max_tokens=30)

@@ -48,7 +48,7 @@ def test_the_last_token_decides(tokens: list[int], options: dict[str, Any], expe
     assert end_of(tokens, **options) == expected
 
 
-def test_the_context_ends_what_max_tokens_would_not() -> None:
+def test_context_length_ends_a_request() -> None:
     r = request(3, max_tokens=None)
     r.max_total_tokens = 4
     r.append_token(OTHER)

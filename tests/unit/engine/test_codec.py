@@ -73,7 +73,7 @@ def _processor() -> InputProcessor:
 @hypothesis.example({"bad_words_token_ids": 0.5}, None, None, "a", None)
 @hypothesis.example({"bad_words_token_ids": [["a"]]}, None, None, "a", None)
 @settings(max_examples=1500, deadline=None, database=None, derandomize=True)
-def test_what_is_let_in_arrives_as_it_is(
+def test_accepted_requests_arrive_unchanged(
     fields: dict[str, Any],
     constraint: dict[str, Any] | None,
     repetition: dict[str, Any] | None,
@@ -117,7 +117,7 @@ def _unconstrained(message: ToCore) -> bytes:
     return msgspec.msgpack.encode(plain)
 
 
-def test_an_unreadable_message_names_who_waits() -> None:
+def test_unreadable_message_names_its_requests() -> None:
     processed = _processor().process("a", SamplingParams(n=2))
     found = decode_to_core(_damaged(AddRequests(fan_out("r", processed, 0.5, 0))))
     assert isinstance(found, Undecodable) and found.request_ids == ["0_r", "1_r"]
@@ -153,7 +153,7 @@ async def test_an_unreadable_message_ends_its_request_alone(
         assert not engine.errored
 
 
-async def test_what_cannot_be_sent_makes_no_step_due(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unencodable_message_expects_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core that waits for nothing must not count as stuck."""
     async with async_engine(says("hello")) as (engine, _):
         await engine.check_health()

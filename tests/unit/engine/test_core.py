@@ -53,7 +53,7 @@ def test_an_abort_frees_blocks_at_once_and_is_reported() -> None:
     assert not engine.has_work()
 
 
-def test_a_step_is_planned_while_the_one_before_runs_where_asked() -> None:
+def test_async_scheduling_plans_a_step_while_another_runs() -> None:
     executor = Scripted()
     engine = EngineCore(engine_config(async_scheduling=True), executor)
     engine.add_requests([message(5, max_tokens=3)])

@@ -86,7 +86,7 @@ def test_limits_of_the_queue_hold_for_all_front_ends_together() -> None:
     admissions[1].admit(asked)
 
 
-def test_the_line_tells_what_all_front_ends_did() -> None:
+def test_throughput_line_counts_all_front_ends() -> None:
     first, second, _ = boards()
     console, other = ConsoleStats("cpu", first), ConsoleStats("cpu", second)
     other.record(None, StepStats(num_prompt_tokens=10**6, num_generation_tokens=10**6))

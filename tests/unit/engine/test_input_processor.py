@@ -70,7 +70,7 @@ def test_a_bad_request_is_refused_by_name(
     assert "\n" not in refused.value.message
 
 
-def test_max_tokens_is_what_the_context_leaves() -> None:
+def test_max_tokens_is_limited_by_the_context() -> None:
     assert process([1] * 10, max_tokens=None).params.max_tokens == 22
     assert process([1] * 10, max_tokens=100).params.max_tokens == 22
     assert process([1] * 31).params.max_tokens == 1

@@ -111,7 +111,7 @@ def test_choices_come_in_order_and_finish_together() -> None:
     assert output.finished
 
 
-def test_deltas_of_several_choices_show_only_what_is_new() -> None:
+def test_deltas_of_several_choices_show_only_new_tokens() -> None:
     def by_choice(request_id: str, token_ids: list[int]) -> int:
         return EOS if request_id.startswith("0") else ord("x")
 
@@ -197,7 +197,7 @@ def test_an_output_that_cannot_be_processed_fails_alone(monkeypatch: pytest.Monk
     assert engine.get_stats().num_used_blocks == 0
 
 
-def test_an_aborted_request_shows_what_it_had() -> None:
+def test_aborted_request_shows_its_tokens() -> None:
     engine = sync_engine(says(TEXT))
     engine.add_request("r", "say>", SamplingParams(max_tokens=50, n=2))
     engine.step()

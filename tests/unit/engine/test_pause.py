@@ -39,7 +39,7 @@ def slowly(step: SchedulerOutput) -> None:
     time.sleep(0.003)
 
 
-async def test_pausing_ends_what_runs_and_holds_what_comes() -> None:
+async def test_pause_aborts_running_requests_and_holds_new_ones() -> None:
     async with async_engine(step=slowly) as (engine, _):
         running = stream(engine)
         await anext(running)
@@ -59,7 +59,7 @@ async def test_pausing_ends_what_runs_and_holds_what_comes() -> None:
 
 
 @pytest.mark.parametrize("mode", ["wait", "keep"])
-async def test_what_may_go_on_loses_no_token(mode: PauseMode) -> None:
+async def test_paused_requests_lose_no_token(mode: PauseMode) -> None:
     async with async_engine(step=slowly) as (engine, _):
         running = stream(engine)
         first = (await anext(running)).outputs[0].token_ids
@@ -85,7 +85,7 @@ async def test_a_resume_ends_a_pause_that_still_waits() -> None:
         assert (await read(running))[1] == "length"
 
 
-async def test_a_reader_that_leaves_while_paused_is_forgotten() -> None:
+async def test_reader_leaving_during_a_pause_is_dropped() -> None:
     async with async_engine() as (engine, _):
         await engine.pause_generation()
         held = asyncio.create_task(read(stream(engine)))

@@ -27,7 +27,7 @@ def busy_core(num_blocks: int = 200) -> EngineCore:
     return core
 
 
-def test_a_snapshot_says_who_holds_which_block_and_how_far_each_is() -> None:
+def test_snapshot_shows_blocks_and_progress_of_requests() -> None:
     core = busy_core()
     taken = core.snapshot()
     stats = taken.stats
@@ -46,7 +46,7 @@ def test_a_snapshot_says_who_holds_which_block_and_how_far_each_is() -> None:
     assert taken.num_tokens == 30 + (20 - 16) + (21 - 16) + 2 * 3
 
 
-def test_of_many_blocks_every_nth_is_told_and_of_its_holder_too(
+def test_snapshot_of_many_blocks_shows_every_nth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = busy_core().snapshot().blocks
@@ -55,7 +55,7 @@ def test_of_many_blocks_every_nth_is_told_and_of_its_holder_too(
     assert taken.stride == 4 and taken.blocks == whole[::4]
 
 
-def test_the_books_are_read_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_are_taken_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     core = busy_core()
     now = [100.0]
     monkeypatch.setattr(snapshot.time, "monotonic", lambda: now[0])

@@ -68,7 +68,7 @@ def test_a_stopped_core_is_stuck_even_with_nothing_to_do(handle: _Handle) -> Non
     assert "SIGSTOP" in verdicts(handle, int(STALL_LIMIT) + 3)[0]
 
 
-def test_a_core_that_waits_for_ranks_is_stuck_where_it_is_stopped(handle: _Handle) -> None:
+def test_core_waiting_for_ranks_is_stuck_only_when_stopped(handle: _Handle) -> None:
     handle.computes_itself = False
     handle.heartbeat.expect_step()
     assert not verdicts(handle, 3 * int(STALL_LIMIT))
@@ -87,7 +87,7 @@ def test_a_step_that_computes_has_the_whole_limit(
     assert "TIMEOUT_SECONDS=100" in verdicts(handle, 105, cpu=0.02)[0]
 
 
-def test_a_step_that_burns_processor_time_has_what_the_largest_should_take(
+def test_step_may_use_the_largest_steps_processor_time(
     handle: _Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle.heartbeat.step_limit = 20.0
@@ -129,9 +129,7 @@ def test_steps_that_follow_each_other_are_no_step(handle: _Handle) -> None:
     assert handle.heartbeat.stamp == before
 
 
-def test_time_that_nobody_watched_does_not_count(
-    handle: _Handle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwatched_time_does_not_count(handle: _Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both processes of a container that was frozen wake up well."""
     handle.heartbeat.begin_step()
     one = Watch(cast("CoreHandle", handle))

@@ -53,7 +53,7 @@ def test_steps_before_the_cache_are_refused(tmp_path: Path) -> None:
         executor.submit(SchedulerOutput([], {}, {}, {}, 0, [], [])).get()
 
 
-def test_memory_is_what_the_user_says_or_a_share_of_what_is_free(
+def test_memory_is_the_users_number_or_a_share_of_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tmp_path, gpu_memory_utilization=0.5)

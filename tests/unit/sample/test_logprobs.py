@@ -46,7 +46,7 @@ def test_chosen_tokens_are_reported_in_the_order_of_the_request() -> None:
         SamplingParams(seed=1, temperature=0.5, logit_bias={3: 50.0}, logprobs=4, top_k=2),
     ],
 )
-def test_raw_modes_report_what_the_model_said(params: SamplingParams) -> None:
+def test_raw_modes_report_the_models_logits(params: SamplingParams) -> None:
     logits = torch.randn(3, 40)
     cases = [Case(SamplingParams()), Case(params), Case(SamplingParams(temperature=0))]
     for mode, wanted in (
@@ -62,7 +62,7 @@ def test_raw_modes_report_what_the_model_said(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("mates", [[], [SamplingParams(temperature=0)], [SamplingParams(seed=3)]])
-def test_processed_modes_report_what_the_draw_saw(mates: list[SamplingParams]) -> None:
+def test_processed_modes_report_the_sampled_logits(mates: list[SamplingParams]) -> None:
     logits = torch.randn(1 + len(mates), 40)
     params = SamplingParams(seed=1, temperature=0.5, top_k=2, logit_bias={3: 9.0}, logprobs=3)
     wanted = logits[0].clone()

@@ -51,7 +51,7 @@ def case_strategy(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=150, deadline=None)
 @given(cases=st.lists(case_strategy(), min_size=1, max_size=5), seed=st.integers(0, 2**31))
-def test_processors_do_what_their_definitions_say(cases: list[Case], seed: int) -> None:
+def test_processors_match_their_definitions(cases: list[Case], seed: int) -> None:
     logits = torch.randn(len(cases), VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
     found = effective(logits, cases).numpy()
     for row, case in enumerate(cases):
@@ -87,7 +87,7 @@ def test_ids_beyond_the_vocabulary_change_nothing() -> None:
     assert sample_once(logits, [Case(params)]).token_ids == [9]
 
 
-def test_a_slot_given_out_anew_keeps_nothing_of_its_last_request() -> None:
+def test_reused_slot_keeps_nothing_of_its_last_request() -> None:
     rows = Rows(VOCAB)
     logits = torch.randn(1, VOCAB)
     best = int(logits.argmax())

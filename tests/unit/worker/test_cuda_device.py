@@ -100,7 +100,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> RecordedCuda:
     return recorded
 
 
-def test_a_graph_is_captured_where_its_work_was_run_before(cuda: RecordedCuda) -> None:
+def test_graph_is_captured_after_a_first_run(cuda: RecordedCuda) -> None:
     device = CudaDevice()
     maker = device.make_graph_maker()
     cuda.calls.clear()
@@ -154,7 +154,7 @@ def test_a_gpu_that_will_not_do_is_named(cuda: RecordedCuda, monkeypatch: Any) -
         CudaDevice()
 
 
-def test_errors_are_told_apart(cuda: RecordedCuda) -> None:
+def test_kinds_of_errors_are_distinguished(cuda: RecordedCuda) -> None:
     device = CudaDevice()
     broken = [
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),

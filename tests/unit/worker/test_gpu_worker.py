@@ -51,7 +51,7 @@ def step(worker: GpuWorker) -> dict[str, list[int]]:
     return first.get().sampled_token_ids
 
 
-def test_the_cache_gets_what_weights_step_and_graphs_leave(model: str) -> None:
+def test_cache_gets_memory_left_by_weights_step_and_graphs(model: str) -> None:
     device = StandInDevice()
     worker = GpuWorker(make_config(model), device)
     # Half of 1024, less weights, the step, and three graphs.
@@ -94,7 +94,7 @@ def test_graphs_are_captured_at_start_or_when_first_met(
     assert "stand-in, float32" in worker.describe() and "0.10 GiB" in worker.describe()
 
 
-def test_what_does_not_fit_says_which_number_to_change(model: str) -> None:
+def test_too_little_memory_names_the_option_to_change(model: str) -> None:
     with pytest.raises(
         UsageError, match=r"--gpu-memory-utilization 0\.5.* set it to 0\.48 or less"
     ):
