@@ -1,8 +1,7 @@
-"""Beam search over an engine that can only continue a prompt: which prompts next, and what for.
+"""Beam search over an engine that continues prompts.
 
-Knows no engine and does no waiting: its driver runs `prompts()`, each for one token, and feeds
-back the likeliest tokens after them. Invariant: what `best()` gives is what a search without an
-early end would give.
+Its driver runs `prompts()`, each for one token, and feeds back the likeliest next tokens.
+Invariant: `best()` is the result of a search without an early end.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Beam:
 class BeamSearch:
     """The search after one prompt.
 
-    A continuation is as good as its log-probability over its length, without an ending token,
-    to the power of the length penalty.
+    A continuation's score is its log-probability over its length, without an ending token, to the
+    power of the length penalty.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class BeamSearch:
         self._completed: list[Beam] = []
 
     def begin(self, prompt_token_ids: Sequence[int], max_tokens: int) -> None:
-        """Set the prompt, and that no more than `max_tokens` fit after it."""
+        """Set the prompt, and the `max_tokens` that fit after it."""
         self._prompt = list(prompt_token_ids)
         self._max_tokens = min(self._max_tokens, max_tokens)
 
@@ -75,7 +74,7 @@ class BeamSearch:
         return [[*self._prompt, *beam.token_ids] for beam in self._running]
 
     def step_params(self, num_logprobs: int = 0) -> SamplingParams:
-        """How: for one token, whose likeliest candidates are reported."""
+        """The parameters of one step: one token, whose likeliest candidates are reported."""
         return SamplingParams(
             temperature=0,
             max_tokens=1,
@@ -86,7 +85,7 @@ class BeamSearch:
         )
 
     def feed(self, positions: Sequence[PositionLogprobs]) -> None:
-        """Take in the candidates after each of `prompts()`."""
+        """Add the candidates after each of `prompts()`."""
         candidates: list[Beam] = []
         for beam, position in zip(self._running, positions, strict=True):
             for token_id, entry in position.items():
@@ -113,7 +112,7 @@ class BeamSearch:
             self._running = []
 
     def abort(self) -> None:
-        """End the search with what there is."""
+        """End the search with the continuations so far."""
         self._end("abort")
 
     def best(self) -> list[Beam]:
@@ -128,7 +127,7 @@ class BeamSearch:
         return [*self._prompt, *ids]
 
     def score(self, beam: Beam) -> float:
-        """How good a continuation is; a larger number is better."""
+        """The score of a continuation; larger is better."""
         length = len(beam.token_ids)
         if beam.finish_reason == "stop":
             length -= 1
@@ -145,7 +144,7 @@ class BeamSearch:
     def _can_improve(self) -> bool:
         """Whether any continuation of the best running beam can be among the best."""
         best = self._running[0]
-        # Log-probabilities only fall; the length that divides them most kindly is an end of
+        # Log-probabilities only fall; the length that gives the best score is an end of
         # the range.
         length = self._max_tokens if self._params.length_penalty > 0 else len(best.token_ids)
         return self._per_length(best.logprob, length) > self.score(self._completed[-1])

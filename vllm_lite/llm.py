@@ -1,7 +1,6 @@
-"""LLM: offline generation, a list of prompts in and a list of results out, in order.
+"""LLM: offline generation from a list of prompts to a list of results.
 
-The engine core runs in a child process of its own; that needs no `__main__` guard. Knows no
-tensors and no server.
+The engine core runs in a child process, which needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ class LLM:
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Go on after sleep(); of `tags`, weights and kv_cache, only the cache slept."""
+        """End sleep(), unless `tags` name weights alone, which stayed."""
         self.llm_engine.wake_up(tags)
 
     def get_stats(self) -> SchedulerStats:
@@ -235,7 +234,7 @@ class LLM:
         return read_metrics(self.llm_engine.registry)
 
     def close(self) -> None:
-        """End the engine and give its memory back; calling it again does nothing."""
+        """End the engine and release its memory; calling it again does nothing."""
         self.llm_engine.shutdown()
 
     def __enter__(self) -> LLM:
@@ -282,7 +281,7 @@ class LLM:
 
 
 class _Progress:
-    """The progress bar, with the speeds so far."""
+    """Update the progress bar and its speeds."""
 
     def __init__(self, total: int, *, is_shown: bool) -> None:
         self._bar = progress_bar(

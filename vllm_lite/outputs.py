@@ -48,7 +48,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """State of one request as its caller sees it."""
+    """One request's output for its caller."""
 
     request_id: str
     prompt: str | None
@@ -76,7 +76,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Its length."""
+        """The vector's length."""
         return len(self.embedding)
 
 
@@ -92,13 +92,13 @@ class PoolingRequestOutput(Generic[Pooled]):
     prompt_token_ids: list[int]
     num_cached_tokens: int | None
     finished: bool
-    # Why there is no vector.
+    # The cause if there is no vector.
     error: str | None = None
 
 
 @dataclass(slots=True)
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """The same, with a list of numbers."""
+    """A PoolingRequestOutput with a list of numbers."""
 
     @staticmethod
     def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:

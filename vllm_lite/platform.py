@@ -40,7 +40,7 @@ _NO_LIMIT = 1 << 60
 
 
 def isa_flags() -> tuple[str, ...]:
-    """The vector instruction sets of this CPU that matter here, by the kernel's names."""
+    """The relevant vector instruction sets of this CPU, by the kernel's names."""
     present = cpu_flags()
     return tuple(flag for flag in _ISA_FLAGS if flag in present)
 
@@ -105,7 +105,7 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had now without swapping; page cache that can be dropped counts."""
+    """Bytes available without swapping, droppable page cache included."""
     rooms = [limit - used for limit, used in _memory_groups(root)]
     return max(0, min([_meminfo(root, "MemAvailable"), *rooms]))
 

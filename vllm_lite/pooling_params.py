@@ -1,6 +1,6 @@
 """Parameters of one pooling request: vLLM's PoolingParams, validated once.
 
-Knows no model. Invariant: an instance that exists is valid, and decoding it changes nothing.
+Invariant: every instance is valid, and decoding it changes nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import msgspec
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import RequestOutputKind
 
-# vLLM's names of what a request may ask of a pooling model: the vector of its last token, of every
-# token, and what is not available.
+# vLLM's pooling tasks: the vector of the last token, of every token, and unavailable ones.
 _TASKS = ("embed", "token_embed")
 _ABSENT_TASKS = ("classify", "score", "token_classify", "plugin")
 _FLAGS = ("use_activation", "normalize", "skip_reading_prefix_cache")
@@ -23,12 +22,12 @@ _ABSENT = ("dimensions", "step_tag_id", "returned_token_ids", "requires_token_id
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"):
     """See vLLM's PoolingParams; field names and defaults are the same.
 
-    Raises RequestError, with the field's name in `param`, for what is wrong or not available.
+    Raises RequestError, with the field's name in `param`, for a wrong or unavailable value.
     """
 
     # Keep so many of a prompt's last tokens; -1: as many as the context holds.
     truncate_prompt_tokens: int | None = None
-    # Whether a vector is divided by its length; None: what the checkpoint says, else it is.
+    # Whether a vector is divided by its length; None: as the checkpoint says, True by default.
     use_activation: bool | None = None
     # The older name of it.
     normalize: bool | None = None

@@ -1,7 +1,6 @@
-"""A text that repeats itself: when a request wants that to end it, and how it is noticed.
+"""Detects text that repeats itself, with vLLM's RepetitionDetectionParams.
 
-Owns vLLM's RepetitionDetectionParams and the count of repeats; knows no request. A token costs
-as many steps as it has earlier occurrences within the longest pattern, whatever came before.
+A token costs as many steps as it has earlier occurrences within the longest pattern.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ MAX_COUNT = 2**31 - 1
 
 
 class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """End a text whose last `min_count` stretches of one length are the same tokens.
+    """End a text whose last tokens are one pattern `min_count` times.
 
-    Lengths from `min_pattern_size` (0 is read as 1) to `max_pattern_size` tokens count; a
+    A pattern has `min_pattern_size` (0 is read as 1) to `max_pattern_size` tokens; a
     `max_pattern_size` of 0 is off. Raises RequestError that names the field.
     """
 
@@ -51,7 +50,7 @@ class RepetitionDetector:
         self._runs: dict[int, int] = {}
 
     def append(self, token_id: int) -> bool:
-        """Take in the next token; whether the text now ends in enough repeats."""
+        """Add the next token; returns whether the text now ends in enough repeats."""
         places = self._places.setdefault(token_id, [])
         runs: dict[int, int] = {}
         is_repeating = False

@@ -1,7 +1,7 @@
-"""The sampling choices of one request: vLLM's SamplingParams, validated once, then immutable.
+"""The sampling parameters of one request: vLLM's SamplingParams, validated once.
 
-Knows no model: what needs a vocabulary or a context length is checked by the input processor.
-Invariant: an instance that exists is valid and normalised, and decoding it changes nothing.
+The input processor checks fields against the vocabulary and the context length. Invariant: every
+instance is valid and normalised, and decoding it changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BIASED_TOKENS = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKENS = 2**19  # above every vocabulary in use
 MAX_BIAS = 100.0
-# Below this a temperature is greedy but for rounding; such a value is raised to it.
+# Smaller temperatures are raised to this: they are greedy but for rounding.
 MIN_TEMPERATURE = 0.01
 _GREEDY_BELOW = 1e-5
 
@@ -45,7 +45,7 @@ class RequestOutputKind(IntEnum):
 
 
 class SamplingType(IntEnum):
-    """How a request's next token is chosen."""
+    """Kind of sampling: greedy, random, or random with a seed."""
 
     GREEDY = 0
     RANDOM = 1
@@ -252,7 +252,7 @@ _FLAGS = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
-# Fields whose None says more than "not given": max_tokens=None is "to the context's end".
+# Fields whose None has a meaning: max_tokens=None is "to the context's end".
 _NONE_IS_A_VALUE = frozenset({"max_tokens"})
 _OUTPUT_KINDS = tuple(RequestOutputKind)
 _TEXT_RULE = f"non-empty strings of at most {MAX_TEXT_LENGTH} characters"
@@ -344,7 +344,7 @@ def _check_list(
 
 
 def _are_tokens(values: Sequence[object]) -> bool:
-    """Whether all are tokens, at a tenth of what asking each one takes."""
+    """Whether all are tokens, ten times as fast as checking each one."""
     try:
         msgspec.convert(values, _Tokens)
     except (msgspec.ValidationError, UnicodeEncodeError):

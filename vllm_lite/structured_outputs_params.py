@@ -1,7 +1,7 @@
 """The constraint on one request's text: vLLM's StructuredOutputsParams, validated once.
 
-Knows no grammar engine: whether a constraint can be compiled is found out where it is compiled.
-Invariant: an instance has exactly one constraint, within the bounds below, and never changes.
+Whether a constraint can be compiled shows when the engine core compiles it. Invariant: an instance
+has exactly one constraint, within the bounds below.
 """
 
 from __future__ import annotations
