@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     MaskBits = npt.NDArray[np.int32]
 else:
-    MaskBits = Any  # fields are read by type where a step travels: without numpy
+    MaskBits = Any  # msgspec resolves these types in processes without numpy
 
 
 # A request asks for tokens after its prompt, or for vectors of it.
@@ -71,7 +71,7 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     # The stop token id; None for eos. For finish_reason "error": the cause, in words that a
     # client may read.
     stop_reason: int | str | None = None
-    # With finish_reason "error": what the request asked for is at fault, not the engine.
+    # With finish_reason "error": the request is at fault, not the engine.
     is_refused: bool = False
     # Prompt tokens that the prefix cache gave, set in the request's first output.
     num_cached_tokens: int | None = None
@@ -175,9 +175,9 @@ class ModelRunnerOutput:
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    # request id -> what `EngineCoreOutput.pooled` says, for prompts that are computed.
+    # request id -> `EngineCoreOutput.pooled`, for prompts that are computed.
     pooled: dict[str, bytes] = field(default_factory=dict)
-    # request id -> cause, for requests that alone failed in this step.
+    # request id -> cause, for requests that failed alone in this step.
     errors: dict[str, str] = field(default_factory=dict)
     # Those of `errors` whose logits are sound, if they have bans, but leave no token to sample.
     stuck: list[str] = field(default_factory=list)

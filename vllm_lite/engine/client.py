@@ -48,7 +48,7 @@ NOBODY = Origin()
 
 
 class EngineClient(Protocol):
-    """An engine as its users see it; all methods belong to one event loop."""
+    """An engine for the server; all methods belong to one event loop."""
 
     config: VllmConfig
 
@@ -83,7 +83,7 @@ class EngineClient(Protocol):
         ...
 
     async def prepare(self, params: SamplingParams) -> None:
-        """Compile what `params` constrain the text to, so that generate() need not wait for it.
+        """Compile the constraint of `params`, so that generate() need not wait for it.
 
         Raises RequestError for a constraint that is bad, unsupported or too big. Await it before
         the answer's headers; without a constraint it returns at once.
@@ -103,7 +103,7 @@ class EngineClient(Protocol):
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request; closing or cancelling the iterator aborts it.
 
-        One that is a part of a request that was let in goes in however much waits.
+        With `is_part`, for a part of an admitted request, the queue's limits do not apply.
         Raises RequestError (bad prompt or parameters, queue full, draining) and
         EngineDeadError here, before the first item. Items may raise EngineGenerateError
         (this request failed alone) and EngineDeadError.
@@ -125,7 +125,7 @@ class EngineClient(Protocol):
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Begin no new requests until resume_generation(); they wait.
 
-        Returns once those that run have ended or stand still. With `clear_cache` cached
+        Returns once running ones have ended or stand still. With `clear_cache` cached
         prefixes are then forgotten, except in mode "keep".
         """
         ...
@@ -139,9 +139,9 @@ class EngineClient(Protocol):
         ...
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pause and forget the cache; at level 1 its memory is given back until wake_up().
+        """Pause and forget the cache; level 1 releases its memory until wake_up().
 
-        Raises RequestError for what the engine was not started for.
+        Raises RequestError for an engine without --enable-sleep-mode, or an unknown level.
         """
         ...
 
@@ -150,7 +150,7 @@ class EngineClient(Protocol):
         ...
 
     async def is_sleeping(self) -> bool:
-        """Whether the cache's memory is given back."""
+        """Whether the cache's memory is released."""
         ...
 
     async def snapshot(self) -> EngineSnapshot:

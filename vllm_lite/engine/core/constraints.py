@@ -197,7 +197,7 @@ class Constraints:
                 output.finish_reason, output.stop_reason = status.finish_reason, broken
                 output.is_refused = True
             elif must_end:
-                # The token that says so is forbidden by min_tokens, so the end is said without.
+                # min_tokens forbids the end token, so the sequence ends without one.
                 status = RequestStatus.FINISHED_STOPPED
                 front_end = output.front_end
                 end = EngineCoreOutput(request_id, [], finish_reason="stop", front_end=front_end)

@@ -249,7 +249,7 @@ class AsyncLLM:
             await self._attached.call(Resume())
 
     async def is_sleeping(self) -> bool:
-        """Whether the cache's memory is given back."""
+        """See EngineClient.is_sleeping."""
         return (await self.get_stats()).is_asleep
 
     async def get_stats(self) -> SchedulerStats:
@@ -269,7 +269,7 @@ class AsyncLLM:
     async def shutdown(self, timeout: float = 0.0) -> None:
         """Take no more requests, let running ones finish for `timeout` seconds, then stop.
 
-        What has not finished by then gets a last output with finish_reason "abort".
+        Unfinished requests get a last output with finish_reason "abort".
         """
         self._is_draining = True
         if timeout > 0 and not self.errored and self._outputs.has_unfinished_requests():

@@ -46,7 +46,7 @@ class ProcessedInput:
     # Text as it was given; None where token ids were.
     prompt: str | None
     prompt_token_ids: list[int]
-    # The caller's own are never changed: these are a copy where they differ.
+    # The caller's own are never changed: these may be a copy.
     params: Task
     eos_token_ids: list[int]
     cache_salt: str | None
@@ -54,15 +54,15 @@ class ProcessedInput:
 
 
 def check_priority(priority: object) -> None:
-    """Raise RequestError for a priority that no 32-bit number holds."""
+    """Raise RequestError for a priority that is not a 32-bit number."""
     if type(priority) is not int or not -MAX_PRIORITY <= priority < MAX_PRIORITY:
         raise RequestError(f"priority must be a whole number within +-{MAX_PRIORITY}", "priority")
 
 
 def _check_sendable(params: Task) -> None:
-    """Raise RequestError for what the engine core could not read, or would read as another thing.
+    """Raise RequestError for parameters that would not arrive unchanged in the engine core.
 
-    A caller in Python can bring any type, and any text.
+    A caller in Python can pass any type, and any text.
     """
     try:
         if _decoder.decode(_encoder.encode(params)) == params:
@@ -84,7 +84,7 @@ def _check_salt(salt: object) -> None:
 
 
 def _check_defaults(config: VllmConfig) -> None:
-    """Raise UsageError for defaults with which no request could be built."""
+    """Raise UsageError for sampling defaults that are not valid."""
     try:
         SamplingParams.from_optional(**config.sampling_defaults)
     except RequestError as error:
@@ -104,14 +104,14 @@ class InputProcessor:
         self._vocab_size = config.facts.vocab_size
         is_sampling = config.model.runner != "pooling"
         if not is_sampling:
-            importlib.import_module("torch")  # now, as vectors are tensors and readers do not wait
+            importlib.import_module("torch")  # now, since outputs are tensors
         self._longest_prompt = config.model.max_model_len - is_sampling
         self._ids_type = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         eos = set(config.facts.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
         self._eos_token_ids = sorted(eos)
-        # Constraints that this has made, by id: they need not be made canonical again.
+        # Canonical constraints by id: they need not be made canonical again.
         self._canonical = WeakValueDictionary[int, StructuredOutputsParams]()
         if config.sampling_defaults:
             _check_defaults(config)
@@ -129,7 +129,7 @@ class InputProcessor:
         token_ids = self._truncate(token_ids, params)
         self._check_length(token_ids)
         if max(token_ids) >= self._vocab_size:
-            # Only text comes this far: a tokenizer may know more tokens than the model.
+            # From text: a tokenizer may have more tokens than the model.
             raise RequestError(
                 f"the prompt's text holds token {max(token_ids)}, which the model does not have: "
                 f"its vocabulary has ids 0 to {self._vocab_size - 1}",
@@ -147,7 +147,7 @@ class InputProcessor:
         return ProcessedInput(text, token_ids, changed, self._eos_token_ids, salt)
 
     def _check_task(self, params: object) -> None:
-        """Raise RequestError for parameters that the engine, as it was started, has no use for."""
+        """Raise RequestError for parameters of another task than the engine's."""
         wanted = PoolingParams if self.config.model.runner == "pooling" else SamplingParams
         if isinstance(params, wanted):
             return
@@ -165,7 +165,7 @@ class InputProcessor:
     def process_constraint(self, params: SamplingParams) -> SamplingParams:
         """`params` with their constraint in canonical form and bad words as ids; a copy if changed.
 
-        Raises RequestError for what shows without compiling it.
+        Raises RequestError for faults that show without compiling it.
         """
         if params.thinking_token_budget is not None:
             self._check_thinking_budget()
@@ -246,7 +246,7 @@ class InputProcessor:
         if not isinstance(token_ids, list):
             raise RequestError("prompt token ids must be a list of integers", "prompt")
         if params.truncate_prompt_tokens is None:
-            # A list that is too long is not even looked at.
+            # Before the ids are checked one by one.
             self._check_length(token_ids)
         try:
             # A copy: the caller may change its list while the request waits.
@@ -314,7 +314,7 @@ class InputProcessor:
             if not bare:
                 raise RequestError(f"bad_words: {word!r:.40} has no tokens", "bad_words")
             sequences.append(bare)
-            # A space that became a token of its own would forbid the space, not the word.
+            # If the space is a token of its own, its ban would forbid the space, not the word.
             if len(inside) == len(bare) and inside[0] != bare[0]:
                 sequences.append(inside)
         return sequences

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Candidates whose log-probabilities and texts are entered in about ten milliseconds.
+# Candidates that are processed in about ten milliseconds.
 _MOST_CANDIDATES = 8192
 
 
@@ -67,7 +67,7 @@ class OutputProcessor:
         # Internal ids by the caller's, which need not be unique.
         self._requests: dict[str, list[RequestState]] = {}
         self.tracer = make_tracer(config)
-        # Prompt tokens of sequences that have given nothing yet.
+        # Prompt tokens of sequences without an output token yet.
         self.num_waiting_tokens = 0
 
     @property

@@ -226,7 +226,7 @@ class RequestState:
     arrival_time: float
     sink: Sink
     stream_interval: int = 1
-    # Of the first choice, where they are kept; every output shows the same.
+    # Of the first choice, if they are kept; every output has the same object.
     metrics: RequestMetrics | None = None
     decode_token: Callable[[int], str] | None = None
     choices: list[ChoiceState] = field(default_factory=list)
@@ -236,7 +236,7 @@ class RequestState:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     # Already in the list of this step's changed requests.
     is_touched: bool = False
-    # A choice ended with an error, and the others are to end with it.
+    # A choice ended with an error: the others end with it.
     has_failed: bool = False
 
     @property

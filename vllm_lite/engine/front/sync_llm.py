@@ -125,7 +125,7 @@ class LLMEngine:
         return self._inputs.process(prompt, params, cache_salt)
 
     def prepare(self, requests: Iterable[ProcessedInput]) -> None:
-        """Compile what the requests constrain their texts to, side by side; raises RequestError."""
+        """Compile the requests' constraints side by side; raises RequestError."""
         unknown = self._prepared.unknown(request.params for request in requests)
         if unknown:
             refusals = self._core.call_all(Prepare(params) for params in unknown.values())
@@ -204,7 +204,7 @@ class LLMEngine:
         self._is_asleep = True
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Go on after sleep(), unless `tags` name weights alone; raises RequestError."""
+        """End sleep(), unless `tags` name weights alone; raises RequestError."""
         if wakes_up(tags):
             self._core.call(Resume())
             self._is_asleep = False
