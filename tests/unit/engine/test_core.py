@@ -40,6 +40,20 @@ def test_a_refused_request_fails_alone() -> None:
     assert reasons == [("good", "error"), ("good", "length")]
 
 
+def test_every_output_names_the_front_end_of_its_request() -> None:
+    engine, _ = core()
+    ended, running = message(5, request_id="ended", max_tokens=1), message(5, request_id="running")
+    ended.front_end = running.front_end = 3
+    engine.refuse(["unreadable"], "it cannot be read", 3)
+    engine.add_requests([ended, ended, running])
+    outputs = engine.step().outputs
+    engine.pause("abort")
+    outputs += engine.step().outputs
+    reasons = [(output.request_id, output.finish_reason) for output in outputs]
+    assert ("unreadable", "error") in reasons and ("running", "abort") in reasons
+    assert {output.front_end for output in outputs} == {3}
+
+
 def test_an_abort_frees_blocks_at_once_and_is_reported() -> None:
     engine, _ = core()
     engine.add_requests([message(20, request_id="r", max_tokens=50), message(9, request_id="s")])

@@ -49,8 +49,6 @@ class MPClient:
         self.ready = handle.wait_ready()
         self.dead_error: EngineDeadError | None = None
         self._handle = handle
-        self._exit = select.poll()
-        self._exit.register(handle.exit_fd, select.POLLIN)
         self._watcher = Watch(handle)
         self._call_ids = itertools.count()
         self._outputs: deque[StepOutputs] = deque()
@@ -157,6 +155,8 @@ class AsyncMPClient(MPClient):
 
     def __init__(self, handle: CoreHandle) -> None:
         super().__init__(handle)
+        self._exit = select.poll()
+        self._exit.register(handle.exit_fd, select.POLLIN)
         self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
