@@ -13,7 +13,7 @@ from vllm_lite.server.app import build_app
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "chat_path.py"
 MOST_BEFORE_ENGINE = 10
-MOST_MODULES = 25
+MOST_MODULES = 22
 
 
 def load_script() -> ModuleType:

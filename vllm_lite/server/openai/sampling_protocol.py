@@ -65,34 +65,6 @@ _LATER = {
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 _told_of: set[str] = set()
 
-# Copied to SamplingParams where the client set them.
-_SAMPLING = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "truncation_side",
-    "logprob_token_ids",
-    "stream_interval",
-    "thinking_token_budget",
-)
-
 
 def _no_text(value: object) -> object:
     if isinstance(value, str):
@@ -136,17 +108,13 @@ class RepetitionDetection(BaseModel):
     """How often a stretch must stand in a row, twice or more."""
 
 
-class SamplingFields(BaseModel):
-    """Fields with the same name and meaning in chat and completions; None is the default."""
+class SamplingChoices(BaseModel):
+    """Sampling fields that every API has under the same name; None is the default."""
 
     model_config = ConfigDict(
         allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    model: str | None = None
-    """One of the served names; without it, the model that is served."""
-    n: int | None = None
-    """Choices to give; with beam search, its width."""
     temperature: float | None = None
     """From 0, greedy, to 2; 0.01 is the least above 0."""
     top_p: float | None = None
@@ -173,8 +141,6 @@ class SamplingFields(BaseModel):
     """The only tokens that may be drawn."""
     bad_words: Words | None = None
     """Words that may not be written."""
-    max_tokens: int | None = None
-    """Most tokens to generate. Chat: the rest of the context; completions: 16."""
     min_tokens: int | None = None
     """Tokens before which nothing but the length ends a choice."""
     ignore_eos: bool | None = None
@@ -185,6 +151,21 @@ class SamplingFields(BaseModel):
     """Leave special tokens out of the text; true unless it is said."""
     spaces_between_special_tokens: bool | None = None
     """For tokenizers that put spaces between tokens; true."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning before its end is forced; -1: no limit."""
+    repetition_detection: RepetitionDetection | None = None
+    """When repeats end a text, with the finish_reason repetition."""
+
+
+class SamplingFields(SamplingChoices):
+    """Fields with the same name and meaning in chat and completions; None is the default."""
+
+    model: str | None = None
+    """One of the served names; without it, the model that is served."""
+    n: int | None = None
+    """Choices to give; with beam search, its width."""
+    max_tokens: int | None = None
+    """Most tokens to generate. Chat: the rest of the context; completions: 16."""
     prompt_logprobs: Count | None = None
     """So many candidates beside each token of the prompt; -1: all; not streamed."""
     truncate_prompt_tokens: int | None = None
@@ -193,10 +174,6 @@ class SamplingFields(BaseModel):
     """Which side is cut off; left."""
     logprob_token_ids: TokenIds | None = None
     """Up to 128 tokens to report in place of the likeliest ones."""
-    repetition_detection: RepetitionDetection | None = None
-    """When repeats end a text, with the finish_reason repetition."""
-    thinking_token_budget: int | None = None
-    """Most tokens of reasoning before its end is forced; -1: no limit."""
     use_beam_search: bool | None = None
     """Search for the n likeliest texts in place of drawing them."""
     length_penalty: float | None = None
@@ -254,7 +231,7 @@ class SamplingFields(BaseModel):
     ) -> SamplingParams:
         """The engine's parameters; `defaults` hold where the client is silent."""
         fields = dict(defaults)
-        for name in _SAMPLING:
+        for name in _COPIED:
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value
@@ -272,6 +249,15 @@ class SamplingFields(BaseModel):
             )
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams.from_optional(**fields, output_kind=kind)
+
+
+# Copied to SamplingParams where the client set them; the others are read by sampling_params().
+_COPIED = [
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingFields.model_fields
+    and name not in ("max_tokens", "prompt_logprobs", "repetition_detection", "structured_outputs")
+]
 
 
 def refuse_unsupported(body: dict[str, Any], later: dict[str, str]) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.chat_protocol import MAX_TOOLS
 from vllm_lite.server.openai.responses.input import MAX_ITEMS
-from vllm_lite.server.openai.sampling_protocol import Bias, TokenIds, Words
+from vllm_lite.server.openai.sampling_protocol import SamplingChoices
 
 MAX_METADATA = 16
 MAX_ID = 256
@@ -38,39 +38,6 @@ RESPONSES_LATER = {
     "context_management": "compaction of a conversation",
     "moderation": "moderation",
 }
-# Fields that chat has under the same name.
-_SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "parallel_tool_calls",
-    "include_reasoning",
-    "structured_outputs",
-    "thinking_token_budget",
-    "repetition_detection",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "priority",
-    "cache_salt",
-    "request_id",
-)
 # Chat's names of fields -> this request's.
 CHAT_NAMES = {
     "messages": "input",
@@ -115,12 +82,8 @@ Extra = Literal[
 ]
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(SamplingChoices):
     """POST /v1/responses."""
-
-    model_config = ConfigDict(
-        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     input: str | Items
     """A text, or items: message, reasoning, function_call, function_call_output."""
@@ -163,28 +126,8 @@ class ResponsesRequest(BaseModel):
     """Show the prompt and the output as text and tokens."""
 
     parallel_tool_calls: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Bias | None = None
-    seed: int | None = None
-    stop: str | Words | None = None
-    stop_token_ids: TokenIds | None = None
-    min_tokens: int | None = None
-    bad_words: Words | None = None
-    allowed_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
     include_reasoning: bool | None = None
     structured_outputs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -245,6 +188,21 @@ class ResponsesRequest(BaseModel):
             fields["response_format"] = _response_format(self.format)
         fields |= _tool_fields(self.tools or [], self.tool_choice)
         return fields
+
+
+# Fields that chat has under the same name with the same meaning.
+_SAME = set(SamplingChoices.model_fields) | {
+    "model",
+    "parallel_tool_calls",
+    "include_reasoning",
+    "structured_outputs",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "priority",
+    "cache_salt",
+    "request_id",
+}
 
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any]:
