@@ -1,4 +1,4 @@
-"""What a JSON schema costs: decode throughput with 32 constrained requests against 32 free ones.
+"""The cost of a JSON schema: decode throughput of 32 constrained against 32 free requests.
 
     python benchmarks/structured_output.py
     python benchmarks/structured_output.py --requests 8 --rounds 2 --max-overhead 100

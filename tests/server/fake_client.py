@@ -76,7 +76,7 @@ class ByteTokenizer:
 
 
 def assert_travels(message: ToCore) -> None:
-    """What a route lets through reaches the engine core as it is."""
+    """Asserts that a message reaches the engine core unchanged."""
     assert decode_to_core(message_encoder().encode(message)) == message
 
 

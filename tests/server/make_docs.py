@@ -176,7 +176,7 @@ def section(
 
 
 def resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """What a reference stands for."""
+    """The target of a reference."""
     if "anyOf" in schema:
         # Of several bodies the first is the plainest.
         return resolved(schema["anyOf"][0], document)

@@ -40,7 +40,7 @@ class Running:
         self.http = httpx.AsyncClient(base_url=base_url, transport=transport, timeout=10)
 
     async def send(self, raw: bytes, *, then: bytes = b"") -> bytes:
-        """What the server answers to bytes on a connection of their own, until it closes it."""
+        """The server's answer to bytes on a new connection, until it closes that."""
         reader, writer = await asyncio.open_connection(*self.listener.socket.getsockname()[:2])
         try:
             writer.write(raw)

@@ -106,7 +106,7 @@ async def test_a_root_path_is_guarded_with_and_without_its_prefix(path: str) -> 
 
 
 async def tenants(headers: dict[str, str], body: dict[str, object], keys: list[str]) -> str:
-    """Whose share a request takes."""
+    """The tenants of one request."""
     client = FakeEngineClient()
     async with http(client, headers=headers, api_key=keys) as session:
         answer = await session.post("/v1/completions", json={"prompt": "a", **body})

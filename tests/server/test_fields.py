@@ -21,7 +21,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 async def params_of(send: Any, **body: Any) -> SamplingParams:
-    """What the engine was asked for."""
+    """The parameters that the engine received."""
     client = FakeEngineClient(reasoning_parser="deepseek_r1")
     response = await send(client, **body)
     assert response.status_code == 200, response.text

@@ -73,7 +73,7 @@ async def test_too_many_unread_answers_are_429() -> None:
 
 
 async def test_a_slow_reader_holds_its_answer_and_no_more() -> None:
-    """What is not read stays with the server until its client is gone, and is counted."""
+    """Unread bytes stay with the server until the client is gone, and are counted."""
     body = b'{"prompt": "' + b"a" * (1 << 20) + b'", "return_token_strs": true}'
     head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     head += b"content-length: %d\r\n\r\n" % len(body)

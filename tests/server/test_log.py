@@ -1,4 +1,4 @@
-"""What a client gets wrong is its own business: a line of INFO at most, never an error."""
+"""A client's mistake is logged as INFO at most, never as an error."""
 
 from __future__ import annotations
 

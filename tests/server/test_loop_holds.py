@@ -61,7 +61,7 @@ def measured() -> Iterator[Holds]:
 
 
 def sent(address: tuple[str, int], raw: bytes) -> bytes:
-    """What the server answers; it may do so before it has read all."""
+    """The server's answer, which may come before it has read everything."""
     parts = []
     with socket.create_connection(address, timeout=60) as connection:
         with contextlib.suppress(ConnectionError):

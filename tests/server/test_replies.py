@@ -1,4 +1,4 @@
-"""What whole replies carry, and how requests reach the engine."""
+"""The content of whole replies, and requests as they reach the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored is bounded in number, size and age, and never another's."""
+"""The store is bounded in number, size and age, and separate for each owner."""
 
 from __future__ import annotations
 

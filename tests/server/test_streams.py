@@ -1,4 +1,4 @@
-"""What goes over the wire in a stream, byte for byte, and what a stream may never do.
+"""Streams byte for byte on the wire, and rules that no stream may break.
 
 The golden files hold whole streams, with the time and the fingerprint's hash replaced.
 """

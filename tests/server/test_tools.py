@@ -111,7 +111,7 @@ async def test_with_none_calls_stay_text_and_tools_may_be_hidden() -> None:
 
 
 def forced(tool_choice: Any, *calls: tuple[str, Any]) -> str:
-    """What a model without a format of its own writes under a forced choice."""
+    """The text of a model without a format of its own under a forced choice."""
     if tool_choice == "required":
         return json.dumps([{"name": name, "parameters": given} for name, given in calls])
     return json.dumps(calls[0][1])

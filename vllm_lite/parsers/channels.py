@@ -39,7 +39,7 @@ class Framing:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """What may begin a header."""
+        """The texts that may begin a header."""
         return (*self.starts, _TO, HEADER_END)
 
     def read_header(self, source: Source, opener: str) -> Reading[str]:
@@ -76,7 +76,7 @@ class Framing:
         return re.sub(pattern, "", text)
 
     def kind_of(self, header: str) -> tuple[str, str]:
-        """What a message is ("reasoning", "content" or "tool"), and the tool that it is to."""
+        """A message's kind ("reasoning", "content" or "tool") and the tool it addresses."""
         found = _RECIPIENT.search(header)
         recipient = found.group(1) if found else ""
         if recipient and recipient == self.reasoning_recipient:

@@ -1,4 +1,4 @@
-"""What a model's text means: reasoning, content and calls, as events and as the message they make.
+"""Reasoning, content and tool calls as events, and as the message that the events make.
 
 Knows no format and no protocol. Invariant: a call's argument deltas, joined, are its arguments;
 a streamed answer and a whole one are the same events.

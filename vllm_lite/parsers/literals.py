@@ -241,7 +241,7 @@ def _read_scalar(
 
 
 def _unclosed(value: str, comma: str) -> str:
-    """What `comma` and `value` surely begin with where its text may go on."""
+    """The prefix of `comma` and `value` that holds however the text goes on."""
     return comma + value[:-1] if value.startswith('"') else ""
 
 
@@ -252,7 +252,7 @@ def _without_cut(word: str, quotes: tuple[str, ...]) -> str:
 
 
 def _begun(word: str, dialect: Dialect) -> str | None:
-    """What the JSON of a value begins with that the text's end cut to `word`; None if nothing."""
+    """The JSON prefix of a value that the text's end cut to `word`; None if there is none."""
     if not word or _NUMBER_BEGUN.fullmatch(word):
         return word
     whole = next((name for name in dialect.constants if name.startswith(word)), None)
@@ -386,7 +386,7 @@ def is_json(text: str) -> bool | None:
 
 
 def ending(begun: str) -> str:
-    """What makes a JSON object of `begun`, which is the beginning of one."""
+    """The text that completes `begun`, the beginning of a JSON object."""
     closers: list[str] = []
     last = tail = ""  # a mark of structure, "key" or "value"
     for found in _PARTS.finditer(begun):
@@ -408,7 +408,7 @@ def ending(begun: str) -> str:
 
 
 def _ending_of_word(word: str) -> str:
-    """What a number or a constant lacks that has begun so."""
+    """The text that completes a number or constant that begins so."""
     whole = next((name for name in JSON.constants if name.startswith(word)), "")
     return whole[len(word) :] or ("0" if word[-1] in "-+.eE" and not whole else "")
 

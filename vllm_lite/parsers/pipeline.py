@@ -26,7 +26,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 @dataclass(frozen=True)
 class OutputParserConfig:
-    """What decides how one answer is read.
+    """The settings by which one answer is parsed.
 
     `prompt_ends_in_reasoning` is what `registry.prompt_ends_in_reasoning` says of the prompt, or
     None where that is not known. Calls are looked for where there are tools and a tool parser, or
@@ -156,7 +156,7 @@ def _wants_content(template_kwargs: Mapping[str, object]) -> bool:
 
 
 def _starts_inside(config: OutputParserConfig) -> bool | None:
-    """What is known of the text's beginning: from the prompt, or else from the switch."""
+    """Whether the text begins inside reasoning, by prompt or switch; None if unknown."""
     if config.prompt_ends_in_reasoning is not None:
         return config.prompt_ends_in_reasoning
     switches = [config.chat_template_kwargs.get(name) for name in _SWITCHES]

@@ -1,4 +1,4 @@
-"""What a plugin needs to add parsers: the two functions to register one, and the formats.
+"""The names that a plugin needs to add parsers: two functions to register them, and the formats.
 
 Everything here stays as it is named; the modules behind it may move.
 """

@@ -1,4 +1,4 @@
-"""Where reasoning ends and the answer begins: formats that mark the two with literal strings.
+"""Reasoning formats that mark reasoning and answer with literal strings.
 
 Knows no tools beyond the markers that end reasoning by beginning a call. What has been opened
 stays reasoning until it is closed, also where the text ends first.
@@ -21,7 +21,7 @@ class ReasoningMarkers:
 
 
 class ReasoningSplitter:
-    """Where a format hands what it reads of one answer: reasoning, and the rest."""
+    """Receives the parts of one answer from a format: reasoning, and the rest."""
 
     def __init__(self, put_reasoning: Put, put_rest: Put, is_inside: bool | None) -> None:
         self.put_reasoning = put_reasoning
@@ -41,12 +41,12 @@ class ReasoningFormat(Protocol):
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """What begins reasoning, the usual one first; empty where there is none to split off."""
+        """The markers that begin reasoning, the usual one first; empty without reasoning."""
         ...
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What ends it."""
+        """The markers that end it."""
         ...
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
@@ -101,12 +101,12 @@ class TaggedReasoning:
 
     @property
     def interlude_starts(self) -> tuple[str, ...]:
-        """What opens reasoning again within the answer."""
+        """The markers that reopen reasoning within the answer."""
         return self.starts if self.is_anywhere else ()
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """What is never part of the answer: its wrappers, and marks that open or close nothing."""
+        """Markers dropped from the answer: wrappers, and marks that open or close nothing."""
         marks = (*self.starts, *self.ends) if self.needs_special_tokens else ()
         return (
             *self.wrappers,

@@ -34,12 +34,12 @@ _TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, w
 
 
 def tool_parser_names() -> tuple[str, ...]:
-    """What `--tool-call-parser` accepts, sorted."""
+    """The names that `--tool-call-parser` accepts, sorted."""
     return tuple(sorted({*TOOL_FORMATS, FROM_TOKENIZER}))
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
-    """What `--reasoning-parser` accepts, sorted."""
+    """The names that `--reasoning-parser` accepts, sorted."""
     return tuple(sorted({*REASONING_FORMATS, FROM_TOKENIZER}))
 
 

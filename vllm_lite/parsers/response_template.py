@@ -182,7 +182,7 @@ def _literals(field: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _anchor(field: Mapping[str, Any], key: str) -> _Anchor | None:
-    """What opens or closes a field: one literal, or a pattern that can be taken apart."""
+    """The opening or closing of a field: one literal, or a pattern that can be taken apart."""
     literals = _literals(field, key)
     if len(literals) == 1:
         return _Anchor(literals, (False,))

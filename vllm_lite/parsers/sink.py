@@ -1,4 +1,4 @@
-"""Where a parser's findings become events: numbering of calls, ids, joining of deltas.
+"""Turns a parser's findings into events: numbers calls, makes ids, joins deltas.
 
 Knows no format. Invariant: neighbouring deltas of one kind are one event of a step.
 """

@@ -41,7 +41,7 @@ class Markers:
         self._longest_prefix = max((len(marker) - 1 for marker in self.all), default=0)
 
     def find(self, text: str, start: int) -> tuple[int, str | None]:
-        """Where the first marker from `start` is, and which; or where one may have begun."""
+        """The place of the first marker from `start`, and the marker; or where one may begin."""
         found = self._pattern.search(text, start)
         first = found.start() if found else len(text)
         tail = max(start, len(text) - self._longest_prefix)
@@ -88,7 +88,7 @@ class Source:
         self._record = [before]
 
     def recorded(self) -> str:
-        """What has been read since `record`; ends the keeping."""
+        """The text read since `record`; ends the recording."""
         kept, self._record = self._record, None
         return "".join(kept or ())
 
@@ -105,7 +105,7 @@ class Source:
         self._copy = []
 
     def copied(self) -> str:
-        """What has been read since `copy`; ends the keeping."""
+        """The text read since `copy`; ends the copying."""
         kept, self._copy = self._copy, None
         return "".join(kept or ())
 
@@ -134,7 +134,7 @@ class Source:
         return self._text[self._at]
 
     def ahead(self, pattern: re.Pattern[str], limit: int) -> Reading[str | None]:
-        """What `pattern` matches of the text that comes next, or all of it at its end; not read.
+        """The match of `pattern` in the text ahead, or all of that at its end; consumes nothing.
 
         It is asked again while more arrives, so no match may be the beginning of a longer one.
         None where `limit` characters, or all that one text may be looked at so, are not enough.

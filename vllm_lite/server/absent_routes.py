@@ -63,7 +63,7 @@ _ABSENT_IN_DEV_MODE = {
 
 
 def missing_for(path: str, *, has_storage: bool, is_dev_mode: bool) -> str | None:
-    """What is lacking for `path`; None where there is no such route anywhere."""
+    """The feature that `path` needs; None where vLLM has no such route either."""
     known = _ABSENT | (_ABSENT_IN_DEV_MODE if is_dev_mode else {})
     known |= {} if has_storage else _ABSENT_WITHOUT_STORAGE
     for need, paths in known.items():

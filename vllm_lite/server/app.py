@@ -307,7 +307,7 @@ def _on_router_error(
 
 
 async def _on_middleware_error(request: Request, error: Exception) -> Response:
-    """What a user's own middleware raised; whoever calls this logs it too."""
+    """The response to an error of the user's own middleware; Starlette logs it too."""
     return failure_of(error, _error_id(request)).response()
 
 

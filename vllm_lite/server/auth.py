@@ -1,4 +1,4 @@
-"""Who may call: keys, as a bearer token or as Anthropic's header, compared in constant time.
+"""API keys, as a bearer token or in Anthropic's header, compared in constant time.
 
 Knows no routes: app.py guards each route it adds unless told that the route is open.
 """

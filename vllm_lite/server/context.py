@@ -1,4 +1,4 @@
-"""What every service of one server shares: the engine, the options, the model's names.
+"""The state that all services of a server share: the engine, the options, the model's names.
 
 Owns request ids and the check of a request's model. Knows no route.
 """
@@ -93,7 +93,7 @@ class ServingContext:
         return other
 
     def snapshot(self) -> Snapshot:
-        """What this process tells of itself."""
+        """This process's index, load and metrics, for its peers."""
         registries = [self.client.registry, self.metrics.registry]
         index = self.peers.index
         return Snapshot(index, len(self.generations), to_wire(families(registries)))

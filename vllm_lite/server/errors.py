@@ -61,7 +61,7 @@ class UnsupportedError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client is told about an error."""
+    """An error as a client sees it."""
 
     status: int
     kind: str
@@ -96,7 +96,7 @@ def log_stacks(*, is_wanted: bool) -> None:
 
 
 def failure_of(error: BaseException, request_id: str) -> Failure:
-    """What to tell a client about `error`; logs what the client must not see."""
+    """The failure that a client sees for `error`; logs the details that it must not see."""
     _stacks.error("request %s is answered with an error", request_id, exc_info=error)
     if isinstance(error, RequestError):
         return _refusal(error)

@@ -55,7 +55,7 @@ class LiveService:
 
 
 def _shown(snapshot: EngineSnapshot, tenant: str) -> dict[str, Any]:
-    """What a tenant may see, as plain data; without keys there is one for all."""
+    """The part of a snapshot that a tenant may see, as plain data; without keys, all of it."""
     own = [i for i, one in enumerate(snapshot.requests) if not tenant or one.tenant == tenant]
     place = {index: at for at, index in enumerate(own)}
     shown: dict[str, Any] = msgspec.to_builtins(snapshot)

@@ -40,7 +40,7 @@ _ERROR = {
 
 
 class Described(NamedTuple):
-    """What an operation takes and gives."""
+    """An operation's request and reply types."""
 
     method: str
     path: str

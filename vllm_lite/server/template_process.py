@@ -28,7 +28,7 @@ MAX_PROMPT_CHARACTERS = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What a job says of the tokenizer."""
+    """The tokenizer's templates and special tokens, as a job carries them."""
 
     chat_templates: dict[str, str]
     special_tokens: dict[str, str]

@@ -142,7 +142,7 @@ class CompilePool:
 
     @property
     def facts(self) -> TokenizerFacts:
-        """What is known of the tokenizer once anything was compiled or read."""
+        """Facts of the tokenizer, known once anything was compiled or read."""
         if self._facts is None:
             raise RuntimeError("no compile process has told of the tokenizer yet")
         return self._facts

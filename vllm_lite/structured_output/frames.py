@@ -25,7 +25,7 @@ class Job(msgspec.Struct):
 
 
 class Hello(msgspec.Struct):
-    """What a compile process knows of the tokenizer, told once."""
+    """The tokenizer as a compile process describes it, once."""
 
     tokens: list[bytes]
     special_ids: list[int]

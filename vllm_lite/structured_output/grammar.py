@@ -1,4 +1,4 @@
-"""What a grammar engine gives: a compiled grammar, and a matcher that follows one sequence.
+"""Interfaces of a grammar engine: compiled grammars, and matchers that follow one sequence.
 
 The backends implement it; whoever masks tokens sees only this. A mask row has one bit a token,
 least significant bit first in int32 words, 1 for a token that may come next.
@@ -40,7 +40,7 @@ class Refusal(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a grammar engine knows of the model's tokens: bytes by id, as wide as the logits."""
+    """The model's tokens as a grammar engine needs them: bytes by id, as wide as the logits."""
 
     # Empty where an id has no token.
     tokens: list[bytes]

@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 
 
 class Compiler(Protocol):
-    """What turns a constraint into a grammar."""
+    """Turns a constraint into a grammar."""
 
     def submit(self, params: StructuredOutputsParams) -> Future[Result]:
         """Compile in turn."""

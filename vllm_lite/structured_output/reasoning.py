@@ -1,4 +1,4 @@
-"""Where a sequence stands in its reasoning: before it, inside, being ended by force, or past it.
+"""A sequence's place in its reasoning: before it, inside, being ended by force, or past it.
 
 Sees bytes of tokens, so that a marker is found however it is cut into tokens. Invariant: once
 past, for ever past.

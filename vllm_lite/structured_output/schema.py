@@ -1,4 +1,4 @@
-"""What a JSON schema asks for, and which grammar engine enforces all of it.
+"""JSON schemas: their checks, and the choice of a grammar engine that enforces all of one.
 
 Walks what is reachable from the root. Knows JSON Schema 2020-12 and the older forms of its
 keywords. Invariant: a keyword that no engine enforces is refused by its name, never ignored.
@@ -74,7 +74,7 @@ _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 
 @dataclass
 class Gaps:
-    """What in a schema each engine would not enforce exactly."""
+    """The keywords of a schema that each engine would not enforce exactly."""
 
     xgrammar: set[str] = field(default_factory=set)
     guidance: set[str] = field(default_factory=set)
@@ -235,7 +235,7 @@ def _unescaped(key: str) -> str:
 
 
 def _gaps(node: Schema) -> Iterator[str]:
-    """What of one node xgrammar ignores, approximates or forbids."""
+    """The keywords of one node that xgrammar ignores, approximates or forbids."""
     keys = node.keys() & ASSERTIONS
     for alone in ("$ref", "anyOf"):
         if alone in keys and keys != {alone}:

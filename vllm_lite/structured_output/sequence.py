@@ -1,4 +1,4 @@
-"""What one sequence may say next: its reasoning within a budget, then its grammar.
+"""The tokens that one sequence may generate next: by its reasoning's budget, then its grammar.
 
 Knows tokens and masks, no scheduler. Invariant: with a grammar, the sequence can only end where
 the grammar lets it.
@@ -143,7 +143,7 @@ class ConstrainedSequence:
 
 
 def guarded(call: Callable[[], Result]) -> Result:
-    """What a grammar engine's `call` gives; whatever it fails with becomes a MatcherError.
+    """The result of a grammar engine's `call`; any failure becomes a MatcherError.
 
     A panic in Rust is no Exception. Interrupts pass.
     """

@@ -153,6 +153,6 @@ def _quoted(text: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says to the user, without xgrammar's source position."""
+    """The first line of an error, without xgrammar's source position."""
     text = str(error).strip().split("\n")[0]
     return text.partition(".cc:")[2].partition(": ")[2] or text

@@ -49,7 +49,7 @@ _END_MARK, _AFTER_MARK = "\ue000CONTINUE_HERE\ue001", " "
 
 
 class TemplateOwner(Protocol):
-    """What of a tokenizer templates have to do with."""
+    """The attributes of a tokenizer that templates use."""
 
     @property
     def chat_templates(self) -> Mapping[str, str]: ...
@@ -248,7 +248,7 @@ def choose_template(tokenizer: TemplateOwner, chosen: str | None, has_tools: boo
 
 
 def _explain(error: Exception) -> str:
-    """What a client may know. Python's own errors can quote anything, so they are for the log."""
+    """The message for a client. Python's own errors can quote anything: only the log has them."""
     if isinstance(error, _RefusedByTemplate):
         return f"The chat template refuses these messages: {error.message}"
     if isinstance(error, jinja2.TemplateSyntaxError):

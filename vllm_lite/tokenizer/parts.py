@@ -1,4 +1,4 @@
-"""What any source of a tokenizer yields: the backend, its special tokens, its chat templates.
+"""The parts of a tokenizer from any source: backend, special tokens, chat templates.
 
 Plain data that the loaders fill and Tokenizer wraps; knows no file format.
 """
@@ -20,7 +20,7 @@ class Encoded(Protocol):
 
 
 class Backend(Protocol):
-    """What is used of `tokenizers.Tokenizer`; a slow tokenizer is dressed up as one."""
+    """The methods used of `tokenizers.Tokenizer`, which an adapter of a slow tokenizer has too."""
 
     decoder: Any
 

@@ -120,7 +120,7 @@ class Tokenizer:
         return max(self.get_vocab().values(), default=-1)
 
     def describe(self) -> dict[str, Any]:
-        """What a tokenizer_config.json of this tokenizer would say, without paths."""
+        """The content of a tokenizer_config.json for this tokenizer, without paths."""
         added = self.backend.get_added_tokens_decoder()
         described = {name: self._settings[name] for name in self._settings if name not in _PATHS}
         described |= self.special_tokens
@@ -228,7 +228,7 @@ class Tokenizer:
 
 
 def tokenizer_path(config: VllmConfig) -> Path:
-    """Where the files of the model's tokenizer are, or of the one that --tokenizer names."""
+    """The path of the model's tokenizer, or of the one that --tokenizer names."""
     model = config.model
     if model.tokenizer in (model.model, config.facts.path):
         return Path(config.facts.path)

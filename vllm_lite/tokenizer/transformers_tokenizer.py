@@ -19,7 +19,7 @@ from vllm_lite.tokenizer.parts import TokenizerParts
 def tokenizer_from_transformers(
     path: Path, chat_templates: Mapping[str, str], *, trust_remote_code: bool
 ) -> TokenizerParts:
-    """What AutoTokenizer makes of the directory `path`; raises CheckpointError if it refuses."""
+    """The tokenizer that AutoTokenizer loads from `path`; raises CheckpointError if it refuses."""
     from transformers import AutoTokenizer
 
     try:

@@ -76,7 +76,7 @@ PARSERS = sorted(set(registry.tool_parser_names()) - {"hf"})  # that is the toke
 
 
 def texts(parser: str | None, tools: tuple[ToolSpec, ...], choice: ToolChoice) -> list[str]:
-    """What a model could write under the constraint."""
+    """Texts that a model could write under the constraint."""
     params = tool_constraint(parser, tools, choice)
     assert params is not None
     marks: list[str] = []

@@ -1,4 +1,4 @@
-"""What each parser makes of texts that models write, whole and cut in every two.
+"""Results of each parser for texts that models write, whole and split in two everywhere.
 
 `corpus.jsonl` holds a case a line: the text, how it is read, and the message it is.
 """

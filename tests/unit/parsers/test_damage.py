@@ -1,4 +1,4 @@
-"""What a model spoils never spoils the answer: laws over damaged texts of every format.
+"""Damaged texts of every format never break the answer.
 
 Arguments are JSON (a call that the text's end cut has the beginning of some), no mark of a format
 is shown, a split of the stream changes nothing, and no word of the text is lost.

@@ -15,7 +15,7 @@ TOKENS = ReasoningTokens(b"<t>", b"</t>", (1, 2, 3), (4, 5))
 
 
 def feed(reasoning: Reasoning, *parts: bytes) -> bytes | None:
-    """What follows the end in the part that ends it."""
+    """The text after the end marker in the part that ends reasoning."""
     for number, part in enumerate(parts):
         rest = reasoning.accept(number, part)
         if rest is not None:

@@ -37,7 +37,7 @@ def stream(
 
 
 def shown_of(text: str, stops: list[str], *, keep: bool = False) -> tuple[str, str | None]:
-    """What a stream of `text` must come to: cut at the stop string that ends first."""
+    """The expected result of streaming `text`: cut at the stop string that ends first."""
     ends = [(text.find(s) + len(s), rank, s) for rank, s in enumerate(stops) if s in text]
     if not ends:
         return text, None

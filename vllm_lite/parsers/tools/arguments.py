@@ -88,7 +88,7 @@ def _argument(
 
 
 def _followed(part: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a plain reference leads to, where it is a string: its rules are looked at here."""
+    """The target of a plain reference if that is a string type, whose rules are checked here."""
     for _ in range(8):
         reference = part.get("$ref")
         if not isinstance(reference, str):

@@ -35,7 +35,7 @@ def tool_constraint(
     parallel_tool_calls: bool = True,
     guards_free_calls: bool = False,
 ) -> StructuredOutputsParams | None:
-    """What the answer must be for `tool_choice`; None where it is free.
+    """The constraint on the answer for `tool_choice`; None where it is free.
 
     A forced choice always carries the schemas of the arguments; a free one does where a tool is
     strict and the format has marks of its own. Where it `guards_free_calls`, a free call has its

@@ -29,7 +29,7 @@ def is_control(mark: str) -> bool:
 
 
 class CallWriter:
-    """What a format does with a call it reads."""
+    """Receives a call as a format reads it."""
 
     def __init__(
         self, source: Source, sink: EventSink, tools: Iterable[ToolSpec], id_style: str
@@ -101,7 +101,7 @@ class ToolFormat(Protocol):
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """What may begin calls within prose."""
+        """The texts that may begin calls within prose."""
         ...
 
     @property

@@ -102,7 +102,7 @@ def type_named(word: str) -> str:
 
 
 def property_schema(schema: object, name: str, root: Mapping[str, Any]) -> object:
-    """What `schema`, a part of `root`, says of its property `name`; None where nothing."""
+    """The schema of the property `name` of `schema`, a part of `root`; None if there is none."""
     for part in _alternatives(schema, root):
         properties = part.get("properties")
         if isinstance(properties, Mapping) and name in properties:
@@ -113,7 +113,7 @@ def property_schema(schema: object, name: str, root: Mapping[str, Any]) -> objec
 
 
 def item_schema(schema: object, root: Mapping[str, Any]) -> object:
-    """What `schema`, a part of `root`, says of its items; None where nothing."""
+    """The schema of the items of `schema`, a part of `root`; None if there is none."""
     return next((part["items"] for part in _alternatives(schema, root) if "items" in part), None)
 
 

@@ -135,7 +135,7 @@ def typed(text: str, types: Collection[str]) -> str:
 
 
 def coercion(tool: ToolSpec) -> Coerce:
-    """What makes the types that the tool's schema asks for of values that say another."""
+    """A function that converts values of another type to the types of the tool's schema."""
 
     def make(path: Sequence[str | None], is_quoted: bool) -> Callable[[str], str] | None:
         types = tool.types_at(path)

@@ -143,7 +143,7 @@ class XmlTools:
         return tag
 
     def _read_over(self, calls: CallWriter, name: str, tag: str) -> Reading[str]:
-        """What should be a call, less its marks, is content; `tag` was read after its name.
+        """Treats a malformed call, less its marks, as content; `tag` was read after its name.
 
         Returns what ended it: the next call may begin before the mark of its end.
         """
@@ -206,7 +206,7 @@ class XmlTools:
         return end
 
     def _types(self, types: frozenset[str], said: str) -> frozenset[str]:
-        """What a value may be by its tool's schema, `types`, and by what its tag has `said`."""
+        """The types of a value by its tool's schema, `types`, and by the type its tag `said`."""
         if self.type_attribute != "string":
             return _said_types(said) or types
         told = frozenset(("string",)) if said == "true" else _NO_STRING

@@ -87,7 +87,7 @@ class OutputFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """What the text must be, and how much to think about it."""
+    """The format of the text and the reasoning effort."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None

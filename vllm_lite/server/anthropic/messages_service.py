@@ -222,7 +222,7 @@ class _MessageReply:
         return {**self._message(), "usage": usage}
 
     def _usage(self) -> dict[str, Any]:
-        """What comes from the cache is no input token by Anthropic's count."""
+        """The usage; Anthropic does not count cached tokens as input."""
         prompt = self._prompt
         num_input = len(prompt.prompt_token_ids) if prompt is not None else 0
         usage = {"input_tokens": num_input, "output_tokens": self._num_output_tokens}

@@ -1,4 +1,4 @@
-"""What a chat reply's message is made of: a parser's events as deltas and as a whole message.
+"""The message of a chat reply: a parser's events as deltas and as a whole message.
 
 Knows no engine and no framing. Invariant: the deltas of a message, joined, are the message.
 """

@@ -30,7 +30,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinki
 
 
 class TemplateFields(SamplingFields):
-    """What decides how messages become a prompt."""
+    """Fields that decide how messages become a prompt."""
 
     messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     """The conversation. Content is text, or a list of text parts."""

@@ -20,7 +20,7 @@ from vllm_lite.server.openai.usage import UsageCounter
 
 @dataclass(frozen=True, slots=True)
 class ChatChoiceOptions:
-    """What the choices of a chat reply show."""
+    """The parts of a chat reply's choices that the request asked for."""
 
     role: str
     # Content that the reply begins with: the last message, where it is echoed.

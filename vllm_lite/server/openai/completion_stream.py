@@ -18,7 +18,7 @@ from vllm_lite.server.openai.usage import UsageCounter
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """What the choices of a completion show."""
+    """The parts of a completion's choices that the request asked for."""
 
     num_choices: int
     # Which tokens stand beside a token in logprobs; None: there are no logprobs.
@@ -34,7 +34,7 @@ class CompletionOptions:
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has shown so far."""
+    """The state of one choice in a stream."""
 
     is_open: bool = False
     # Characters of the tokens shown in logprobs.
@@ -43,7 +43,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class Part:
-    """What the next chunk of a choice shows."""
+    """The content of a choice's next chunk."""
 
     text: str
     token_ids: list[int]
@@ -87,7 +87,7 @@ class CompletionStream:
             yield usage
 
     def _known(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
-        """What to show now: nothing before the choice that scores the prompt it is to echo."""
+        """The choices to send now: none before the one whose prompt logprobs the echo needs."""
         choices = output.outputs
         if prompt_index not in self._prompts:
             scores = self._options.echoes is not None and self._options.logprobs is not None

@@ -35,7 +35,7 @@ def blamed_on(field: str) -> Iterator[None]:
 def constraint_of(
     response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """What the text must be; None where it is free. Raises RequestError."""
+    """The constraint on the text; None where it is free. Raises RequestError."""
     wanted = _of_format(response_format)
     if not structured_outputs:
         return wanted

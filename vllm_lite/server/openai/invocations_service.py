@@ -12,7 +12,7 @@ from vllm_lite.server.openai.completion_service import CompletionService
 
 
 class InvocationsService:
-    """Tells a chat request from a completion request by the field that only one of them has."""
+    """Routes a body to chat or completions by the field that only one of them has."""
 
     def __init__(self, chat: ChatService, completion: CompletionService) -> None:
         self._chat = chat

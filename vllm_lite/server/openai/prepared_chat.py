@@ -174,7 +174,7 @@ def _constraint(
     tools: tuple[ToolSpec, ...],
     choice: ToolChoice,
 ) -> StructuredOutputsParams | None:
-    """What the answer must be. A forced call leaves no text for a response format to shape."""
+    """The constraint on the answer. With a forced call a response format does not apply."""
     own = body.constraint()
     if choice == "none":
         return own

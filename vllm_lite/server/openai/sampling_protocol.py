@@ -85,7 +85,7 @@ Bias = Annotated[
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -181,7 +181,7 @@ class SamplingFields(SamplingChoices):
     stream: bool | None = None
     """Send events as the text grows."""
     stream_options: StreamOptions | None = None
-    """What a stream carries beside text."""
+    """Options of a stream."""
     stream_interval: int | None = None
     """Tokens between two chunks, if more than the server's own interval."""
     echo: bool | None = None
@@ -215,7 +215,7 @@ class SamplingFields(SamplingChoices):
             raise RequestError("cache_salt must not hold @, /, \\ or NUL", "cache_salt")
 
     def constraint(self) -> StructuredOutputsParams | None:
-        """What response_format or structured_outputs make of the text; raises RequestError."""
+        """The constraint of response_format or structured_outputs; raises RequestError."""
         if self.response_format is None and not self.structured_outputs:
             return None
         return constraint_of(self.response_format, self.structured_outputs)
@@ -293,14 +293,14 @@ def effective_max_tokens(
 
 
 class UsageChoice(NamedTuple):
-    """Where a stream reports usage."""
+    """The chunks in which a stream reports usage."""
 
     at_end: bool
     always: bool
 
 
 def includes_usage(options: StreamOptions | None, server_config: ServerConfig) -> UsageChoice:
-    """Where a stream with `options` reports usage, the server's own wish included."""
+    """The usage reports of a stream with `options`, or those that the server forces."""
     if server_config.enable_force_include_usage:
         return UsageChoice(at_end=True, always=True)
     if options is None or not options.include_usage:

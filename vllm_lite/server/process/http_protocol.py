@@ -18,7 +18,7 @@ _HEADER_FRAME = 4
 
 
 class _LimitError(Exception):
-    """What a client sends is more than is read."""
+    """The client sent more than the server reads."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

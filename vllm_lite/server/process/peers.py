@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Snapshot(msgspec.Struct):
-    """What one process tells of itself."""
+    """One process's load and metrics."""
 
     index: int
     num_running: int
@@ -59,7 +59,7 @@ class Peers:
         ]
 
     async def ask(self) -> list[Snapshot]:
-        """What the others say of themselves now."""
+        """The current snapshots of the other processes."""
         async with self._asking:
             for queue in self._answers:
                 while not queue.empty():

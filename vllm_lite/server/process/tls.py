@@ -20,7 +20,7 @@ REFRESH_INTERVAL = 2.0
 
 
 def tls_context(server_config: ServerConfig) -> ssl.SSLContext | None:
-    """What the ssl options say; None: plain HTTP. Raises UsageError where they cannot be used."""
+    """The context of the ssl options; None is plain HTTP. Raises UsageError."""
     if server_config.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -106,7 +106,7 @@ class CertificateWatch:
 
 
 def _stamp(name: str) -> tuple[int, int, int] | None:
-    """What changes with a file's content; None while it is not there."""
+    """A stamp that changes with the file's content; None while there is no file."""
     try:
         found = os.stat(name)
     except OSError:

@@ -105,7 +105,7 @@ class BatchesService:
         return _json(page_of([one.shown() for one in found], request.query_params))
 
     async def retrieve(self, request: Request) -> Response:
-        """Tell how far a batch is, and the files of its results once it has ended."""
+        """Describe a batch: its progress, and the files of its results once it has ended."""
         return _json(self._find(request).shown())
 
     async def cancel(self, request: Request) -> Response:

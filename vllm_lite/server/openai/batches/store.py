@@ -203,7 +203,7 @@ class BatchStore:
         return [one for one in found if one.owner == owner and one.expires_at > now]
 
     def content(self, record: FileRecord) -> Path:
-        """Where the file's bytes are."""
+        """The path of the file's bytes."""
         return self._files / f"{record.id}.data"
 
     def remove_file(self, record: FileRecord) -> None:
@@ -248,7 +248,7 @@ class BatchStore:
         return self._batches / f"{record.id}.input"
 
     def journal_of(self, record: BatchRecord) -> Path:
-        """Where rows that are done are until the batch ends."""
+        """The path of the finished rows until the batch ends."""
         return self._batches / f"{record.id}.journal"
 
     def settle(self, record: BatchRecord) -> None:

@@ -58,7 +58,7 @@ class Reasoning(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """What the text must be."""
+    """The format of the text."""
 
     format: dict[str, Any] | None = None
     verbosity: Annotated[str, Field(max_length=64)] | None = None
@@ -121,7 +121,7 @@ class ResponsesRequest(SamplingChoices):
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     """Repeated in the response."""
     user: Annotated[str, Field(max_length=512)] | None = None
-    """Who asks, for the policy fair where there are no keys; repeated in the response."""
+    """The tenant under the fair policy where there are no keys; repeated in the response."""
     enable_response_messages: bool = False
     """Show the prompt and the output as text and tokens."""
 
@@ -142,7 +142,7 @@ class ResponsesRequest(SamplingChoices):
 
     @property
     def format(self) -> dict[str, Any]:
-        """What the text must be; plain text where nothing else is said."""
+        """The format of the text; plain text by default."""
         given = self.text.format if self.text is not None else None
         return given or {"type": "text"}
 

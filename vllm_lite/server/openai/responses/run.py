@@ -58,7 +58,7 @@ class ResponseRun:
         return bool(self._body.stream)
 
     def outcomes(self) -> list[bool]:
-        """Where calls were looked for: whether there was one."""
+        """For each text that was searched for calls, whether it had one."""
         return self._readers.outcomes()
 
     async def whole(self, outputs: Outputs) -> Payload:

@@ -144,7 +144,7 @@ class ResponsesService:
         return self._store.get(request.path_params["response_id"], current_origin().tenant)
 
     def _entry(self, body: ResponsesRequest, response_id: str, owner: str) -> StoredResponse:
-        """What a stored response is made of, but for its payload."""
+        """The entry of a new response, its payload still empty."""
         earlier: list[Item] = []
         if body.previous_response_id:
             try:

@@ -44,7 +44,7 @@ class StoredResponse:
 
     @property
     def own_items(self) -> list[dict[str, Any]]:
-        """What this response added: the items of its input, then those of its output."""
+        """The items that this response added: its input, then its output."""
         return [*self.input_items[self.num_earlier_items :], *self.payload["output"]]
 
     @property
