@@ -344,9 +344,9 @@ def _add_middleware(app: FastAPI, context: ServingContext) -> None:
         app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
-    for one in load_middleware(server_config.middleware):
-        if inspect.isclass(one):
-            factory: Any = one
-            app.add_middleware(factory)
+    custom: Any
+    for custom in load_middleware(server_config.middleware):
+        if inspect.isclass(custom):
+            app.add_middleware(custom)
         else:
-            app.middleware("http")(one)
+            app.middleware("http")(custom)

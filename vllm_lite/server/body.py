@@ -11,8 +11,8 @@ import gc
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -87,7 +87,7 @@ class BodyMeter:
                 raise RequestError("The body is nested too deeply")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: Request) -> dict[str, object]:
     """The body as a JSON object; raises RequestError."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -113,7 +113,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     return value
 
 
-def decode_json(raw: bytes) -> Any:
+def decode_json(raw: bytes) -> object:
     """Decode strict JSON; raises RequestError, naming the field that holds NaN or Infinity."""
     try:
         # What comes of it has no cycles to look for.
@@ -155,19 +155,19 @@ def _json_error(raw: bytes, reason: str) -> RequestError:
     return RequestError(f"The body is not valid JSON: {reason}")
 
 
-def _is_not_finite(value: Any) -> bool:
+def _is_not_finite(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _is_no_text(value: Any) -> bool:
+def _is_no_text(value: object) -> bool:
     return isinstance(value, str) and _SURROGATE.search(value) is not None
 
 
-def _path_of(value: Any, is_bad: Callable[[Any], bool]) -> str | None:
+def _path_of(value: object, is_bad: Callable[[object], bool]) -> str | None:
     """Dotted path of the first key or value under `value` that `is_bad`."""
     if is_bad(value):
         return ""
-    entries: Any = ()
+    entries: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         entries = value.items()
     elif isinstance(value, list):
@@ -179,7 +179,7 @@ def _path_of(value: Any, is_bad: Callable[[Any], bool]) -> str | None:
     return None
 
 
-def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozenset()) -> M:
+def parse(model: type[M], body: dict[str, object], ignored: frozenset[str] = frozenset()) -> M:
     """Check `body` against `model`; raises RequestError.
 
     Unknown fields are dropped, with a log line for those not met before; those in `ignored`
@@ -195,7 +195,7 @@ def parse(model: type[M], body: dict[str, Any], ignored: frozenset[str] = frozen
     return checked
 
 
-def _check_sizes(model: type[BaseModel], body: dict[str, Any]) -> None:
+def _check_sizes(model: type[BaseModel], body: dict[str, object]) -> None:
     """Refuse long lists and objects before a model looks at each entry, and complains of it."""
     for name in body.keys() & model.model_fields.keys():
         value = body[name]
@@ -207,7 +207,7 @@ def _check_sizes(model: type[BaseModel], body: dict[str, Any]) -> None:
             )
 
 
-def _check_flags(checked: BaseModel, body: Mapping[str, Any], path: str) -> None:
+def _check_flags(checked: BaseModel, body: Mapping[str, object], path: str) -> None:
     """Refuse flags for numbers and numbers for flags, which pydantic takes for each other."""
     for name in checked.model_fields_set & body.keys():
         given, read = body[name], getattr(checked, name)
@@ -225,7 +225,7 @@ def _has_flag(values: object) -> bool:
     return isinstance(values, list) and bool in set(map(type, values))
 
 
-def are_tokens(values: list[Any]) -> bool:
+def are_tokens(values: list[object]) -> bool:
     """Whether `values` are whole numbers and nothing else; True where there are none."""
     try:
         msgspec.convert(values, list[int])

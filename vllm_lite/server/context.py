@@ -10,7 +10,7 @@ import copy
 import hashlib
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -154,7 +154,7 @@ class ServingContext:
             return True
         return shows_tools(source)
 
-    async def render(self, **job: Any) -> str:
+    async def render(self, **job: object) -> str:
         """`render_chat` of the model's tokenizer, off the event loop and within limits."""
         tokenizer = self.tokenizer
         model = {

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 from vllm_lite.errors import UsageError
 
 
-def load_middleware(paths: Sequence[str]) -> list[Any]:
+def load_middleware(paths: Sequence[str]) -> list[object]:
     """The classes and async functions at `paths`, in order; raises UsageError."""
     return [_load(path) for path in paths]
 
 
-def _load(path: str) -> Any:
+def _load(path: str) -> object:
     module_name, _, name = path.rpartition(".")
     if not module_name:
         raise UsageError(f"--middleware {path}: give the import path, as in package.module.Name")

@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 from starlette.requests import Request
@@ -101,7 +101,7 @@ class DevService:
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A configuration as JSON can hold it, without the fields that a repr leaves out: secrets."""
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.repr}
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> dict[str, object]:
     return {
         name: getattr(envs, name)
         for name in dir(envs)
@@ -127,5 +127,5 @@ def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text in ("true", "1")
 
 
-def _json(payload: dict[str, Any]) -> Response:
+def _json(payload: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(payload), media_type="application/json")

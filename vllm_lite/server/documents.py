@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources import files
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -54,7 +53,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
 class DocumentService:
     """The document, the pages that show it, and what they are made of."""
 
-    def __init__(self, document: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, document: Callable[[], dict[str, object]]) -> None:
         """`document` gives the OpenAPI document."""
         self._document = document
 

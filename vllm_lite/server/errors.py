@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -122,7 +121,7 @@ def _refusal(error: RequestError) -> Failure:
     return Failure(error.status, error.kind, error.message, error.param, headers)
 
 
-def router_failure(error: HTTPException, scope: dict[str, Any]) -> Failure:
+def router_failure(error: HTTPException, scope: dict[str, object]) -> Failure:
     """An error that the router raised: an unknown path or a wrong method."""
     headers = dict(error.headers or {})
     if error.status_code not in _ROUTER_ERRORS:

@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,7 +46,7 @@ class LargeReplies:
         # Objects take many times the bytes that they become: one answer is made at a time.
         self._making = asyncio.Semaphore(1)
         # A C library without it gives memory back by itself.
-        self._trim: Callable[[int], Any] = getattr(ctypes.CDLL(None), "malloc_trim", int)
+        self._trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", int)
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:

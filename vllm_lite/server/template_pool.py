@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -29,6 +29,15 @@ MAX_RENDER_SECONDS = 10.0
 _START_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.server.template_process"]
 _READ_BYTES = 1 << 18
+
+
+class _Answer(TypedDict, total=False):
+    text: str
+    # Shown to the client, and the field at fault.
+    error: str
+    param: str | None
+    # For the log.
+    cause: str
 
 
 class _Process:
@@ -95,7 +104,7 @@ class TemplatePool:
         if not _idle:
             _idle.append(_Process())
 
-    async def render(self, job: dict[str, Any]) -> str:
+    async def render(self, job: dict[str, object]) -> str:
         """The prompt of a job of `render_chat`'s arguments, with `model` for the tokenizer.
 
         Raises RequestError for whatever the template refuses or is lost over.
@@ -107,10 +116,9 @@ class TemplatePool:
             logger.warning("The chat template failed: %s", cause)
         if "error" in answer:
             raise RequestError(answer["error"], answer["param"])
-        text: str = answer["text"]
-        return text
+        return answer["text"]
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> _Answer:
         process = _take()
         try:
             found = await process.call(line)
@@ -130,7 +138,7 @@ class TemplatePool:
                 "The chat template needs too much memory to render these messages", "messages"
             )
         _idle.append(process)
-        answer: dict[str, Any] = json.loads(found)
+        answer: _Answer = json.loads(found)
         return answer
 
 
@@ -148,7 +156,7 @@ def _take() -> _Process:
         raise UnavailableError("The server cannot render chat templates just now") from None
 
 
-def _encoded(job: dict[str, Any]) -> bytes:
+def _encoded(job: dict[str, object]) -> bytes:
     try:
         return msgspec.json.encode(job)
     except (OverflowError, ValueError):

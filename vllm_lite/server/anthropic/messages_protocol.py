@@ -42,7 +42,7 @@ _SAME = (
 )
 MIN_THINKING_BUDGET = 1024
 
-Blocks = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)]
+Blocks = Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class Message(BaseModel):
@@ -57,7 +57,7 @@ class Tool(BaseModel):
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    input_schema: dict[str, Any] = Field(default_factory=dict)
+    input_schema: dict[str, object] = Field(default_factory=dict)
     strict: bool | None = None
     # Tools with another type run at Anthropic.
     type: str | None = None
@@ -83,7 +83,7 @@ class OutputFormat(BaseModel):
     """The schema of the text."""
 
     type: Literal["json_schema"]
-    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    json_schema: Annotated[dict[str, object], Field(alias="schema")]
 
 
 class OutputConfig(BaseModel):
@@ -114,7 +114,7 @@ class CountTokensRequest(BaseModel):
     """How much to think; a model that does not think keeps within any budget."""
     output_config: OutputConfig | None = None
     """How much effort to make, and the schema of the text."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
     def chat_body(self) -> dict[str, Any]:
         """The chat request that asks for the same; raises RequestError."""
@@ -131,7 +131,7 @@ class CountTokensRequest(BaseModel):
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
 
-    def _tool_fields(self) -> dict[str, Any]:
+    def _tool_fields(self) -> dict[str, object]:
         tools, choice = self.tools or [], self.tool_choice
         for index, tool in enumerate(tools):
             if tool.type not in (None, "custom"):
@@ -140,7 +140,7 @@ class CountTokensRequest(BaseModel):
                     "the client and have the type custom",
                     f"tools.{index}.type",
                 )
-        fields: dict[str, Any] = {"tools": [_function(tool) for tool in tools]} if tools else {}
+        fields: dict[str, object] = {"tools": [_function(tool) for tool in tools]} if tools else {}
         if choice is None:
             return fields
         if choice.type == "tool" and not choice.name:
@@ -153,8 +153,8 @@ class CountTokensRequest(BaseModel):
             fields["tool_choice"] = asked
         return fields
 
-    def _thinking_fields(self, template_kwargs: dict[str, Any]) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+    def _thinking_fields(self, template_kwargs: dict[str, object]) -> dict[str, object]:
+        fields: dict[str, object] = {}
         if self.output_config is not None and self.output_config.effort is not None:
             fields["reasoning_effort"] = self.output_config.effort
         if self.thinking is None or self.thinking.type == "adaptive":
@@ -181,7 +181,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
     """user_id says who asks, for the policy fair where there are no keys."""
     cache_salt: str | None = None
     priority: int | None = None
@@ -201,8 +201,8 @@ class MessagesRequest(CountTokensRequest):
         return body
 
 
-def _function(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {
+def _function(tool: Tool) -> dict[str, object]:
+    function: dict[str, object] = {
         "name": tool.name,
         "parameters": {"type": "object", **tool.input_schema},
     }

@@ -7,7 +7,6 @@ are made of the same events.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -221,7 +220,7 @@ class _MessageReply:
         usage = {"input_tokens": num_input, "output_tokens": self._num_output_tokens}
         return {**self._message(), "usage": usage}
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, int]:
         """The usage; Anthropic does not count cached tokens as input."""
         prompt = self._prompt
         num_input = len(prompt.prompt_token_ids) if prompt is not None else 0

@@ -6,7 +6,6 @@ Invariant: a request that gets a search asks for nothing that it would ignore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from vllm_lite.beam_search import BeamSearch
 from vllm_lite.beam_search_params import BeamSearchParams
@@ -79,7 +78,7 @@ def start_searches(
     """
     generations = context.generations
     generations.check_open()
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "priority": body.priority,
         "cache_salt": body.cache_salt,
         "origin": current_origin(),

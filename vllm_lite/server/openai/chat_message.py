@@ -6,7 +6,6 @@ Knows no engine and no framing. Invariant: the deltas of a message, joined, are 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from vllm_lite.parsers.events import (
     ContentDelta,
@@ -18,7 +17,7 @@ from vllm_lite.parsers.events import (
 )
 
 
-def delta_of(event: Event, *, has_reasoning: bool) -> dict[str, Any] | None:
+def delta_of(event: Event, *, has_reasoning: bool) -> dict[str, object] | None:
     """The `delta` that tells of `event`; None where a client learns it otherwise.
 
     With `has_reasoning` content and reasoning name each other as null, as clients of reasoning
@@ -41,7 +40,7 @@ def delta_of(event: Event, *, has_reasoning: bool) -> dict[str, Any] | None:
             return None
 
 
-def message_of(role: str, echo: str, events: Iterable[Event]) -> dict[str, Any]:
+def message_of(role: str, echo: str, events: Iterable[Event]) -> dict[str, object]:
     """The `message` that `events` make, its content after `echo`.
 
     Content is null only where there is reasoning or a call in its place.
@@ -49,7 +48,7 @@ def message_of(role: str, echo: str, events: Iterable[Event]) -> dict[str, Any]:
     parsed = collect(events)
     content = echo + (parsed.content or "")
     is_empty = not content and (parsed.tool_calls or parsed.reasoning is not None)
-    message: dict[str, Any] = {
+    message: dict[str, object] = {
         "role": role,
         "content": None if is_empty else content,
         "refusal": None,

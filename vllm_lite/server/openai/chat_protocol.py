@@ -39,12 +39,12 @@ class TemplateFields(SamplingFields):
     )
     """Functions that the model may call, each with a JSON schema."""
     documents: (
-        Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None
+        Annotated[list[dict[str, object]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None
     ) = None
     """Documents, for templates that show them."""
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
     """Jinja, in place of the model's own; needs --trust-request-chat-template."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     """Variables of the template."""
     add_generation_prompt: bool = True
     """Let the prompt end where the assistant's reply begins."""
@@ -92,7 +92,7 @@ class ChatCompletionRequest(TemplateFields):
     """Give the log-probability of each token."""
     top_logprobs: Count | None = None
     """So many candidates beside each token; -1: all."""
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, object] | None = None
     """none, auto, required, a function, or allowed_tools; auto where there are tools."""
     parallel_tool_calls: bool | None = None
     """False keeps the first call only."""
@@ -134,7 +134,7 @@ class ChatCompletionRequest(TemplateFields):
         return self.max_tokens, "max_tokens"
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
+    def template_kwargs(self) -> dict[str, object]:
         """Extra variables of the chat template."""
         given = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
@@ -143,7 +143,7 @@ class ChatCompletionRequest(TemplateFields):
         return given
 
 
-def _check_message(path: str, message: dict[str, Any]) -> None:
+def _check_message(path: str, message: dict[str, object]) -> None:
     role = message.get("role")
     if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
         raise RequestError(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse
 from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS, ChatCompletionRequest
 
 
-def chat_request(fields: dict[str, Any]) -> ChatCompletionRequest:
+def chat_request(fields: dict[str, object]) -> ChatCompletionRequest:
     """The chat request with these fields; raises RequestError."""
     return parse(ChatCompletionRequest, fields, CHAT_HARMLESS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import cached_property
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -50,7 +49,7 @@ class ChatService:
         """Create a chat completion, streamed or whole."""
         return await self.answer(await read_json(request), request)
 
-    async def answer(self, raw: dict[str, Any], request: Request) -> Response:
+    async def answer(self, raw: dict[str, object], request: Request) -> Response:
         """Create a chat completion from `request`'s body, already read."""
         context = self._context
         refuse_unsupported(raw, CHAT_LATER)
@@ -145,7 +144,7 @@ class ChatReply:
         body = await written([output], lambda: msgspec.json.encode(payload))
         return self._context.large_replies.response(body)
 
-    async def payload(self, output: RequestOutput) -> dict[str, Any]:
+    async def payload(self, output: RequestOutput) -> dict[str, object]:
         """The reply that the finished `output` makes, with every key."""
         usage, options = self._usage, self._options
         usage.add_prompt(output)
@@ -183,7 +182,7 @@ class ChatReply:
                 "chat_completions", is_streaming=bool(self._body.stream), found=found
             )
 
-    def _identity(self, kind: str) -> dict[str, Any]:
+    def _identity(self, kind: str) -> dict[str, object]:
         return {
             "id": self._request_id,
             "object": kind,
@@ -191,7 +190,7 @@ class ChatReply:
             "model": self._context.model_name,
         }
 
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, choice: CompletionOutput) -> dict[str, object]:
         options, reader = self._options, self._readers[choice.index]
         self._usage.num_completion_tokens += len(choice.token_ids)
         self._context.log_output(self._request_id, choice.text, choice.finish_reason)

@@ -6,8 +6,6 @@ no engine. This is the hottest code of the API process: no models, no dicts per 
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from vllm_lite.server.openai.usage import UsageCounter
@@ -20,7 +18,7 @@ class ChunkWriter:
 
     def __init__(
         self,
-        identity: dict[str, Any],
+        identity: dict[str, object],
         usage: UsageCounter,
         *,
         include_usage: bool,

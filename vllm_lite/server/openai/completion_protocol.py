@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import WithJsonSchema
 
@@ -30,7 +30,7 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
     # Read by `prompts`, whose errors are clearer than those of a union.
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    prompt: Annotated[object, WithJsonSchema(_PROMPT)]
     """A text, token ids, or a list of either; up to 1024."""
     logprobs: Count | None = None
     """So many candidates beside each token, and its own log-probability."""
@@ -79,7 +79,7 @@ class CompletionRequest(SamplingFields):
         return given
 
 
-def _is_ids(given: list[Any]) -> bool:
+def _is_ids(given: list[object]) -> bool:
     return bool(given) and are_tokens(given)
 
 

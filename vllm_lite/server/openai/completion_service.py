@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -58,7 +57,7 @@ class CompletionService:
         """Create a completion, streamed or whole."""
         return await self.answer(await read_json(request), request)
 
-    async def answer(self, raw: dict[str, Any], request: Request) -> Response:
+    async def answer(self, raw: dict[str, object], request: Request) -> Response:
         """Create a completion from `request`'s body, already read."""
         context = self._context
         refuse_unsupported(raw, COMPLETION_LATER)
@@ -183,7 +182,7 @@ class _CompletionReply:
         body = await written(outputs, lambda: msgspec.json.encode(self._payload(outputs)))
         return self._context.large_replies.response(body)
 
-    def _payload(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+    def _payload(self, outputs: list[RequestOutput]) -> dict[str, object]:
         choices = []
         for index, output in enumerate(outputs):
             self._usage.add_prompt(output)
@@ -204,7 +203,7 @@ class _CompletionReply:
             "metrics": timings,
         }
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, object]:
         return {
             "id": self._request_id,
             "object": "text_completion",
@@ -214,7 +213,7 @@ class _CompletionReply:
 
     def _choice(
         self, prompt_index: int, output: RequestOutput, choice: CompletionOutput
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         options = self._options
         shown = Part("", [], [])
         if not options.is_prompt_only:

@@ -33,7 +33,7 @@ def blamed_on(field: str) -> Iterator[None]:
 
 
 def constraint_of(
-    response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None
+    response_format: dict[str, object] | None, structured_outputs: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
     """The constraint on the text; None where it is free. Raises RequestError."""
     wanted = _of_format(response_format)
@@ -56,7 +56,7 @@ def from_the_start(constraint: StructuredOutputsParams | None) -> StructuredOutp
     return msgspec.structs.replace(constraint, enable_in_reasoning=True)
 
 
-def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+def _of_format(response_format: dict[str, object] | None) -> StructuredOutputsParams | None:
     kind = "text" if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return None

@@ -89,7 +89,7 @@ def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
     shown: Shown,
     offset: int,
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, object], int]:
     """The `logprobs` of a completion choice and the text offset after them.
 
     `offset` is the first token's, in characters. A position of None, a prompt's first token,
@@ -131,7 +131,7 @@ def _top(
 
 def prompt_logprobs(
     view: TokenView, positions: Sequence[PositionLogprobs | None] | None
-) -> list[dict[str, Any] | None] | None:
+) -> list[dict[str, object] | None] | None:
     """The `prompt_logprobs` of a reply: token id -> value, rank and text, per position."""
     if positions is None:
         return None

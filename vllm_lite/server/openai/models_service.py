@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +26,7 @@ class ModelsService:
         self._context.check_model(name)
         return _json(self._entry(name))
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str) -> dict[str, object]:
         context = self._context
         return {
             "id": name,
@@ -57,5 +55,5 @@ class ModelsService:
         }
 
 
-def _json(payload: dict[str, Any]) -> Response:
+def _json(payload: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(payload), media_type="application/json")

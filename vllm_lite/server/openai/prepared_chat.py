@@ -7,7 +7,6 @@ out can be started, and whatever is wrong with it was raised before.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vllm_lite.beam_search import BeamSearch
 from vllm_lite.engine.client import PromptDict
@@ -108,7 +107,7 @@ def _opens_by_one_token(context: ServingContext, reasoning_parser: str) -> bool:
     return len(context.tokenizer.encode(markers.start, add_special_tokens=False)) == 1
 
 
-def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, Any]:
+def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, object]:
     """Extra variables of the chat template: the server's, then the request's own."""
     return {**context.server_config.default_chat_template_kwargs, **body.template_kwargs}
 

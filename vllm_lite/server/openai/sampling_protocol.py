@@ -6,7 +6,7 @@ that this server cannot honour yet is refused by name, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -62,7 +62,7 @@ _LATER = {
     "vllm_xargs": "engine extensions",
     "routed_experts_prompt_start": "reports of routed experts",
 }
-_OFF: tuple[Any, ...] = (None, False, "", [], {})
+_OFF: tuple[object, ...] = (None, False, "", [], {})
 _told_of: set[str] = set()
 
 
@@ -79,7 +79,7 @@ Words = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 # Token ids to numbers; checked with the other parameters.
 Bias = Annotated[
-    dict[str, Any],
+    dict[str, object],
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 
@@ -196,9 +196,9 @@ class SamplingFields(SamplingChoices):
     """Give the ids of prompt and text."""
     return_tokens_as_token_ids: bool | None = None
     """Show tokens in logprobs as token_id:N."""
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, object] | None = None
     """text, json_object, json_schema or structural_tag."""
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: dict[str, object] | None = None
     """One of json, regex, choice, grammar, json_object and structural_tag."""
 
     def check_together(self) -> None:
@@ -222,7 +222,7 @@ class SamplingFields(SamplingChoices):
 
     def sampling_params(
         self,
-        defaults: dict[str, Any],
+        defaults: dict[str, object],
         *,
         max_tokens: int | None,
         logprobs: int | None,
@@ -260,7 +260,7 @@ _COPIED = [
 ]
 
 
-def refuse_unsupported(body: dict[str, Any], later: dict[str, str]) -> None:
+def refuse_unsupported(body: dict[str, object], later: dict[str, str]) -> None:
     """Raise UnsupportedError where `body` asks for something of `later` or of all requests.
 
     Fields that vLLM dropped are told of in the log, once each.

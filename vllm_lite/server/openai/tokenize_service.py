@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -55,7 +54,7 @@ class TokenizeService:
             text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
             return self._context.large_replies.response(msgspec.json.encode({"prompt": text}))
 
-    async def _tokenized(self, raw: dict[str, Any]) -> bytearray:
+    async def _tokenized(self, raw: dict[str, object]) -> bytearray:
         if "messages" in raw:
             token_ids, with_strings = await self._tokenize_chat(raw)
         else:
@@ -72,7 +71,7 @@ class TokenizeService:
         body += b"}"
         return body
 
-    async def _tokenize_text(self, raw: dict[str, Any]) -> tuple[list[int], bool]:
+    async def _tokenize_text(self, raw: dict[str, object]) -> tuple[list[int], bool]:
         body = parse(TokenizeRequest, raw, CHAT_HARMLESS)
         self._context.check_model(body.model)
         token_ids = await self._context.encode(
@@ -80,7 +79,7 @@ class TokenizeService:
         )
         return token_ids, body.return_token_strs
 
-    async def _tokenize_chat(self, raw: dict[str, Any]) -> tuple[list[int], bool]:
+    async def _tokenize_chat(self, raw: dict[str, object]) -> tuple[list[int], bool]:
         body = parse(TokenizeChatRequest, raw, CHAT_HARMLESS)
         self._context.check_model(body.model)
         body.check_template_fields(
@@ -90,7 +89,7 @@ class TokenizeService:
         return prompt["prompt_token_ids"], body.return_token_strs
 
 
-async def _append(body: bytearray, values: list[Any] | None) -> None:
+async def _append(body: bytearray, values: list[int] | list[str] | None) -> None:
     """Write a list, which is empty then: of millions, some are written and freed a turn."""
     if values is None:
         body += b"null"

@@ -19,7 +19,7 @@ def tool_specs(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
     return tuple(_spec(f"tools.{index}", tool) for index, tool in enumerate(tools or ()))
 
 
-def _spec(path: str, tool: dict[str, Any]) -> ToolSpec:
+def _spec(path: str, tool: dict[str, object]) -> ToolSpec:
     if tool.get("type", "function") != "function":
         kind = tool["type"]
         raise RequestError(f"{path}.type {kind!r:.40} is not supported; use function", path)
@@ -44,8 +44,8 @@ def _spec(path: str, tool: dict[str, Any]) -> ToolSpec:
 
 
 def allowed_tools(
-    choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, ...]
-) -> tuple[tuple[ToolSpec, ...], str | dict[str, Any] | None]:
+    choice: str | dict[str, object] | None, tools: tuple[ToolSpec, ...]
+) -> tuple[tuple[ToolSpec, ...], str | dict[str, object] | None]:
     """The tools that may be called and the choice among them, where `choice` narrows them.
 
     The prompt shows all tools, so that it stays the same. Raises RequestError.
@@ -76,7 +76,9 @@ def _name_of(choice: object) -> object:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def tool_choice_of(choice: str | dict[str, Any] | None, tools: tuple[ToolSpec, ...]) -> ToolChoice:
+def tool_choice_of(
+    choice: str | dict[str, object] | None, tools: tuple[ToolSpec, ...]
+) -> ToolChoice:
     """`choice` as given by a client; without one, "auto" where there are tools.
 
     Raises RequestError for a choice that is none, or that the tools do not allow.

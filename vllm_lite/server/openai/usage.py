@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_lite.outputs import RequestOutput
 
@@ -27,7 +26,7 @@ class UsageCounter:
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.num_cached_tokens or 0
 
-    def brief(self) -> dict[str, Any]:
+    def brief(self) -> dict[str, object]:
         """The three sums, for a chunk of a stream."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -35,7 +34,7 @@ class UsageCounter:
             "completion_tokens": self.num_completion_tokens,
         }
 
-    def final(self) -> dict[str, Any]:
+    def final(self) -> dict[str, object]:
         """The sums, and details where the server reports them: the last word of a stream."""
         usage = self.brief()
         if self.with_details:
@@ -44,7 +43,7 @@ class UsageCounter:
             usage["completion_tokens_details"] = self._reasoning()
         return usage
 
-    def full(self) -> dict[str, Any]:
+    def full(self) -> dict[str, object]:
         """The sums with every key, for a reply that is not streamed."""
         usage = self.brief()
         usage["prompt_tokens_details"] = None

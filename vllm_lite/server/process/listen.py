@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 import stat
-from typing import Any
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
@@ -91,7 +90,7 @@ def _bind_tcp(host: str | None, port: int, count: int) -> list[socket.socket]:
     return sockets
 
 
-def _bind(family: int, address: Any, *, share: bool) -> socket.socket:
+def _bind(family: int, address: tuple[object, ...] | str, *, share: bool) -> socket.socket:
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

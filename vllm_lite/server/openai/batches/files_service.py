@@ -165,7 +165,7 @@ def _too_large(room: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"The file is larger than the {room} bytes that can be stored", "file")
 
 
-def _fields(form: FormData) -> dict[str, Any]:
+def _fields(form: FormData) -> dict[str, object]:
     """The form's texts; `a[b]` is the key b of the object a."""
     found: dict[str, Any] = {}
     for name, value in form.items():
@@ -177,5 +177,5 @@ def _fields(form: FormData) -> dict[str, Any]:
     return found
 
 
-def _json(payload: dict[str, Any]) -> Response:
+def _json(payload: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(payload), media_type="application/json")

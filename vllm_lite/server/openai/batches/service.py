@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from pydantic import BaseModel, Field
@@ -120,5 +120,5 @@ class BatchesService:
         return self._store.batch(request.path_params["batch_id"], current_origin().tenant)
 
 
-def _json(payload: dict[str, Any]) -> Response:
+def _json(payload: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ class FileRecord(msgspec.Struct, kw_only=True):
     created: float
     expires_at: int
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """As OpenAI shows a file."""
         return {
             "id": self.id,
@@ -78,7 +78,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     status: str = "validating"
     # Status -> when the batch got it.
     times: dict[str, int] = msgspec.field(default_factory=dict)
-    errors: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    errors: list[dict[str, object]] = msgspec.field(default_factory=list)
     num_rows: int = 0
     num_done: int = 0
     num_failed: int = 0
@@ -90,7 +90,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self.status = status
         self.times[status] = int(time.time())
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """As OpenAI shows a batch."""
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling")
         times = {f"{name}_at": self.times.get(name) for name in (*names, "cancelled")}

@@ -130,7 +130,7 @@ def _assistant(messages: list[dict[str, Any]], field: str | None) -> dict[str, A
     return messages[-1]
 
 
-def _is_said(message: dict[str, Any], field: str) -> bool:
+def _is_said(message: dict[str, object], field: str) -> bool:
     """Whether `field` would come too late: the parts of a turn have an order."""
     order = (_REASONING, "content", "tool_calls")
     return any(name in message for name in order[order.index(field) :])
@@ -143,7 +143,7 @@ def _reasoning(path: str, item: Item) -> str:
     return "".join(_texts(f"{path}.content", content))
 
 
-def _call(path: str, item: Item) -> dict[str, Any]:
+def _call(path: str, item: Item) -> dict[str, object]:
     return {
         "id": _text_field(path, item, "call_id"),
         "type": "function",

@@ -60,11 +60,11 @@ class Reasoning(BaseModel):
 class TextConfig(BaseModel):
     """The format of the text."""
 
-    format: dict[str, Any] | None = None
+    format: dict[str, object] | None = None
     verbosity: Annotated[str, Field(max_length=64)] | None = None
 
 
-Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS, fail_fast=True)]
+Items = Annotated[list[dict[str, object]], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
@@ -113,7 +113,7 @@ class ResponsesRequest(SamplingChoices):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, object] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """Whether an input that is too long loses its beginning (auto) or is refused."""
     metadata: Metadata | None = None
@@ -127,10 +127,10 @@ class ResponsesRequest(SamplingChoices):
 
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: dict[str, object] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    documents: Annotated[list[dict[str, object]], Field(fail_fast=True)] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -141,7 +141,7 @@ class ResponsesRequest(SamplingChoices):
         return LOGPROBS in (self.include or ())
 
     @property
-    def format(self) -> dict[str, Any]:
+    def format(self) -> dict[str, object]:
         """The format of the text; plain text by default."""
         given = self.text.format if self.text is not None else None
         return given or {"type": "text"}
@@ -167,7 +167,7 @@ class ResponsesRequest(SamplingChoices):
                 "structured_outputs and text.format exclude each other", "structured_outputs"
             )
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         """The fields of the chat request that this one stands for, but for its messages.
 
         Raises RequestError for tools and formats that a chat request has no words for.
@@ -205,7 +205,7 @@ _SAME = set(SamplingChoices.model_fields) | {
 }
 
 
-def _response_format(given: dict[str, Any]) -> dict[str, Any]:
+def _response_format(given: dict[str, object]) -> dict[str, object]:
     """Chat's response_format; the schema lies one level deeper there."""
     if given.get("type") != "json_schema":
         return given
@@ -214,8 +214,8 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_fields(
-    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> dict[str, Any]:
+    tools: list[dict[str, Any]], choice: str | dict[str, object] | None
+) -> dict[str, object]:
     """Chat's tools and tool_choice."""
     functions = [_function(f"tools.{index}", tool) for index, tool in enumerate(tools)]
     if isinstance(choice, dict):
@@ -228,13 +228,13 @@ def _tool_fields(
                 "tool_choice",
             )
         choice = {"type": "function", "function": {"name": choice["name"]}}
-    fields: dict[str, Any] = {"tools": functions} if functions else {}
+    fields: dict[str, object] = {"tools": functions} if functions else {}
     if choice is not None and (functions or choice not in ("auto", "none")):
         fields["tool_choice"] = choice
     return fields
 
 
-def _function(path: str, tool: dict[str, Any]) -> dict[str, Any]:
+def _function(path: str, tool: dict[str, object]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise UnsupportedError(
             f"{path}.type {tool.get('type')!r:.40} is not supported; tools are functions",
@@ -250,7 +250,7 @@ def _function(path: str, tool: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _allowed(functions: list[dict[str, Any]], choice: dict[str, Any]) -> dict[str, Any]:
+def _allowed(functions: list[dict[str, Any]], choice: dict[str, object]) -> dict[str, object]:
     """The tools that `choice` names, under its mode."""
     listed = choice.get("tools")
     mode = choice.get("mode", "auto")
