@@ -53,8 +53,8 @@ def _check_forced_end(config: VllmConfig) -> None:
         )
     if markers.end not in forced:
         raise UsageError(
-            f"--reasoning-config.reasoning_end_str {forced!r} does not hold {markers.end!r}, by "
-            f"which --reasoning-parser {name} tells that reasoning has ended; append it"
+            f"--reasoning-config.reasoning_end_str {forced!r} does not hold {markers.end!r}, the "
+            f"marker that ends reasoning for --reasoning-parser {name}; append it"
         )
 
 

@@ -360,7 +360,7 @@ def _escaped(char: str, digits: str, code: int) -> str:
 
 
 def convert(text: str, dialect: Dialect) -> str | None:
-    """The JSON of `text`, one value in `dialect`; None where it is none."""
+    """The JSON of `text`, one value in `dialect`; None if it is not valid."""
     source, parts = Source(), list[str]()
     source.push(text)
     source.close()

@@ -1,4 +1,4 @@
-"""One answer's text to events: first the reasoning is told from the rest, then calls from prose.
+"""One answer's text to events: splits off reasoning first, then tool calls.
 
 Knows formats only by their names. The streamed and the whole answer take this one way; how the
 text was cut into pieces never matters.

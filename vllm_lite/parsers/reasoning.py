@@ -32,12 +32,12 @@ class ReasoningSplitter:
         # What comes after the reasoning is read by a tool format, which knows prose from arguments
         # and so looks for the marks itself.
         self.has_tools = False
-        # Such a format that tells messages apart by their headers.
+        # A format with messages under headers.
         self.has_channels = False
 
 
 class ReasoningFormat(Protocol):
-    """One way to tell reasoning from the answer."""
+    """One way to split reasoning from the answer."""
 
     @property
     def starts(self) -> tuple[str, ...]:

@@ -86,14 +86,14 @@ def bind_tokenizer(
 
 
 def tool_format(name: str) -> ToolFormat:
-    """The format behind `name`; raises UsageError where there is none."""
+    """The format behind `name`; raises UsageError if it is unknown."""
     if name not in TOOL_FORMATS:
         raise _unknown("--tool-call-parser", name, tool_parser_names())
     return TOOL_FORMATS[name]
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """The format behind `name`; raises UsageError where there is none."""
+    """The format behind `name`; raises UsageError if it is unknown."""
     if name not in REASONING_FORMATS:
         raise _unknown("--reasoning-parser", name, reasoning_parser_names())
     return REASONING_FORMATS[name]

@@ -45,7 +45,7 @@ class _Anchor:
 
 
 def template_reasoning(template: object) -> ReasoningFormat:
-    """The reasoning format of a template; raises UsageError where there is none that reads."""
+    """The reasoning format of a template; raises UsageError if it has none that can be read."""
     fields = _fields(template, "--reasoning-parser")
     field = next((fields[name] for name in _THINKING if name in fields), None)
     if field is None:
@@ -63,7 +63,7 @@ def template_reasoning(template: object) -> ReasoningFormat:
 
 
 def template_tools(template: object) -> ToolFormat:
-    """The tool format of a template; raises UsageError where there is none that reads."""
+    """The tool format of a template; raises UsageError if it has none that can be read."""
     fields = _fields(template, "--tool-call-parser")
     field = fields.get("tool_calls")
     if not isinstance(field, Mapping):

@@ -101,7 +101,7 @@ class Source:
         self._at = begin
 
     def copy(self) -> None:
-        """Begin to keep all that is read, beside `record`, until `copied` is asked."""
+        """Keep everything read from here until `copied`, independently of `record`."""
         self._copy = []
 
     def copied(self) -> str:

@@ -64,7 +64,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 # Whole, or as events where the request asks for a stream.
 _STREAMED = ("application/json", "text/event-stream")
-# What a client that has left would have been told; nobody reads it.
+# The status for a client that has left; it is never read.
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -75,21 +75,21 @@ class Route:
     method: str
     path: str
     endpoint: Endpoint
-    # One or more models of which the body is one.
+    # The model of the body, or several alternatives.
     body: type[BaseModel] | tuple[type[BaseModel], ...] = ()
     # Of what a successful reply holds.
     media: tuple[str, ...] = ("application/json",)
     is_open: bool = False
-    # Whether the OpenAPI document tells of it.
+    # Whether the OpenAPI document lists it.
     is_public: bool = True
-    # Its replies tell of the load where they are asked to.
-    tells_load: bool = False
-    # How the route tells of a failure.
+    # Its replies carry a load report on request.
+    reports_load: bool = False
+    # Makes the response to a failure.
     refuse: Callable[[Failure], Response] = Failure.response
     body_media: str = "application/json"
 
     def described(self) -> Described:
-        """The route as the OpenAPI document tells of it."""
+        """The route as the OpenAPI document lists it."""
         bodies = self.body if isinstance(self.body, tuple) else (self.body,)
         return Described(self.method, self.path, bodies, self.media, self.body_media)
 
@@ -163,7 +163,7 @@ def _routes(context: ServingContext) -> list[Route]:
             chat.create,
             ChatCompletionRequest,
             _STREAMED,
-            tells_load=True,
+            reports_load=True,
         ),
         Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
         Route(
@@ -172,7 +172,7 @@ def _routes(context: ServingContext) -> list[Route]:
             completion.create,
             CompletionRequest,
             _STREAMED,
-            tells_load=True,
+            reports_load=True,
         ),
         Route("POST", "/v1/responses", responses.create, ResponsesRequest, _STREAMED),
         Route("GET", "/v1/responses/{response_id}", responses.retrieve, media=_STREAMED),
@@ -202,7 +202,7 @@ def _routes(context: ServingContext) -> list[Route]:
             InvocationsService(chat, completion).create,
             (ChatCompletionRequest, CompletionRequest),
             _STREAMED,
-            tells_load=True,
+            reports_load=True,
         ),
     ]
     if context.server_config.enable_tokenizer_info_endpoint:
@@ -266,7 +266,7 @@ def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
             if not route.is_open:
                 begin_request(keys.check(request.headers), request.headers)
             response = await route.endpoint(request)
-            if route.tells_load:
+            if route.reports_load:
                 add_load_report(request, response, client.registry)
             return response
         except (ClientLeftError, ClientDisconnect):
@@ -344,9 +344,6 @@ def _add_middleware(app: FastAPI, context: ServingContext) -> None:
         app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
-    custom: Any
     for custom in load_middleware(server_config.middleware):
-        if inspect.isclass(custom):
-            app.add_middleware(custom)
-        else:
-            app.middleware("http")(custom)
+        wrap: Any = app.add_middleware if inspect.isclass(custom) else app.middleware("http")
+        wrap(custom)

@@ -1,6 +1,6 @@
 """API keys, as a bearer token or in Anthropic's header, compared in constant time.
 
-Knows no routes: app.py guards each route it adds unless told that the route is open.
+Knows no routes: app.py guards each route it adds unless its row says that it is open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ApiKeys:
             # Headers are latin-1 to Starlette; a key may hold any UTF-8.
             given = candidate.strip().encode("latin-1", "replace")
             for key, owner in self._keys:
-                # Every key is compared, in a time that does not tell which one fits.
+                # Compare every key, so that the time does not reveal which one fits.
                 tenant = owner if hmac.compare_digest(given, key) else tenant
         if not tenant:
             raise AuthenticationError(

@@ -25,7 +25,7 @@ def beam_outputs(
     request_id: str,
     options: dict[str, Any],
 ) -> AsyncIterator[RequestOutput]:
-    """The search's one output, which is its last; `params` tell how a prompt is cut and text shown.
+    """The search's only output; `params` hold prompt truncation and text options.
 
     `options` are those of generate(). Raises here, before the first item, what generate() raises
     for the prompt. All steps run under `request_id`.

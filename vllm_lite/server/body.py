@@ -128,7 +128,7 @@ def decode_json(raw: bytes) -> object:
 
 
 def _json_error(raw: bytes, reason: str) -> RequestError:
-    """Why strict decoding failed, told by Python's lenient decoder where that knows more."""
+    """The cause of a failed decode, from Python's lenient decoder where that knows more."""
     if len(raw) > _MAX_EXPLAINED:
         return RequestError(f"The body is not valid JSON: {reason}")
     if not raw.strip():

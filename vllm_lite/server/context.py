@@ -44,7 +44,7 @@ _FREED_A_TURN = 1 << 18
 SHOWS_NO_TOOLS = (
     "the chat template shows the model no tools; start the server with a --chat-template that does"
 )
-# Most characters of a text of which only a part is kept.
+# Most characters of a text that is truncated.
 _MAX_CUT_CHARACTERS = 1 << 22
 
 
@@ -147,7 +147,7 @@ class ServingContext:
             raise RequestError("X-Vllm-Priority must be a whole number", "priority") from None
 
     def shows_tools(self, chosen: str | None = None) -> bool:
-        """Whether the template, or the one a request has `chosen`, tells the model of tools."""
+        """Whether the template, or the one a request has `chosen`, shows the model its tools."""
         try:
             source = choose_template(self.tokenizer, chosen or self.chat_template, True)
         except RequestError:  # rendering says what is missing
@@ -166,9 +166,9 @@ class ServingContext:
     async def encode(
         self, text: str, param: str, *, special: bool, cut: bool, whole: bool = False
     ) -> list[int]:
-        """Token ids of `text`; `cut` tells that the prompt is to be truncated afterwards.
+        """Token ids of `text`; with `cut` the prompt is truncated afterwards.
 
-        Of what is to be truncated no more comes than both its ends, unless the `whole` is wanted.
+        With `cut` only both ends of a long prompt are returned, unless `whole` is set.
         Raises RequestError, naming `param`, for a text that cannot fit into the context.
         """
         longest = self.max_model_len * MAX_CHARACTERS_PER_TOKEN
@@ -229,7 +229,7 @@ def _tokenizer_of(client: EngineClient) -> Tokenizer | None:
 
 
 def _fingerprint(client: EngineClient, config: ServerConfig) -> str | None:
-    """Changes with the version and with whatever may change a seeded reply."""
+    """A name that changes with the version and with anything that may change a seeded reply."""
     if config.fingerprint_mode in ("custom", "none"):
         return config.fingerprint_value if config.fingerprint_mode == "custom" else None
     model = client.config.model

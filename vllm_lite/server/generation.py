@@ -1,7 +1,7 @@
 """The engine requests behind HTTP requests: whose they are, and that they end with their reader.
 
-The tenant, trace and id of an HTTP request belong to the task that serves it, so that the engine
-is told the same by every route. A tenant is a hash; neither key nor user can be read from it.
+The tenant, trace and id of an HTTP request belong to the task that serves it, so that every
+route gives the engine the same. A tenant is a hash; neither key nor user can be read from it.
 Invariant: after `close()` nothing of a Generation runs in the engine, whether or not its outputs
 were ever read.
 """

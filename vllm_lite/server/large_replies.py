@@ -31,7 +31,7 @@ _FEW_POSITIONS = 256
 async def written(outputs: list[RequestOutput], write: Callable[[], _T]) -> _T:
     """The result of `write`, in a thread of its own where `outputs` have many log-probabilities.
 
-    The event loop goes on beside a thread; it would stand still for thousands of objects.
+    A thread keeps the event loop free while thousands of objects are encoded.
     """
     positions = sum(len(output.prompt_logprobs or ()) for output in outputs)
     positions += sum(len(choice.logprobs or ()) for output in outputs for choice in output.outputs)

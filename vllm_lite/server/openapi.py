@@ -44,7 +44,7 @@ class Described(NamedTuple):
 
     method: str
     path: str
-    # Models of which the body is one; empty where there is no body.
+    # Alternative models of the body; empty without one.
     bodies: Sequence[type[BaseModel]]
     # Types of what a successful reply holds; empty where that is nothing.
     media: Sequence[str]
@@ -75,7 +75,7 @@ def _complete(
     bodies: Sequence[dict[str, Any]],
     described: Described,
 ) -> None:
-    """Add a path's parameters, the body, the reply and how every route tells of a failure."""
+    """Add a path's parameters, the body, the reply and the error reply."""
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
         operation["requestBody"] = {

@@ -17,9 +17,9 @@ Outputs = AsyncIterable[tuple[int, RequestOutput]]
 def logged(
     context: ServingContext, request_id: str, outputs: Outputs, *, is_streamed: bool = True
 ) -> Outputs:
-    """The same outputs, deltas, whose texts are logged where the server is told to.
+    """The same outputs, whose texts are logged with --enable-log-outputs.
 
-    The parts of one that is not streamed are nobody's.
+    Deltas are logged only for streams.
     """
     config = context.server_config
     if not config.enable_log_outputs:

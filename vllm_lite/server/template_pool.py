@@ -84,7 +84,7 @@ class _Process:
         return b""
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -100,14 +100,14 @@ class TemplatePool:
         self._places = asyncio.Semaphore(NUM_PROCESSES)
 
     def start(self) -> None:
-        """Have a process ready for the first request."""
+        """Start a process for the first request."""
         if not _idle:
             _idle.append(_Process())
 
     async def render(self, job: dict[str, object]) -> str:
         """The prompt of a job of `render_chat`'s arguments, with `model` for the tokenizer.
 
-        Raises RequestError for whatever the template refuses or is lost over.
+        Raises RequestError if the template refuses, or its process dies.
         """
         line = _encoded(job)
         async with self._places:

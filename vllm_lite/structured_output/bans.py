@@ -1,7 +1,7 @@
-"""The tokens that a request's own fields forbid, beside what its constraint forbids.
+"""The tokens that a request's own fields forbid, in addition to its constraint.
 
-The sampler applies both; here they meet, so that what leaves no token is told by name. Knows no
-grammar. `logit_bias` forbids nothing: the least likely token can still be drawn.
+The sampler applies both; here they meet, so that an error can name the fields at fault. Knows no
+grammar. `logit_bias` forbids nothing: the least likely token can still be sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One form for every way to write a constraint, and a name for it.
+"""The canonical form of a constraint, and a digest of it.
 
 Runs where requests come in. Finds what needs no grammar engine: text that is no JSON, options
 that contradict each other. Invariant: equal names mean equal grammars.

@@ -45,7 +45,7 @@ COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_proc
 
 
 class TokenizerFacts:
-    """The vocabulary and the reasoning's marks, as the first compile process told them."""
+    """The vocabulary and the reasoning markers, from the first compile process."""
 
     def __init__(self, hello: Hello) -> None:
         self.vocabulary = Vocabulary(
@@ -90,12 +90,12 @@ class _Process:
         return self._process.wait()
 
     def kill(self) -> None:
-        """End it, whatever it does, even where it is stopped; who waits for it gets no answer."""
+        """Kill it, even where it is stopped; callers that wait get no answer."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it and let go of its pipes; nobody may wait for it."""
+        """Kill it and close its pipes; no call may be waiting."""
         self.kill()
         self._out.close()
         with contextlib.suppress(BrokenPipeError):
@@ -144,7 +144,7 @@ class CompilePool:
     def facts(self) -> TokenizerFacts:
         """Facts of the tokenizer, known once anything was compiled or read."""
         if self._facts is None:
-            raise RuntimeError("no compile process has told of the tokenizer yet")
+            raise RuntimeError("no compile process has described the tokenizer yet")
         return self._facts
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def read_tokenizer(config: VllmConfig) -> Hello:
 
 
 def compile_one(engines: GrammarEngines, job: Job) -> Answer:
-    """One job's answer; whatever goes wrong inside an engine is that job's refusal."""
+    """One job's answer; any failure inside an engine is that job's refusal."""
     field = f"structured_outputs.{job.params.constraint}"
     try:
         found = engines.compile(job.params, by_guidance=job.by_guidance)
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     incoming = sys.stdin.buffer
-    # Only answers may stand in the pipe, whatever an engine prints.
+    # The pipe carries only answers: redirect what an engine prints.
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     first = read_frame(incoming)

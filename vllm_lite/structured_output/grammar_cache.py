@@ -21,7 +21,7 @@ logger = init_logger(__name__)
 MAX_GRAMMARS = 1024
 MAX_BYTES = 256 << 20
 MAX_COMPILING = 256
-# What an entry takes beside its grammar; a refusal takes no more than that.
+# Bytes of an entry without its grammar, and of a refusal.
 _ENTRY_BYTES = 1024
 
 Result = CompiledGrammar | Refusal

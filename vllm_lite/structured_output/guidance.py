@@ -33,7 +33,7 @@ _ONE_OF = (
     "the JSON schema has a oneOf of which two alternatives can hold at once, which cannot be "
     "enforced; write anyOf, or let a required property with another const tell each apart"
 )
-# llguidance tells its automata's size to nobody: what a simple grammar takes.
+# llguidance does not report its automata's size: that of a simple grammar.
 _GRAMMAR_BYTES = 1 << 20
 
 
@@ -207,6 +207,6 @@ def _from_ebnf(grammar: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """llguidance draws the place of a fault over several lines; this keeps the words."""
+    """The words of an llguidance error, which marks its place over several lines."""
     text = text.split("<state>")[0]
     return re.sub(r"\s+", " ", text).strip()[:400]

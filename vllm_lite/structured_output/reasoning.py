@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class Reasoning:
-    """Follows one sequence; `begins_inside` is None where the prompt does not tell."""
+    """Follows one sequence; `begins_inside` is None where the prompt does not show it."""
 
     __slots__ = ("_budget", "_num_forced", "_num_inside", "_tail", "_tokens", "phase")
 
@@ -58,7 +58,7 @@ class Reasoning:
         return ids[0] if len(ids) == 1 else None
 
     def assume(self) -> None:
-        """Take the sequence to be inside, where nothing tells."""
+        """Assume that an undetermined sequence is inside."""
         if self.phase is Phase.BEFORE:
             self._enter()
 

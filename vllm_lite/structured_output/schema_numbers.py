@@ -15,7 +15,7 @@ from vllm_lite.structured_output.grammar import GrammarError
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LEAST = ("minLength", "minItems", "minProperties")
 _MOST = ("maxLength", "maxItems", "maxProperties")
-# Up to here doubles tell all integers apart.
+# Doubles represent all integers up to here exactly.
 _MAX_DOUBLE_INTEGER = 2**53
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**63 - 1
 # A text of so many parts does not end; one of at most so many needs no counting.

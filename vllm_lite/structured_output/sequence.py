@@ -115,7 +115,7 @@ class ConstrainedSequence:
     def _opening_id(self) -> int | None:
         """The one token that opens reasoning, where the model may also answer at once.
 
-        With a mark of several tokens the two could not be told apart, so reasoning is assumed.
+        With a marker of several tokens this is undecidable, so reasoning is assumed.
         """
         reasoning = self._reasoning
         if reasoning is None or reasoning.phase is not Phase.BEFORE or self._matcher is None:

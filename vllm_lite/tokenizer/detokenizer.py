@@ -15,7 +15,7 @@ from vllm_lite.tokenizer.stop_strings import StopMatcher
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
-# A character has at most four bytes, and a piece at least one of them.
+# A character has at most four bytes, and a piece at least one byte.
 _MAX_PIECES_OF_CHARACTER = 4
 _CONTEXT = 6
 

@@ -70,7 +70,7 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
         raise CheckpointError(
             f"it has no {key}; pass --tokenizer with the model's Hugging Face repository"
         )
-    # A list is what the loops below are fast on, whatever the reader hands out.
+    # The loops below are fastest on a list.
     return values if isinstance(values, list) else list(values)
 
 

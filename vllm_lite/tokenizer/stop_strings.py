@@ -20,7 +20,7 @@ class StopMatch(NamedTuple):
 
 
 class StopMatcher:
-    """Follows a text and tells when the first of `stops` is complete."""
+    """Follows a text and reports when the first of `stops` is complete."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are non-empty; of those that end together the first listed wins."""

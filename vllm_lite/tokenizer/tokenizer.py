@@ -1,4 +1,4 @@
-"""Text to token ids and back: one Tokenizer over whatever files a model brings.
+"""Text to token ids and back: one Tokenizer over any tokenizer files.
 
 Owns loading and look-ups; knows no requests and no chat. Ids without a token (padding rows of
 an embedding) decode to nothing, so no id that a model samples can fail here.
@@ -28,7 +28,7 @@ from vllm_lite.tokenizer.spelling import spelling_of
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
-# What the tokenizers package's own files stand for in transformers.
+# The class in transformers for the tokenizers package's own files.
 _CLASS = "PreTrainedTokenizerFast"
 # Letters, digits, accents, ligatures, other scripts and a character beyond 16 bits.
 _TRIAL = (
@@ -90,7 +90,7 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         self.backend = parts.backend
-        # "bos_token" and the like to their text, as chat templates use them.
+        # Names such as "bos_token" to their text, as chat templates use them.
         self.special_tokens = dict(parts.special_tokens)
         self.chat_templates = dict(parts.chat_templates)
         self._settings = dict(parts.settings)

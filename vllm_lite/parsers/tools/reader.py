@@ -24,7 +24,7 @@ _MAX_REREAD = 4 * MAX_NAME  # characters of a failed call in which another one i
 
 
 def is_control(mark: str) -> bool:
-    """Whether `mark` is so unlike prose that it is never shown, wherever it stands."""
+    """Whether `mark` is so unlike prose that it is never shown."""
     return bool(_CONTROL.search(mark))
 
 
@@ -51,7 +51,7 @@ class CallWriter:
         self.num_calls += 1
 
     def put(self, json_text: str) -> None:
-        """More of the arguments' JSON; it stands for all that was read so far."""
+        """More of the arguments' JSON, for everything read so far."""
         self._sink.arguments(json_text)
         self._arguments.append(json_text)
         self.source.record()
@@ -115,7 +115,7 @@ class ToolFormat(Protocol):
 
 
 class _Prose:
-    """Content between calls: a stretch of white space alone is held back, then dropped."""
+    """Content between calls: a run of only white space is held back, then dropped."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""The content blocks of a message as they grow, and Anthropic's events that tell of them.
+"""The content blocks of a message as they grow, and Anthropic's events for them.
 
 Knows no engine and no HTTP. Invariant: the blocks of a whole message are what a client that
 joins the events of a streamed one gets.

@@ -215,7 +215,7 @@ class _MessageReply:
         }
 
     def _beginning(self) -> Payload:
-        """The message as it starts; what of its input was cached is told at the end, as in vLLM."""
+        """The message as it starts; cached input tokens are reported at the end, as in vLLM."""
         num_input = len(self._prompt.prompt_token_ids) if self._prompt is not None else 0
         usage = {"input_tokens": num_input, "output_tokens": self._num_output_tokens}
         return {**self._message(), "usage": usage}

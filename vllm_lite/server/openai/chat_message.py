@@ -18,7 +18,7 @@ from vllm_lite.parsers.events import (
 
 
 def delta_of(event: Event, *, has_reasoning: bool) -> dict[str, object] | None:
-    """The `delta` that tells of `event`; None where a client learns it otherwise.
+    """The `delta` of an event; None if it has none.
 
     With `has_reasoning` content and reasoning name each other as null, as clients of reasoning
     models expect.

@@ -91,7 +91,7 @@ class ChatCompletionRequest(TemplateFields):
     logprobs: bool | None = None
     """Give the log-probability of each token."""
     top_logprobs: Count | None = None
-    """So many candidates beside each token; -1: all."""
+    """The number of candidates to report for each token; -1: all."""
     tool_choice: str | dict[str, object] | None = None
     """none, auto, required, a function, or allowed_tools; auto where there are tools."""
     parallel_tool_calls: bool | None = None

@@ -20,7 +20,7 @@ def chat_request(fields: dict[str, object]) -> ChatCompletionRequest:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Let a refusal that names one of chat's fields name what stands for it: names[field]."""
+    """Rename chat's fields in refusals to those of the client's API, by `names`."""
     try:
         yield
     except RequestError as error:

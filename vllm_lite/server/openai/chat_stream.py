@@ -25,13 +25,13 @@ class ChatChoiceOptions:
     role: str
     # Content that the reply begins with: the last message, where it is echoed.
     echo: str
-    # Which tokens stand beside a token in logprobs; None: there are no logprobs.
+    # The candidates that logprobs list; None: no logprobs.
     logprobs: Shown | None
     return_token_ids: bool
     return_prompt_ids: bool
     # The prompt's text, where the reply is to show it.
     prompt_text: str | None
-    # Whether the reply tells its own times.
+    # Whether the reply reports its timings.
     has_timings: bool
 
 
@@ -47,7 +47,7 @@ class ChatStream:
         readers: ChoiceReaders,
         on_end: Callable[[], None],
     ) -> None:
-        """`on_end` is told once every choice has ended."""
+        """Calls `on_end` once every choice has ended."""
         self._writer = writer
         self._usage = usage
         self._view = view
@@ -105,7 +105,7 @@ class ChatStream:
         return b"".join(events)
 
     def _bare(self, index: int, delta: bytes) -> bytes:
-        """A chunk of a choice that tells nothing of its tokens."""
+        """A chunk of a choice without token ids or logprobs."""
         choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}' % (index, delta)
         return self._writer.chunk(choice)
 

@@ -44,7 +44,7 @@ class ChunkWriter:
         return b"%b%b]%b}\n\n" % (self._open, choice, extra)
 
     def usage_chunk(self, timings: dict[str, float | None] | None = None) -> bytes:
-        """The event after the last choice, with `metrics` where there are timings to tell.
+        """The event after the last choice, with `metrics` where there are timings.
 
         Empty where usage was not asked for.
         """

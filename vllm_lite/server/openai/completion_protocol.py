@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
     prompt: Annotated[object, WithJsonSchema(_PROMPT)]
     """A text, token ids, or a list of either; up to 1024."""
     logprobs: Count | None = None
-    """So many candidates beside each token, and its own log-probability."""
+    """The number of candidates to report for each token, beside its own log-probability."""
     best_of: int | None = None
     """The same as n, or nothing."""
     add_special_tokens: bool = True

@@ -103,7 +103,7 @@ class CompletionService:
             ),
             logprobs=body.logprobs,
             prompt_logprobs=scored,
-            # No reasoning is told apart here, so the whole text is what is constrained.
+            # Reasoning is not split off here, so the whole text is constrained.
             constraint=from_the_start(body.constraint()),
         )
 

@@ -21,14 +21,14 @@ class CompletionOptions:
     """The parts of a completion's choices that the request asked for."""
 
     num_choices: int
-    # Which tokens stand beside a token in logprobs; None: there are no logprobs.
+    # The candidates that logprobs list; None: no logprobs.
     logprobs: Shown | None
     return_token_ids: bool
     # The prompts' texts, where choices begin with them.
     echoes: Sequence[str] | None
     # Whether what was generated stays hidden: the prompt alone was to be scored.
     is_prompt_only: bool
-    # Whether the reply tells its own times.
+    # Whether the reply reports its timings.
     has_timings: bool
 
 
@@ -156,7 +156,7 @@ def with_echo(output: RequestOutput, echo: str, shown: Part) -> Part:
 def finish_of(
     choice: CompletionOutput, options: CompletionOptions
 ) -> tuple[str | None, int | str | None]:
-    """Finish and stop reason to show; a hidden token that stops is nobody's business."""
+    """The finish and stop reason to show; a hidden stop token is not shown."""
     if options.is_prompt_only and choice.finish_reason == "stop":
         return "length", None
     return choice.finish_reason, choice.stop_reason

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_lite.server.context import ServingContext
     from vllm_lite.tokenizer.tokenizer import Tokenizer
 
-# Which tokens stand beside a token: so many of the likeliest (-1: all), or these.
+# The candidates that logprobs list: this many of the likeliest (-1: all), or these ids.
 Shown = int | Sequence[int]
 
 # What a token that cannot be sampled is reported with; JSON has no -Infinity.
@@ -42,7 +42,7 @@ class TokenView:
 
 
 def token_view(context: ServingContext, *, as_ids: bool | None) -> TokenView:
-    """How a reply shows tokens: as its request asks, else as the server is told."""
+    """The view of tokens that the request asks for, else the server's default."""
     if as_ids is None:
         as_ids = context.server_config.return_tokens_as_token_ids
     return TokenView(context.maybe_tokenizer, as_ids=as_ids)
@@ -65,7 +65,7 @@ def _chosen(own: int, position: PositionLogprobs, shown: Shown) -> Iterable[tupl
 def chat_logprobs(
     view: TokenView, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], shown: Shown
 ) -> dict[str, Any]:
-    """The `logprobs` of a chat choice; beside each token those that `shown` asks for."""
+    """The `logprobs` of a chat choice, each token with the candidates that `shown` asks for."""
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         entry = _chat_token(view, token_id, position.get(token_id))

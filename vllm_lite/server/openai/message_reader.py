@@ -26,7 +26,7 @@ class MessageReader:
         self._reasoning: list[str] = []
         # Whether a whole call was found.
         self.has_called = False
-        # As the client is told; None until the choice has ended.
+        # As the client sees it; None until the choice has ended.
         self.finish_reason: str | None = None
 
     @property
@@ -73,7 +73,7 @@ class ChoiceReaders:
         *,
         include_reasoning: bool = True,
     ) -> None:
-        """`count_tokens` tells how long a text of reasoning is."""
+        """`count_tokens` gives the number of tokens of a text."""
         self.num_choices = num_choices
         self.has_parser = config is not None
         self.has_reasoning = config is not None and config.reasoning_parser is not None

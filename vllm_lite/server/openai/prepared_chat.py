@@ -32,7 +32,7 @@ class PreparedChat:
     prompt: PromptDict
     params: SamplingParams
     num_choices: int
-    # Where the choices are to be searched for, not drawn.
+    # Set where the choices come from a beam search.
     search: BeamSearch | None
     # How a MessageReader reads the answers; None where their text is content and nothing else.
     parser: OutputParserConfig | None
@@ -100,7 +100,7 @@ async def render_prompt(
 
 
 def _opens_by_one_token(context: ServingContext, reasoning_parser: str) -> bool:
-    """Whether the engine can tell at once that reasoning begins; it assumes so otherwise."""
+    """Whether one token begins reasoning; otherwise the engine assumes that it has begun."""
     markers = registry.reasoning_markers(reasoning_parser)
     if markers is None:
         return False
@@ -145,7 +145,7 @@ def _parser_config(
     tools: tuple[ToolSpec, ...],
     choice: ToolChoice,
 ) -> OutputParserConfig | None:
-    """How answers are read; None where nothing is to be found in them."""
+    """The parser settings of the answers; None if they are plain content."""
     names = context.parsers
     if names.reasoning is None and choice == "none":
         return None

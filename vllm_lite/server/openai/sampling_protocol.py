@@ -74,7 +74,7 @@ def _no_text(value: object) -> object:
 
 # vLLM takes the text of a number for one, but not here.
 Count = Annotated[int, BeforeValidator(_no_text)]
-# One wrong entry is told of, however many there are.
+# Only the first wrong entry is reported.
 Words = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 # Token ids to numbers; checked with the other parameters.
@@ -96,16 +96,16 @@ class StreamOptions(BaseModel):
 
 
 class RepetitionDetection(BaseModel):
-    """When repeats end a text: so many equal stretches of a length within the two sizes."""
+    """Ends a text that repeats a pattern of a length within the two sizes."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     max_pattern_size: int = 0
-    """Most tokens of a stretch, up to 512; 0: off."""
+    """Most tokens of a pattern, up to 512; 0: off."""
     min_pattern_size: int = 0
-    """Fewest tokens of one."""
+    """Fewest tokens of a pattern."""
     min_count: int = 0
-    """How often a stretch must stand in a row, twice or more."""
+    """How often a pattern must repeat in a row, twice or more."""
 
 
 class SamplingChoices(BaseModel):
@@ -118,19 +118,19 @@ class SamplingChoices(BaseModel):
     temperature: float | None = None
     """From 0, greedy, to 2; 0.01 is the least above 0."""
     top_p: float | None = None
-    """Draw from the likeliest tokens that have this share of the probability."""
+    """Sample from the likeliest tokens that have this share of the probability."""
     top_k: int | None = None
-    """Draw from so many of the likeliest tokens; 0 and -1: all."""
+    """Sample from this many of the likeliest tokens; 0 and -1: all."""
     min_p: float | None = None
-    """Draw from tokens at least this share as likely as the likeliest."""
+    """Sample from tokens at least this share as likely as the likeliest."""
     presence_penalty: float | None = None
-    """From -2 to 2: subtracted for every token that was generated before."""
+    """From -2 to 2: subtracted once from the logit of each token generated before."""
     frequency_penalty: float | None = None
-    """From -2 to 2: subtracted for each time that it was."""
+    """From -2 to 2: subtracted for each time that a token was generated."""
     repetition_penalty: float | None = None
     """Above 1, tokens of the prompt and the text become less likely."""
     seed: int | None = None
-    """Makes the choices repeatable, whatever runs beside them; -1: none."""
+    """Makes the choices repeatable, regardless of other requests; -1: none."""
     stop: str | Words | None = None
     """A text, or up to four, that end a choice before them."""
     stop_token_ids: TokenIds | None = None
@@ -138,9 +138,9 @@ class SamplingChoices(BaseModel):
     logit_bias: Bias | None = None
     """Token id to what is added to its logit, from -100 to 100."""
     allowed_token_ids: TokenIds | None = None
-    """The only tokens that may be drawn."""
+    """The only tokens that may be sampled."""
     bad_words: Words | None = None
-    """Words that may not be written."""
+    """Words that must not be generated."""
     min_tokens: int | None = None
     """Tokens before which nothing but the length ends a choice."""
     ignore_eos: bool | None = None
@@ -148,7 +148,7 @@ class SamplingChoices(BaseModel):
     include_stop_str_in_output: bool | None = None
     """Keep what ended a choice in its text."""
     skip_special_tokens: bool | None = None
-    """Leave special tokens out of the text; true unless it is said."""
+    """Leave special tokens out of the text; true by default."""
     spaces_between_special_tokens: bool | None = None
     """For tokenizers that put spaces between tokens; true."""
     thinking_token_budget: int | None = None
@@ -167,15 +167,15 @@ class SamplingFields(SamplingChoices):
     max_tokens: int | None = None
     """Most tokens to generate. Chat: the rest of the context; completions: 16."""
     prompt_logprobs: Count | None = None
-    """So many candidates beside each token of the prompt; -1: all; not streamed."""
+    """The number of candidates to report for each token of the prompt; -1: all; not streamed."""
     truncate_prompt_tokens: int | None = None
     """Keep so many tokens of the prompt; -1: as many as fit."""
     truncation_side: Literal["left", "right"] | None = None
     """Which side is cut off; left."""
     logprob_token_ids: TokenIds | None = None
-    """Up to 128 tokens to report in place of the likeliest ones."""
+    """Up to 128 tokens to report instead of the likeliest ones."""
     use_beam_search: bool | None = None
-    """Search for the n likeliest texts in place of drawing them."""
+    """Search for the n likeliest texts instead of sampling."""
     length_penalty: float | None = None
     """A search's: texts compare by log-probability / length ** this; 1."""
     stream: bool | None = None
@@ -236,10 +236,10 @@ class SamplingFields(SamplingChoices):
             if value is not None:
                 fields[name] = value
         if self.use_beam_search:
-            # Its choices are not drawn: they share one request for a token after another.
+            # Its choices are not sampled: they share one request for each token.
             fields["n"] = 1
         fields["max_tokens"] = max_tokens
-        # Chosen tokens take the place of the likeliest ones.
+        # The chosen tokens replace the likeliest ones.
         fields["logprobs"] = None if self.logprob_token_ids is not None else logprobs
         fields["prompt_logprobs"] = prompt_logprobs
         fields["structured_outputs"] = constraint
@@ -263,7 +263,7 @@ _COPIED = [
 def refuse_unsupported(body: dict[str, object], later: dict[str, str]) -> None:
     """Raise UnsupportedError where `body` asks for something of `later` or of all requests.
 
-    Fields that vLLM dropped are told of in the log, once each.
+    Logs fields that vLLM dropped, once each.
     """
     for name in sorted(body.keys() & _RETIRED - _told_of):
         _told_of.add(name)

@@ -63,7 +63,7 @@ def http_server(
 
 
 class PathFilter(logging.Filter):
-    """Drops the lines of requests to certain paths, whatever their query."""
+    """Drops the log lines of requests to certain paths, with any query."""
 
     def __init__(self, paths: Collection[str]) -> None:
         super().__init__()

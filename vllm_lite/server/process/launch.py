@@ -37,9 +37,9 @@ BANNER_DELAY = 10.0
 def run_server(
     engine_args: EngineArgs, server_config: ServerConfig, beside: Beside | None = None
 ) -> int:
-    """Serve until a signal ends it, doing `beside` too; returns the exit code 0.
+    """Serve, and run `beside`, until a signal; returns the exit code 0.
 
-    Raises UsageError or CheckpointError for what a user can mend, EngineDeadError where the
+    Raises UsageError or CheckpointError for mistakes of the user, EngineDeadError where the
     engine failed; then nothing of the server is left either.
     """
     timeline.mark("imports")
@@ -47,7 +47,7 @@ def run_server(
     engine_args.configure_logging()
     config = engine_args.create_engine_config("server")
     timeline.mark("config")
-    # What a user has got wrong shows now: before anything is logged or loaded.
+    # Report mistakes of the user before anything is logged or loaded.
     load_middleware(server_config.middleware)
     check_reply_options(config, server_config)
     if config.model.runner == "pooling":

@@ -31,13 +31,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Beside(Protocol):
-    """Work that a server does beside answering requests."""
+    """Background work of a server."""
 
     def start(self, context: ServingContext) -> None:
         """Begin; the event loop runs."""
 
     async def stop(self) -> None:
-        """Leave off, so that it can go on another time; calling it again does nothing."""
+        """Stop in a state that can be resumed; calling it again does nothing."""
 
 
 class Lifecycle:
@@ -77,7 +77,7 @@ class Lifecycle:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             is_ended = signalled.done() or bereaved.done()
             if is_ended and not (watching.done() or self._client.errored):
-                # Of whatever ends the server, requests that run are to see as little as can be.
+                # Let running requests finish first.
                 self._replicas.terminate()
                 await self._drain()
             self._server.should_exit = True

@@ -29,15 +29,15 @@ class Snapshot(msgspec.Struct):
 
 
 class NoPeers:
-    """Of a server that is one process."""
+    """The peers of a server with one process."""
 
     index = 0
 
     def start(self, describe: Callable[[], Snapshot]) -> None:
-        """There is nobody to answer."""
+        """Does nothing."""
 
     async def ask(self) -> list[Snapshot]:
-        """There is nobody to ask."""
+        """No snapshots."""
         return []
 
 

@@ -20,7 +20,7 @@ logger = init_logger("vllm_lite.server.process.replica_process")
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to stop; the exit code.
+    """Serve until stopped; returns the exit code.
 
     The parent hears of an engine's failure too and reports it, once.
     """

@@ -29,7 +29,7 @@ logger = init_logger(__name__)
 
 
 class ReplicaJob(msgspec.Struct):
-    """Everything a replica is told; numbers that end in fd are descriptors it inherits."""
+    """The arguments of a replica; names that end in fd are descriptors it inherits."""
 
     index: int
     count: int
@@ -47,21 +47,21 @@ class ReplicaJob(msgspec.Struct):
 
 
 class NoReplicas:
-    """Of a server that is one process."""
+    """The replicas of a server with one process."""
 
     async def wait_death(self) -> str:
-        """Nobody can die; waits for ever."""
+        """Waits forever."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
     async def wait_ready(self) -> None:
-        """There is nobody to wait for."""
+        """Returns at once."""
 
     def terminate(self) -> None:
-        """There is nobody."""
+        """Does nothing."""
 
     async def wait_ended(self, timeout: float) -> None:
-        """There is nobody."""
+        """Does nothing."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Replicas:
             one.close()
 
     async def wait_ready(self) -> None:
-        """Until every replica serves, or one has died, which `wait_death` tells."""
+        """Wait until every replica serves or one has died, which `wait_death` reports."""
         await asyncio.gather(*(_readable(replica.ready_fd) for replica in self._replicas))
         self._core.remove_directory()
 

@@ -81,7 +81,7 @@ class CertificateWatch:
         self._seen = self._stamps()
 
     async def run(self) -> None:
-        """Look every few seconds, for ever."""
+        """Check the files every few seconds, forever."""
         while True:
             await asyncio.sleep(REFRESH_INTERVAL)
             self.refresh()

@@ -30,7 +30,7 @@ from vllm_lite.server.openai.pages import page_of
 
 MAX_FILENAME = 255
 _MAX_LISTED = 10_000
-# What a form holds beside its file.
+# The size of a form without its file.
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 12
 _FORM_BYTES = 1 << 16

@@ -1,6 +1,6 @@
-"""/v1/batches: rows of an uploaded file, answered when nobody waits for them.
+"""/v1/batches: rows of an uploaded file, answered offline.
 
-Takes batches in, tells of them and marks them for an early end; who runs them reads the store.
+Accepts, describes and cancels batches; the runner reads the store.
 """
 
 from __future__ import annotations

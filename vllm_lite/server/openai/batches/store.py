@@ -120,7 +120,7 @@ Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """An unguessable id."""
     return prefix + uuid.uuid4().hex
 
 
@@ -128,7 +128,7 @@ class BatchStore:
     """One storage directory; several may be open to the same."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """Make the directory where there is none; raises UsageError."""
+        """Create the directory if it is missing; raises UsageError."""
         self._files, self._batches = folder / "files", folder / "batches"
         self._wake, self._lock = folder / "wake", folder / "lock"
         self._limit = limit
@@ -239,7 +239,7 @@ class BatchStore:
         _write(self._batches, record)
 
     def ask_to_cancel(self, record: BatchRecord) -> None:
-        """Have the batch end early, wherever it is run."""
+        """Ask the process that runs the batch to end it early."""
         self._mark_of(record).touch()
         self._notify()
 
@@ -307,7 +307,7 @@ def _write(folder: Path, record: FileRecord | BatchRecord) -> None:
 
 
 def _read(folder: Path, name: str, kind: type[Record]) -> Record | None:
-    """The record of that id; None where there is none, or none that can be read."""
+    """The record of that id; None if it is missing or unreadable."""
     if not _ID.fullmatch(name):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The output items of a response as they grow, and the events that tell of it.
+"""The output items of a response as they grow, and the events for them.
 
 Knows no engine and no HTTP. Invariant: the items after the last event are what the events,
 taken together, describe, so a streamed response and a whole one are equal.

@@ -97,12 +97,12 @@ class ResponsesRequest(SamplingChoices):
     background: bool | None = None
     """Answer at once, with the status queued, and go on alone; needs the store."""
     store: bool | None = None
-    """Keep the response for GET and for previous_response_id; true unless it is said."""
+    """Keep the response for GET and for previous_response_id; true by default."""
     stream: bool | None = None
     include: Annotated[list[Extra], Field(max_length=16, fail_fast=True)] | None = None
     """message.output_text.logprobs shows log-probabilities; the rest is OpenAI's tools'."""
     max_output_tokens: int | None = None
-    """Most tokens to generate; the rest of the context unless it is said."""
+    """Most tokens to generate; the rest of the context by default."""
     max_tool_calls: int | None = None
     """Of tools that a server runs; there are none here."""
     top_logprobs: int | None = None

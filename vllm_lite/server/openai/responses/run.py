@@ -1,7 +1,7 @@
 """One response on its way: what the engine gives becomes items, events and, last, a status.
 
 Knows no HTTP. Invariant: a run ends with one of the last statuses whatever happens to it, and
-its payload then holds everything that its events told.
+its payload then holds everything that its events said.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ResponseRun:
             yield self._fail(failure_of(error, self.payload["id"]))
 
     async def in_background(self, outputs: Outputs) -> None:
-        """Run to the end, with nobody to tell but the log; cancel the task to cancel the run."""
+        """Run to the end, writing only to the log; cancel the task to cancel the run."""
         try:
             async for _ in self.events(outputs):
                 pass
@@ -136,7 +136,7 @@ class ResponseRun:
         return "failed" if self._finish_reason in (None, "abort") else "completed"
 
     def _end(self, status: str) -> list[Payload]:
-        """Close what is open and settle the payload; the events that tell so."""
+        """Close open items and complete the payload; returns the events for it."""
         news = self._output.close(is_complete=status == "completed")
         payload = self.payload
         payload["status"] = status
