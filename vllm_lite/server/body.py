@@ -1,4 +1,4 @@
-"""Request bodies: bytes to checked JSON to a request model, and errors that name the field.
+"""JSON bodies: from bytes to a checked request model, with errors that name the field.
 
 Knows no particular request. Invariant: what comes out holds finite numbers only, and is decoded
 within the time that one request may hold the event loop.
@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.responses import Response
 
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
@@ -111,6 +112,11 @@ async def read_json(request: Request) -> dict[str, object]:
         raise RequestError("The body must be a JSON object")
     note_user(value.get("user"))
     return value
+
+
+def json_response(payload: Mapping[str, object]) -> Response:
+    """A small reply; for large ones see LargeReplies."""
+    return Response(msgspec.json.encode(payload), media_type="application/json")
 
 
 def decode_json(raw: bytes) -> object:

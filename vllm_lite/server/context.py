@@ -10,6 +10,7 @@ import copy
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
-from vllm_lite.metrics.front_end import FrontEndMetrics
+from vllm_lite.metrics.front_end import FrontEndMetrics, RequestType
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations, note_request_id
@@ -198,6 +199,26 @@ class ServingContext:
     async def count_tokens(self, text: str) -> int:
         """How many tokens a generated text has."""
         return len(await self.encode(text, "text", special=False, cut=False))
+
+    def identity(self, request_id: str, kind: str) -> dict[str, object]:
+        """The keys that each reply and chunk of a request begins with."""
+        return {
+            "id": request_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model_name,
+        }
+
+    def count_calls(
+        self,
+        kind: RequestType,
+        outcomes: Sequence[bool],
+        *,
+        is_streamed: bool,
+    ) -> None:
+        """Count texts in which tool calls were looked for, each with whether it had one."""
+        for found in outcomes:
+            self.metrics.count_tool_parsing(kind, is_streaming=is_streamed, found=found)
 
     def log_request(self, request_id: str, prompt: str | None, params: SamplingParams) -> None:
         """One line for a request, with --enable-log-requests."""

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import get_args
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite import __version__, envs
 from vllm_lite.engine.client import PauseMode
 from vllm_lite.errors import RequestError
-from vllm_lite.server.body import read_json
+from vllm_lite.server.body import json_response, read_json
 from vllm_lite.server.context import ServingContext
 
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -38,16 +37,16 @@ class DevService:
             raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}", "mode")
         clear_cache = _flag(request.query_params, "clear_cache", default=True)
         await self._context.client.pause_generation(mode, clear_cache)  # type: ignore[arg-type]
-        return _json({"status": "paused"})
+        return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
         """Go on after a pause."""
         await self._context.client.resume_generation()
-        return _json({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
         """Report whether new requests wait."""
-        return _json({"is_paused": await self._context.client.is_paused()})
+        return json_response({"is_paused": await self._context.client.is_paused()})
 
     async def sleep(self, request: Request) -> Response:
         """Pause and forget the cache; ?level=1 gives its memory back, ?mode is that of a pause."""
@@ -64,7 +63,7 @@ class DevService:
 
     async def is_sleeping(self, request: Request) -> Response:
         """Report whether the cache's memory is given back."""
-        return _json({"is_sleeping": await self._context.client.is_sleeping()})
+        return json_response({"is_sleeping": await self._context.client.is_sleeping()})
 
     async def abort_requests(self, request: Request) -> Response:
         """End the requests of "request_ids", or all that this process serves."""
@@ -74,11 +73,13 @@ class DevService:
             isinstance(ids, list) and all(isinstance(one, str) for one in ids)
         ):
             raise RequestError("request_ids must be a list of strings", "request_ids")
-        return _json({"status": "aborted", "aborted": await self._context.generations.abort(ids)})
+        return json_response(
+            {"status": "aborted", "aborted": await self._context.generations.abort(ids)}
+        )
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget cached prefixes; false while requests hold blocks."""
-        return _json({"success": await self._context.client.reset_prefix_cache()})
+        return json_response({"success": await self._context.client.reset_prefix_cache()})
 
     async def server_info(self, request: Request) -> Response:
         """Describe configuration and machine; ?config_format=text or json."""
@@ -86,7 +87,7 @@ class DevService:
         if shape not in ("text", "json"):
             raise RequestError("config_format must be text or json", "config_format")
         config = self._context.client.config
-        return _json(
+        return json_response(
             {
                 "vllm_config": str(config) if shape == "text" else _plain(config),
                 "vllm_env": _environment(),
@@ -125,7 +126,3 @@ def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
     if text not in ("true", "false", "1", "0"):
         raise RequestError(f"{name} must be true or false", name)
     return text in ("true", "1")
-
-
-def _json(payload: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from vllm_lite import __version__
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, merge, render
+from vllm_lite.server.body import json_response
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure
 from vllm_lite.server.process.peers import NoPeers
@@ -46,15 +46,15 @@ class HealthService:
 
     async def version(self, request: Request) -> Response:
         """Report the version of the server."""
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     async def load(self, request: Request) -> Response:
         """Report how many requests run; 0 without --enable-server-load-tracking."""
         if not self._context.server_config.enable_server_load_tracking:
-            return _json({"server_load": 0})
+            return json_response({"server_load": 0})
         others = await self._context.peers.ask()
         running = len(self._context.generations) + sum(one.num_running for one in others)
-        return _json({"server_load": running})
+        return json_response({"server_load": running})
 
     async def metrics(self, request: Request) -> Response:
         """Report the metrics of engine and server in Prometheus' text format."""
@@ -87,7 +87,3 @@ def add_load_report(
     else:
         listed = (f"named_metrics.{name}={value}" for name, value in found.items())
         response.headers[HEADER] = "TEXT " + ", ".join(listed)
-
-
-def _json(payload: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -24,6 +24,11 @@ def sse(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
+def named_event(name: str, payload: bytes) -> bytes:
+    """One event of the type `name`."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), payload)
+
+
 class EventStream(Response):
     """Sends `events` (framed already) as they come, then `ending`; an error becomes an event.
 

@@ -24,7 +24,7 @@ from vllm_lite.server.anthropic.messages_protocol import (
     CountTokensRequest,
     MessagesRequest,
 )
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import json_response, parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure, failure_of
 from vllm_lite.server.generation import note_user
@@ -33,7 +33,7 @@ from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 from vllm_lite.server.output_log import logged
-from vllm_lite.server.sse import EventStream
+from vllm_lite.server.sse import EventStream, named_event
 
 _encode = msgspec.json.Encoder().encode
 
@@ -96,7 +96,7 @@ class MessagesService:
         with renamed(CHAT_NAMES):
             prepared = await self._prepare(body)
         count = len(prepared.prompt["prompt_token_ids"])
-        return _json(
+        return json_response(
             {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         )
 
@@ -170,7 +170,7 @@ class _MessageReply:
             last = [*self._content.finish(), stop, {"type": "message_stop"}]
             yield b"".join([_framed(event) for event in last])
         except Exception as error:
-            yield b"event: error\ndata: %b\n\n" % error_body(failure_of(error, self._message_id))
+            yield named_event("error", error_body(failure_of(error, self._message_id)))
 
     def _take(self, output: RequestOutput) -> list[Payload]:
         (choice,) = output.outputs
@@ -179,15 +179,10 @@ class _MessageReply:
         self._stop_reason = choice.stop_reason
         events = self._readers[0].feed(choice)
         if choice.finish_reason is not None:
-            self._count_calls()
+            # A message counts as a chat completion.
+            outcomes = self._readers.outcomes()
+            self._context.count_calls("chat_completions", outcomes, is_streamed=self._is_streamed)
         return [payload for event in events for payload in self._content.feed(event)]
-
-    def _count_calls(self) -> None:
-        # A message is a chat completion in other words, and counted as one.
-        for found in self._readers.outcomes():
-            self._context.metrics.count_tool_parsing(
-                "chat_completions", is_streaming=self._is_streamed, found=found
-            )
 
     def _stop(self) -> Payload:
         """Why the message ends, in Anthropic's words; raises UnavailableError for no good end."""
@@ -233,8 +228,4 @@ class _MessageReply:
 
 
 def _framed(event: Payload) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
-
-
-def _json(payload: Payload) -> Response:
-    return Response(_encode(payload), media_type="application/json")
+    return named_event(event["type"], _encode(event))

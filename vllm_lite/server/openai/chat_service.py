@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cached_property
 
 import msgspec
@@ -125,13 +124,12 @@ class ChatReply:
 
     def stream(self) -> ChatStream:
         """The reply as events."""
-        usage = includes_usage(self._body.stream_options, self._context.server_config)
+        context = self._context
         writer = ChunkWriter(
-            self._identity("chat.completion.chunk"),
+            context.identity(self._request_id, "chat.completion.chunk"),
             self._usage,
-            include_usage=usage.at_end,
-            continuous_usage=usage.always,
-            fingerprint=self._context.fingerprint,
+            includes_usage(self._body.stream_options, context.server_config),
+            context.fingerprint,
         )
         return ChatStream(
             writer, self._usage, self._view, self._options, self._readers, self._count_calls
@@ -163,7 +161,7 @@ class ChatReply:
             timings = request_timings(output.metrics, usage.num_completion_tokens)
             timings = {**timings, "speculative_decoding": None}
         return {
-            **self._identity("chat.completion"),
+            **self._context.identity(self._request_id, "chat.completion"),
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": self._context.fingerprint,
@@ -177,18 +175,9 @@ class ChatReply:
         }
 
     def _count_calls(self) -> None:
-        for found in self._readers.outcomes():
-            self._context.metrics.count_tool_parsing(
-                "chat_completions", is_streaming=bool(self._body.stream), found=found
-            )
-
-    def _identity(self, kind: str) -> dict[str, object]:
-        return {
-            "id": self._request_id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self._context.model_name,
-        }
+        outcomes = self._readers.outcomes()
+        is_streamed = bool(self._body.stream)
+        self._context.count_calls("chat_completions", outcomes, is_streamed=is_streamed)
 
     def _choice(self, choice: CompletionOutput) -> dict[str, object]:
         options, reader = self._options, self._readers[choice.index]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vllm_lite.server.openai.sampling_protocol import UsageChoice
 from vllm_lite.server.openai.usage import UsageCounter
 
 encode = msgspec.json.Encoder().encode
@@ -20,16 +21,14 @@ class ChunkWriter:
         self,
         identity: dict[str, object],
         usage: UsageCounter,
-        *,
-        include_usage: bool,
-        continuous_usage: bool,
+        usage_choice: UsageChoice,
         fingerprint: str | None,
     ) -> None:
         """`identity` holds what every chunk begins with: id, object, created, model."""
         self._open = b"data: " + encode(identity)[:-1] + b',"choices":['
         self._usage = usage
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
+        self._include_usage = usage_choice.at_end
+        self._continuous_usage = usage_choice.always
         self._fingerprint = b'"system_fingerprint":' + encode(fingerprint)
 
     def chunk(self, choice: bytes, extra: bytes = b"", *, last: bool = False) -> bytes:

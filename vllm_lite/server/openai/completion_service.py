@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgspec
 from starlette.requests import Request
@@ -166,13 +165,12 @@ class _CompletionReply:
 
     def stream(self) -> CompletionStream:
         """The reply as events."""
-        usage = includes_usage(self._body.stream_options, self._context.server_config)
+        context = self._context
         writer = ChunkWriter(
-            self._identity(),
+            context.identity(self._request_id, "text_completion"),
             self._usage,
-            include_usage=usage.at_end,
-            continuous_usage=usage.always,
-            fingerprint=self._context.fingerprint,
+            includes_usage(self._body.stream_options, context.server_config),
+            context.fingerprint,
         )
         return CompletionStream(writer, self._usage, self._view, self._options)
 
@@ -193,7 +191,7 @@ class _CompletionReply:
             timings = request_timings(outputs[0].metrics, self._usage.num_completion_tokens)
             timings = {**timings, "speculative_decoding": None}
         return {
-            **self._identity(),
+            **self._context.identity(self._request_id, "text_completion"),
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": self._context.fingerprint,
@@ -201,14 +199,6 @@ class _CompletionReply:
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": timings,
-        }
-
-    def _identity(self) -> dict[str, object]:
-        return {
-            "id": self._request_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": self._context.model_name,
         }
 
     def _choice(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vllm_lite.server.body import json_response
 from vllm_lite.server.context import ServingContext
 
 
@@ -18,13 +18,13 @@ class ModelsService:
     async def list(self, request: Request) -> Response:
         """List the served models."""
         data = [self._entry(name) for name in self._context.model_names]
-        return _json({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
     async def retrieve(self, request: Request) -> Response:
         """Describe one served model."""
         name = request.path_params["model"]
         self._context.check_model(name)
-        return _json(self._entry(name))
+        return json_response(self._entry(name))
 
     def _entry(self, name: str) -> dict[str, object]:
         context = self._context
@@ -53,7 +53,3 @@ class ModelsService:
                 }
             ],
         }
-
-
-def _json(payload: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -7,7 +7,6 @@ import time
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -16,7 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Message
 
 from vllm_lite.errors import RequestError
-from vllm_lite.server.body import parse
+from vllm_lite.server.body import json_response, parse
 from vllm_lite.server.errors import BodyTooLargeError
 from vllm_lite.server.generation import current_origin
 from vllm_lite.server.openai.batches.store import (
@@ -79,7 +78,7 @@ class FilesService:
         except HTTPException as error:
             raise RequestError(f"The form cannot be read: {error.detail}") from None
         try:
-            return _json((await asyncio.to_thread(self._keep, form, room)).shown())
+            return json_response((await asyncio.to_thread(self._keep, form, room)).shown())
         finally:
             await form.close()
 
@@ -90,11 +89,11 @@ class FilesService:
         if "purpose" in query:
             found = [one for one in found if one.purpose == query["purpose"]]
         listed = [one.shown() for one in found]
-        return _json(page_of(listed, query, most=_MAX_LISTED, default=_MAX_LISTED))
+        return json_response(page_of(listed, query, most=_MAX_LISTED, default=_MAX_LISTED))
 
     async def retrieve(self, request: Request) -> Response:
         """Describe a file."""
-        return _json(self._find(request).shown())
+        return json_response(self._find(request).shown())
 
     async def content(self, request: Request) -> Response:
         """Give what a file holds."""
@@ -109,7 +108,7 @@ class FilesService:
         """Delete a file; a batch that has begun goes on."""
         record = self._find(request)
         self._store.remove_file(record)
-        return _json({"id": record.id, "object": "file", "deleted": True})
+        return json_response({"id": record.id, "object": "file", "deleted": True})
 
     def _find(self, request: Request) -> FileRecord:
         return self._store.file(request.path_params["file_id"], current_origin().tenant)
@@ -175,7 +174,3 @@ def _fields(form: FormData) -> dict[str, object]:
         elif not bracket:
             found[outer] = value
     return found
-
-
-def _json(payload: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

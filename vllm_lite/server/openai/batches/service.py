@@ -9,13 +9,12 @@ import asyncio
 import time
 from typing import Literal
 
-import msgspec
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite.errors import RequestError
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import json_response, parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import current_origin
 from vllm_lite.server.openai.batches.files_service import ExpiresAfter
@@ -97,16 +96,16 @@ class BatchesService:
             metadata=body.metadata,
         )
         await asyncio.to_thread(self._store.add_batch, record, source)
-        return _json(record.shown())
+        return json_response(record.shown())
 
     async def list(self, request: Request) -> Response:
         """List the batches of this key, the newest first, a page at a time."""
         found = await asyncio.to_thread(self._store.batches, current_origin().tenant)
-        return _json(page_of([one.shown() for one in found], request.query_params))
+        return json_response(page_of([one.shown() for one in found], request.query_params))
 
     async def retrieve(self, request: Request) -> Response:
         """Describe a batch: its progress, and the files of its results once it has ended."""
-        return _json(self._find(request).shown())
+        return json_response(self._find(request).shown())
 
     async def cancel(self, request: Request) -> Response:
         """End a batch; rows that are done keep their results."""
@@ -114,11 +113,7 @@ class BatchesService:
         if record.status in ENDED:
             raise RequestError(f"The batch is {record.status} already", "batch_id")
         self._store.ask_to_cancel(record)
-        return _json(self._find(request).shown())
+        return json_response(self._find(request).shown())
 
     def _find(self, request: Request) -> BatchRecord:
         return self._store.batch(request.path_params["batch_id"], current_origin().tenant)
-
-
-def _json(payload: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(payload), media_type="application/json")

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from vllm_lite.server.sse import named_event
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -26,7 +28,7 @@ class EventLog:
     def add(self, payload: dict[str, Any]) -> bytes:
         """The next event, framed."""
         body = _encode({**payload, "sequence_number": self._next_number})
-        event = b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), body)
+        event = named_event(payload["type"], body)
         self._next_number += 1
         if self._keep:
             self._events.append(event)

@@ -272,10 +272,7 @@ class ResponsesService:
 
     def _finish(self, entry: StoredResponse, run: ResponseRun) -> None:
         self._store.finish(entry)
-        for found in run.outcomes():
-            self._context.metrics.count_tool_parsing(
-                "responses", is_streaming=run.is_streamed, found=found
-            )
+        self._context.count_calls("responses", run.outcomes(), is_streamed=run.is_streamed)
 
     def _payload(self, body: ResponsesRequest, response_id: str, prepared: PreparedChat) -> Payload:
         """The response as it begins; every key is there from the start."""
