@@ -196,15 +196,15 @@ EFFECTS = {
     "--max-num-queued-tokens": _ADMISSION,
     "--default-chat-template-kwargs": "tests/server/test_tools.py::"
     "test_the_effort_and_the_servers_variables_reach_the_template",
-    "--enable-per-request-metrics": _FIELDS + "test_a_request_tells_its_own_times_where_enabled",
+    "--enable-per-request-metrics": _FIELDS + "test_request_reports_its_timings_where_enabled",
     "--sse-keep-alive-interval": "tests/server/test_streams.py::"
     "test_a_stream_with_comments_ends_with_its_reader",
-    "--fingerprint-mode": _FIELDS + "test_the_fingerprint_is_what_the_server_was_told",
-    "--fingerprint-value": _FIELDS + "test_the_fingerprint_is_what_the_server_was_told",
+    "--fingerprint-mode": _FIELDS + "test_fingerprint_follows_the_server_option",
+    "--fingerprint-value": _FIELDS + "test_fingerprint_follows_the_server_option",
     "--disable-access-log-for-endpoints": _FRONT
     + "test_access_lines_have_the_known_form_and_leave_out_what_is_asked",
     "--ssl-ciphers": _TLS + "test_ciphers_are_openssls_words",
-    "--shutdown-timeout": _LIFE + "test_a_drain_finishes_what_runs_and_refuses_what_comes",
+    "--shutdown-timeout": _LIFE + "test_drain_finishes_running_requests_and_refuses_new_ones",
     # chat and complete
     "chat --url": _CHAT + "test_an_address_without_an_api_is_named",
     "chat --api-key": _CHAT + "test_a_key_is_needed_where_the_server_asks_for_one",

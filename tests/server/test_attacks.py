@@ -123,7 +123,7 @@ SECRET = "/root/secret.py at 0x7f3a2c"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_went_wrong_inside_stays_inside(stream: bool) -> None:
+async def test_internal_errors_stay_hidden(stream: bool) -> None:
     client = FakeEngineClient()
     client.failure = ValueError(SECRET)
     answer = await chat(client, stream=stream)
@@ -131,7 +131,7 @@ async def test_what_went_wrong_inside_stays_inside(stream: bool) -> None:
     assert "InternalServerError" in answer.text
 
 
-async def test_a_dev_server_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dev_server_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("HF_TOKEN", "hf-secret-token")
     headers = {"authorization": "Bearer the-secret-key"}

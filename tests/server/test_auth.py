@@ -52,7 +52,7 @@ async def test_paths_that_do_not_exist_stay_hidden_without_a_key(path: str) -> N
 
 
 @pytest.mark.parametrize("path", ["/health", "/version"])
-async def test_a_wrong_method_on_an_open_route_needs_a_key_to_be_told(path: str) -> None:
+async def test_wrong_method_on_an_open_route_is_hidden_without_a_key(path: str) -> None:
     async with http(api_key=KEYS) as session:
         assert (await session.delete(path)).status_code == 401
         assert (await session.delete(path, headers=bearer("first"))).status_code == 405

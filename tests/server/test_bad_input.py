@@ -245,7 +245,7 @@ async def test_the_body_has_to_be_announced_as_json(media_type: str) -> None:
     assert (response.status_code, "Content-Type" in error_of(response)["message"]) == (400, True)
 
 
-async def test_a_charset_beside_the_media_type_is_fine() -> None:
+async def test_media_type_may_have_a_charset() -> None:
     async with http() as session:
         headers = {"Content-Type": "application/json; charset=utf-8"}
         raw = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -306,7 +306,7 @@ async def test_unknown_fields_are_dropped() -> None:
     assert (await chat(no_such_field=1, user="me", metadata={}, store=True)).status_code == 200
 
 
-async def test_unknown_fields_are_told_of_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_fields_are_logged_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(
         "vllm_lite.server.body.logger.warning", lambda text, *words: lines.append(text % words)

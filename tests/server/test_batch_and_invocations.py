@@ -29,7 +29,7 @@ async def test_a_batch_has_a_choice_for_each_conversation() -> None:
     assert [request_id[-2:] for _, _, request_id in client.seen] == ["-0", "-1"]
 
 
-async def test_a_batch_is_what_its_conversations_are_alone() -> None:
+async def test_batch_equals_its_conversations_sent_alone() -> None:
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
     client = thinker()
     async with http(client, enable_prompt_tokens_details=True, **PARSERS) as session:
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_ends_every_conversation() -> None:
     assert len(app.state.context.generations) == 0
 
 
-async def test_invocations_are_told_apart_by_their_fields() -> None:
+async def test_invocations_are_routed_by_their_fields() -> None:
     chat = await post("/invocations", {"messages": HI})
     assert chat.json()["object"] == "chat.completion"
     streamed = await post("/invocations", {"messages": HI, "stream": True})

@@ -120,7 +120,7 @@ async def test_openai_s_client_runs_a_batch(tmp_path: Path) -> None:
     assert {path.suffix for path in (folder / "batches").iterdir()} == {".json"}
 
 
-async def test_rows_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+async def test_bad_rows_report_their_errors(tmp_path: Path) -> None:
     rows = lines([row("a"), row("a"), row("b", url="/v1/chat/completions"), {"custom_id": "c"}])
     async with serving(FakeEngineClient(), tmp_path) as session:
         batch = await session.ended(await session.begin(rows + b"{\n"))
@@ -234,7 +234,7 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
             assert error_of(answer)["param"] == next(iter(query))
 
 
-async def test_a_key_sees_its_own(tmp_path: Path) -> None:
+async def test_key_sees_only_its_own_objects(tmp_path: Path) -> None:
     client = FakeEngineClient()
     async with serving(client, tmp_path, key="one", api_key=["one", "two"]) as session:
         batch = await session.ended(await session.begin(lines([row("a")])))
@@ -262,7 +262,7 @@ async def test_a_key_sees_its_own(tmp_path: Path) -> None:
         await other.close()
 
 
-async def test_a_batch_is_cancelled_and_keeps_what_is_done(tmp_path: Path) -> None:
+async def test_cancelled_batch_keeps_finished_rows(tmp_path: Path) -> None:
     client = FakeEngineClient("Yes")
     gate = Steps()
     client.gate = gate  # type: ignore[assignment]
@@ -344,7 +344,7 @@ async def test_a_full_disk_costs_no_results(
         assert [one.code for one in batch.errors.data] == ["model_changed"]
 
 
-async def test_what_is_late_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_rows_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeEngineClient("Yes")
     gate = Steps()
     client.gate = gate  # type: ignore[assignment]

@@ -89,7 +89,9 @@ async def test_a_search_that_was_let_in_is_one_request_to_its_end(send: Any) -> 
         ({"response_format": {"type": "json_object"}}, "use_beam_search"),
     ],
 )
-async def test_what_a_search_would_ignore_is_refused(fields: dict[str, Any], param: str) -> None:
+async def test_beam_search_refuses_fields_that_it_would_ignore(
+    fields: dict[str, Any], param: str
+) -> None:
     for send in (chat, complete):
         client = FakeEngineClient()
         response = await send(client, **{**SEARCH, **fields})

@@ -42,7 +42,7 @@ async def test_with_the_mode_they_ask_for_a_key(method: str, path: str) -> None:
 
 
 @pytest.mark.usefixtures("dev_mode")
-async def test_pause_tells_the_engine_how() -> None:
+async def test_pause_passes_its_mode_to_the_engine() -> None:
     client = FakeEngineClient()
     async with http(client) as session:
         paused = await session.post("/pause?mode=wait&clear_cache=false")

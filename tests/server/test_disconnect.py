@@ -65,7 +65,7 @@ async def test_a_reply_that_was_read_to_its_end_aborts_nothing() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_request_whose_client_left_is_told_of(
+async def test_request_whose_client_left_is_logged(
     stream: bool, leaves: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)

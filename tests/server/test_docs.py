@@ -18,7 +18,7 @@ def test_the_page_is_as_the_application(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == PAGE.read_text(), advice
 
 
-def test_every_field_is_described_where_chat_does_not_say_what_it_is() -> None:
+def test_every_field_that_chat_lacks_is_described() -> None:
     schemas = document()["components"]["schemas"]
     for name in ("ChatCompletionRequest", "CompletionRequest", "TokenizeRequest"):
         for field, value in schemas[name]["properties"].items():

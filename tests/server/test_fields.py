@@ -80,7 +80,7 @@ async def test_a_structural_tag_is_handed_on_whole(send: Any, given: dict[str, A
 
 
 @BOTH
-async def test_what_vllm_adds_reaches_the_engine(send: Any) -> None:
+async def test_vllm_s_own_fields_reach_the_engine(send: Any) -> None:
     params = await params_of(
         send,
         repetition_detection={"max_pattern_size": 8, "min_count": 3},
@@ -97,7 +97,7 @@ async def test_what_vllm_adds_reaches_the_engine(send: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["guided_json", "guided_regex", "guided_choice"])
-async def test_fields_that_vllm_dropped_are_told_of_once(
+async def test_fields_that_vllm_dropped_are_logged_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -109,7 +109,7 @@ async def test_fields_that_vllm_dropped_are_told_of_once(
     assert lines == [f"the request field {name} is ignored: use structured_outputs"]
 
 
-async def test_chosen_tokens_take_the_place_of_the_likeliest() -> None:
+async def test_logprob_token_ids_replace_the_likeliest_tokens() -> None:
     ids = {"logprob_token_ids": [90, 65, 91], "max_tokens": 1}
     reply = (await chat(FakeEngineClient("A"), logprobs=True, top_logprobs=2, **ids)).json()
     (entry,) = reply["choices"][0]["logprobs"]["content"]
@@ -197,7 +197,7 @@ class Timed(FakeEngineClient):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_request_tells_its_own_times_where_enabled(path: str) -> None:
+async def test_request_reports_its_timings_where_enabled(path: str) -> None:
     expected = {
         "time_to_first_token_ms": 500.0,
         "generation_time_ms": 1000.0,
@@ -217,7 +217,7 @@ async def test_a_request_tells_its_own_times_where_enabled(path: str) -> None:
     assert (await post(path, {"messages": HI, "prompt": "a"}, Timed())).json()["metrics"] is None
 
 
-async def test_the_openai_client_sends_what_vllm_adds_as_extra_body() -> None:
+async def test_openai_client_sends_vllm_s_fields_as_extra_body() -> None:
     engine = FakeEngineClient("AB")
     async with openai_client(engine) as client:
         reply = await client.chat.completions.create(
@@ -241,9 +241,7 @@ async def test_the_openai_client_sends_what_vllm_adds_as_extra_body() -> None:
         ({"fingerprint_mode": "none"}, "None"),
     ],
 )
-async def test_the_fingerprint_is_what_the_server_was_told(
-    options: dict[str, Any], pattern: str
-) -> None:
+async def test_fingerprint_follows_the_server_option(options: dict[str, Any], pattern: str) -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
         body = {"messages": HI, "prompt": "a"}
         whole = (await post(path, body, **options)).json()

@@ -51,7 +51,7 @@ async def test_a_head_larger_than_allowed_is_refused_before_it_ends(whole: bool)
             assert (await server.http.get("/health")).status_code == 200
 
 
-async def test_what_is_no_http_gets_the_usual_error() -> None:
+async def test_invalid_http_gets_the_usual_error() -> None:
     async with running(FakeEngineClient()) as server:
         answer = await server.send(b"\x00\x01nonsense\r\n\r\n")
     asked = httpx.Request("GET", "http://server/")
@@ -116,7 +116,7 @@ async def test_middleware_wraps_every_route_in_the_order_given() -> None:
             assert answer.headers.get_list("x-mark") == ["class", "function"]
 
 
-async def test_a_middleware_that_fails_tells_clients_nothing() -> None:
+async def test_failing_middleware_shows_clients_nothing() -> None:
     async with running(FakeEngineClient(), middleware=[f"{__name__}.broken"]) as server:
         answer = await server.http.get("/health", headers={"x-request-id": "mine"})
     assert answer.status_code == 500

@@ -54,7 +54,7 @@ async def test_without_a_drain_time_running_requests_end_with_abort() -> None:
     assert chunks(text)[-1]["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+async def test_drain_finishes_running_requests_and_refuses_new_ones() -> None:
     client = FakeEngineClient("Hello")
     client.gate = asyncio.Event()
     async with running(client, timeout=20) as server:
@@ -162,7 +162,7 @@ def test_several_processes_share_a_port_and_no_other_server_does(tmp_path: Path)
     assert not path.exists()
 
 
-async def test_a_drain_refuses_what_waits_for_its_constraint() -> None:
+async def test_drain_refuses_requests_that_wait_for_their_constraint() -> None:
     class Compiling(FakeEngineClient):
         async def prepare(self, params: SamplingParams) -> None:
             waits.set()

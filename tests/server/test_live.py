@@ -29,7 +29,7 @@ async def first_events(server: Any, count: int, key: str = "") -> list[dict[str,
     return found
 
 
-async def test_a_key_sees_its_own_requests_and_what_others_hold_together() -> None:
+async def test_key_sees_its_own_requests_and_the_total_of_others() -> None:
     client = FakeEngineClient()
     client.snapshot_tenants = [tenant_of("one"), tenant_of("two")]
     async with running(client, api_key=["one", "two"]) as server:

@@ -196,7 +196,7 @@ async def test_fields_reach_the_engine() -> None:
     ("choice", "is_constrained"),
     [("any", True), ("tool", True), ("auto", False), ("none", False)],
 )
-async def test_a_tool_choice_is_what_it_says(choice: str, is_constrained: bool) -> None:
+async def test_tool_choice_is_honoured(choice: str, is_constrained: bool) -> None:
     client = thinker()
     asked = {"type": choice, "disable_parallel_tool_use": True}
     if choice == "tool":
@@ -298,7 +298,7 @@ async def test_a_failure_in_mid_stream_is_the_last_event() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_server_ends_is_an_error(stream: bool) -> None:
+async def test_message_ended_by_the_server_is_an_error(stream: bool) -> None:
     client = FakeEngineClient("Hello")
     client.gate = asyncio.Event()
     app = app_of(client)

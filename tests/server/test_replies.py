@@ -78,7 +78,7 @@ async def test_a_clients_request_id_becomes_part_of_the_replys() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/invocations"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_tells_of_the_load_in_the_format_asked_for(path: str, stream: bool) -> None:
+async def test_reply_reports_the_load_in_the_requested_format(path: str, stream: bool) -> None:
     client = FakeEngineClient()
     for name, value in (("num_requests_waiting", 3), ("kv_cache_usage_perc", 0.5)):
         Gauge(f"vllm:{name}", "One.", ["engine"], registry=client.registry).labels("0").set(value)
@@ -277,7 +277,7 @@ async def test_the_server_can_have_a_template_and_a_role_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_an_unexpected_error_tells_only_an_id(path: str) -> None:
+async def test_unexpected_error_shows_only_an_id(path: str) -> None:
     client = FakeEngineClient()
     client.failure = RuntimeError("secret /etc/passwd 10.0.0.1")
     async with http(client) as session:

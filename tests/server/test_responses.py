@@ -105,7 +105,7 @@ async def test_a_stream_is_as_its_golden_file_and_as_the_whole_response(
     assert both[0] == both[1]
 
 
-async def test_an_item_may_stand_for_what_was_said_before() -> None:
+async def test_item_reference_resolves_to_an_earlier_item() -> None:
     client = FakeEngineClient("Hello")
     key, other = ({"Authorization": f"Bearer {name}"} for name in ("k", "l"))
     async with http(client, api_key=["k", "l"]) as session:
@@ -140,7 +140,7 @@ async def test_items_are_reasoning_message_and_call_in_order() -> None:
     assert reply["usage"]["output_tokens_details"]["reasoning_tokens"] == 3
 
 
-async def test_reasoning_that_nobody_asked_for_is_not_shown() -> None:
+async def test_reasoning_is_hidden_unless_requested() -> None:
     client = thinker("<think>Hm.</think>Yes")
     async with http(client) as session:
         body = {
@@ -310,7 +310,7 @@ async def test_a_stored_response_is_read_continued_and_deleted() -> None:
             assert (missing.status_code, error_of(missing)["type"]) == (404, "NotFoundError")
 
 
-async def test_what_is_not_to_be_stored_is_not() -> None:
+async def test_response_with_store_false_is_not_stored() -> None:
     async with http() as session:
         reply = (await session.post(PATH, json={"input": "a", "store": False})).json()
         assert reply["store"] is False
@@ -374,7 +374,7 @@ async def test_a_background_response_is_queued_and_can_be_waited_for() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-async def test_a_cancelled_response_keeps_what_it_had_and_frees_the_rest(how: str) -> None:
+async def test_cancelled_response_keeps_its_text_and_frees_the_request(how: str) -> None:
     client = FakeEngineClient("Hello")
     client.gate = asyncio.Event()
     app = app_of(client)
@@ -427,7 +427,7 @@ async def test_a_background_stream_outlives_its_reader_and_is_replayed() -> None
             assert (bad.status_code, error_of(bad)["param"]) == (400, "starting_after")
 
 
-async def test_a_replay_follows_what_still_runs_and_ends_with_a_cancel() -> None:
+async def test_replay_follows_a_running_response_until_its_cancel() -> None:
     client = FakeEngineClient("Hello")
     client.gate = asyncio.Event()
     app = app_of(client)

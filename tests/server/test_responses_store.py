@@ -80,7 +80,7 @@ def _has(store: ResponseStore, name: str) -> bool:
     return True
 
 
-def test_what_runs_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_responses_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_store, "MAX_RESPONSES", 1)
     clock = Clock()
     store = ResponseStore(clock)
@@ -104,7 +104,7 @@ def test_entries_grow_old() -> None:
         store.get("a", "me")
 
 
-def test_an_entry_is_its_owners_and_its_id_taken() -> None:
+def test_entry_belongs_to_its_owner_and_its_id_is_unique() -> None:
     store = ResponseStore()
     one = stored(store, entry("a"))
     with pytest.raises(NotFoundError):

@@ -58,7 +58,7 @@ ABSENT_IN_DEV_MODE = {
 
 
 @pytest.mark.parametrize(("path", "word"), {**ABSENT, **ABSENT_IN_DEV_MODE}.items())
-async def test_a_route_that_this_build_lacks_says_what_is_missing(
+async def test_absent_route_names_the_missing_feature(
     path: str, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1" if path in ABSENT_IN_DEV_MODE else "0")

@@ -97,7 +97,7 @@ async def test_a_completion_stream_is_as_its_golden_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("body", CHAT.values(), ids=CHAT)
-async def test_a_streamed_chat_says_what_the_whole_one_says(body: dict[str, Any]) -> None:
+async def test_streamed_chat_joins_to_the_whole_reply(body: dict[str, Any]) -> None:
     client = FakeEngineClient("Hél", "Bye")
     body = {"messages": HI, **body}
     contents: dict[int, str] = {}

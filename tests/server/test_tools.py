@@ -240,7 +240,7 @@ async def test_calls_of_the_past_reach_the_template_as_objects() -> None:
 THOUGHT = "<think>\nWhy not?\n</think>\n\nYes."
 
 
-async def test_reasoning_is_told_from_content() -> None:
+async def test_reasoning_is_split_from_content() -> None:
     client = engine(THOUGHT, reasoning_parser="deepseek_r1")
     choice = await ask(client, {})
     assert choice["message"]["reasoning"].strip() == "Why not?"

@@ -69,7 +69,7 @@ async def test_the_page_is_served_unless_it_is_off(off: bool) -> None:
             assert (await session.get(path)).status_code == (404 if off else 200)
 
 
-def test_the_page_is_small_and_has_the_licences_of_what_it_took() -> None:
+def test_page_is_small_and_carries_third_party_licences() -> None:
     served = [path for path in FOLDER.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in served) < MOST_BYTES
     for path in (FOLDER / "vendor").glob("*.js"):

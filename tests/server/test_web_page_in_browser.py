@@ -75,7 +75,7 @@ async def test_a_reply_streams_in_and_a_reload_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["button", "escape"])
-async def test_a_stopped_reply_keeps_what_came_and_ends_the_work(how: str) -> None:
+async def test_stopped_reply_keeps_its_text_and_ends_the_request(how: str) -> None:
     client = FakeEngineClient("Hello there", max_model_len=1024)
     gate = Steps()
     client.gate = gate  # type: ignore[assignment]
@@ -171,7 +171,7 @@ async def test_reasoning_is_folded() -> None:
         assert await reply.get_by_text("because").is_visible()
 
 
-async def test_failures_are_told_in_the_server_s_words() -> None:
+async def test_page_shows_the_server_s_error_messages() -> None:
     client = FakeEngineClient("Hello", max_model_len=1024)
     client.refusal = UnavailableError("The server is shutting down")
     async with visiting(client, complaints="Failed to load resource") as visit:

@@ -20,9 +20,15 @@ import msgspec
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.log import init_logger
-from vllm_lite.structured_output.compile_process import MAX_COMPILE_SECONDS, backend_of
-from vllm_lite.structured_output.compiler import Compiled, GrammarEngines
-from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
+from vllm_lite.structured_output.compiler import Compiled, GrammarEngines, backend_of
+from vllm_lite.structured_output.frames import (
+    MAX_COMPILE_SECONDS,
+    Answer,
+    Hello,
+    Job,
+    read_frame,
+    write_frame,
+)
 from vllm_lite.structured_output.grammar import (
     CompiledGrammar,
     GrammarError,

@@ -17,13 +17,18 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import reasoning_markers
-from vllm_lite.structured_output.compiler import GrammarEngines
-from vllm_lite.structured_output.frames import Answer, Hello, Job, read_frame, write_frame
+from vllm_lite.structured_output.compiler import GrammarEngines, backend_of
+from vllm_lite.structured_output.frames import (
+    MAX_COMPILE_SECONDS,
+    Answer,
+    Hello,
+    Job,
+    read_frame,
+    write_frame,
+)
 from vllm_lite.structured_output.grammar import Refusal, Vocabulary
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
-# Of processor time, for one constraint.
-MAX_COMPILE_SECONDS = 15.0
 # Beyond what the process holds before its first job.
 MAX_COMPILE_BYTES = 1 << 30
 # Below the engine in the machine's eyes.
@@ -108,14 +113,6 @@ def main(arguments: list[str]) -> int:
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(outgoing, answer)
     return 0
-
-
-def backend_of(config: VllmConfig) -> str:
-    """`auto`, `xgrammar` or `guidance`; without the fallback, auto is xgrammar alone."""
-    options = config.structured_outputs
-    if options.backend == "auto" and options.disable_fallback:
-        return "xgrammar"
-    return options.backend
 
 
 if __name__ == "__main__":

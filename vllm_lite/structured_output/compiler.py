@@ -29,12 +29,21 @@ from vllm_lite.structured_output.tag_lark import TagError
 from vllm_lite.structured_output.xgrammar import XGrammar
 
 if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
     from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
 # How far a new grammar is followed before it is used, and how long one token may take.
 NUM_TRIAL_TOKENS = 48
 MAX_TRIAL_SECONDS = 0.25
+
+
+def backend_of(config: VllmConfig) -> str:
+    """`auto`, `xgrammar` or `guidance`; without the fallback, auto is xgrammar alone."""
+    options = config.structured_outputs
+    if options.backend == "auto" and options.disable_fallback:
+        return "xgrammar"
+    return options.backend
 
 
 class Compiled(NamedTuple):

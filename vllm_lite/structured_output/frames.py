@@ -13,6 +13,8 @@ import msgspec
 from vllm_lite.structured_output.grammar import Refusal
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
+# Processor seconds for one constraint.
+MAX_COMPILE_SECONDS = 15.0
 _LENGTH = struct.Struct("<Q")
 
 

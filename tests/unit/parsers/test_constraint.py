@@ -115,7 +115,7 @@ def test_a_forced_call_is_read_back_as_its_schema_says(parser: str | None) -> No
 
 
 @pytest.mark.parametrize("tool", [PATTERN, UNION], ids=lambda tool: tool.name)
-def test_what_tags_cannot_say_is_forced_as_plain_json(tool: ToolSpec) -> None:
+def test_values_that_tags_cannot_express_are_forced_as_json(tool: ToolSpec) -> None:
     tools = (*TOOLS, tool)
     assert not has_own_envelope("qwen3_xml", tools, "required")
     assert has_own_envelope("hermes", tools, "required")
@@ -223,7 +223,7 @@ def test_calls_within_free_text_follow_the_schemas_of_strict_tools(parser: str) 
             jsonschema.validate(json.loads(found.arguments), argument_schema(strict))
 
 
-def test_a_tool_that_is_not_strict_stays_free_beside_one_that_is() -> None:
+def test_tool_that_is_not_strict_stays_free_next_to_a_strict_one() -> None:
     tools = (TOOLS[2], ToolSpec("loose", {"properties": {"a": {"type": "integer"}}}))
     for parser, text in (
         ("hermes", '<tool_call>\n{"name": "loose", "arguments": {"a": "x"}}\n</tool_call>'),
@@ -254,7 +254,7 @@ def test_a_tool_that_is_not_strict_stays_free_beside_one_that_is() -> None:
         {"$ref": "#"},
     ],
 )
-def test_a_schema_that_is_none_is_left_to_whoever_compiles_it(schema: dict[str, Any]) -> None:
+def test_invalid_schema_is_left_to_the_compiler(schema: dict[str, Any]) -> None:
     tool = ToolSpec("odd", schema, strict=True)
     for parser in ("qwen3_xml", "hermes", None):
         for choice in ("required", NamedTool("odd")):

@@ -30,7 +30,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.sampled_from([None, 1]), st.booleans())
-def test_json_stays_what_it_is(value: Any, indent: int | None, is_ascii: bool) -> None:
+def test_json_is_unchanged(value: Any, indent: int | None, is_ascii: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
     assert is_json(text)
     found = convert(text, JSON)

@@ -25,7 +25,7 @@ HERMES = OutputParserConfig(
 )
 
 
-def test_what_is_certain_is_told_at_once() -> None:
+def test_certain_text_is_emitted_at_once() -> None:
     parser = make_output_parser(HERMES)
     assert parser.feed("thin") == [ReasoningDelta("thin")]
     assert not parser.reasoning_ended
@@ -130,13 +130,13 @@ def test_arguments_that_are_no_json_end_the_call_and_the_rest_is_content() -> No
         '{"name": "' + "x" * 300 + '", "arguments": {}}',
     ],
 )
-def test_what_never_became_a_call_is_content_less_the_marks(body: str) -> None:
+def test_malformed_call_becomes_content_without_its_marks(body: str) -> None:
     text = f"So <tool_call>{body}</tool_call>"
     for cut in range(1, len(text)):
         assert read(text, [cut], tool_parser="hermes").content == f"So {body}"
 
 
-def test_what_the_end_cuts_of_a_call_after_others_is_dropped() -> None:
+def test_later_call_cut_by_the_end_is_dropped() -> None:
     text = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
     for end in range(len(text)):
         message = read(text + "\n" + text[:end], tool_parser="hermes")
@@ -184,7 +184,7 @@ def test_no_text_takes_more_than_its_length_in_time(case: str) -> None:
     )
 
 
-def test_one_large_piece_costs_what_many_small_ones_do() -> None:
+def test_one_large_piece_costs_as_much_as_many_small_ones() -> None:
     text = '<tool_call>{"name": "ping", "arguments": {"a": "' + "\\n" * 100_000 + '"}}</tool_call>'
     start = time.process_time()
     message = read(text, tool_parser="hermes")

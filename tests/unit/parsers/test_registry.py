@@ -184,7 +184,7 @@ def test_a_prompt_says_whether_it_opened_reasoning(name: str) -> None:
     assert registry.prompt_ends_in_reasoning(name, f"{closed}assistant:") is None
 
 
-def test_an_unknown_name_is_told_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"--tool-call-parser nope is not known.*hermes"):
         registry.bind_tokenizer("nope", None)
     with pytest.raises(UsageError, match=r"--reasoning-parser nope is not known.*qwen3"):
@@ -255,7 +255,7 @@ def test_a_plugin_must_be_a_file(tmp_path: Path) -> None:
     ],
     ids=["json", "tags", "name and json", "keys"],
 )
-def test_hf_reads_what_the_tokenizer_describes(calls: object, text: str) -> None:
+def test_hf_parser_reads_the_tokenizer_s_format(calls: object, text: str) -> None:
     template = {"fields": {**QWEN_TEMPLATE["fields"], "tool_calls": calls}}
     registry.bind_tokenizer("hf", "hf", response_template=template)
     whole = f"<think>R</think>C {text}"

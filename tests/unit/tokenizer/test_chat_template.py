@@ -94,7 +94,7 @@ def test_half_a_surrogate_pair_in_arguments_is_no_text() -> None:
     assert render(template, [message]) == '{"\ufffd": "a\ufffd", "b": "\U0001f600"}'
 
 
-def test_what_a_tool_says_comes_as_text() -> None:
+def test_tool_results_come_as_text() -> None:
     template = "{% for c in messages[0].content %}{% endfor %}{{ messages[0].content }}"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for content in (parts, "a\nb"):
@@ -140,7 +140,7 @@ def test_a_bad_template_is_one_refused_request(template: str) -> None:
     assert "\n" not in said and "Traceback" not in said and "/" not in said
 
 
-def test_what_a_template_raises_is_told() -> None:
+def test_template_errors_are_reported() -> None:
     with pytest.raises(RequestError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 

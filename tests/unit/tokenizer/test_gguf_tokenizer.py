@@ -130,7 +130,7 @@ def test_pre_tokenizers_split_as_their_models_do(name: str, text: str, pieces: l
         ),
     ],
 )
-def test_what_is_missing_or_unknown_is_named(change: dict[str, Any], words: str) -> None:
+def test_missing_or_unknown_names_are_reported(change: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words) as caught:
         tokenizer_from_gguf(sentencepiece_metadata(**change))
     assert "\n" not in str(caught.value)

@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_transformers_reads_what_has_no_tokenizer_json(tmp_path: Path) -> None:
+def test_transformers_reads_tokenizers_without_tokenizer_json(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}))
