@@ -131,10 +131,10 @@ def reconfigure_logging(
     file: str | None = None,
     is_wanted: bool = True,
 ) -> None:
-    """Set this process's log up anew; None leaves what the environment says.
+    """Configure this process's log; None keeps the environment's setting.
 
-    `file` is a JSON file for dictConfig, and goes before the rest. Where it `is_wanted` not,
-    records go where the application's handlers take them. Raises UsageError.
+    `file` is a JSON file for dictConfig and overrides the rest. Without `is_wanted`,
+    records go to the application's handlers. Raises UsageError.
     """
     root = logging.getLogger("vllm_lite")
     if file is not None:

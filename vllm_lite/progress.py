@@ -1,6 +1,6 @@
-"""Progress bars, on a terminal alone: none reaches a log file or a pipe.
+"""Progress bars, only on a terminal, never in a log file or a pipe.
 
-The one module that draws. Others' bars (pip's, the hub's) follow what `on_terminal` says.
+The only module that draws bars; others' bars (pip's, the hub's) follow `on_terminal`.
 """
 
 from __future__ import annotations

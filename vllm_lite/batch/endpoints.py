@@ -33,7 +33,7 @@ _OF_OTHER_MODELS_ENDINGS = ("/score", "/rerank")
 
 
 class _Mode(msgspec.Struct):
-    """What of a body must be known beforehand."""
+    """The fields of a body that are read first."""
 
     stream: Any = None
 

@@ -1,7 +1,7 @@
-"""The journal of a run: every finished line's record, appended as it finishes.
+"""The journal of a run: the record of each finished line, appended at once.
 
-A file of JSON lines; the first names input and model. Invariant: whatever ends the process, each
-whole line of the journal is a finished record, and half a line at its end is dropped.
+A file of JSON lines; the first names input and model. Invariant: after any crash, each
+complete line is a finished record; a partial last line is dropped.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _Fields(msgspec.Struct):
-    """What a line must hold; its method is not looked at."""
+    """The fields of a line; its method is ignored."""
 
     custom_id: str
     url: str
@@ -82,7 +82,7 @@ def scan(path: Path) -> Scan:
 
 
 def parse_line(number: int, raw: bytes) -> BatchLine:
-    """What the line asks for; its body is left to the endpoint."""
+    """The request of a line; the endpoint parses its body."""
     if len(raw) > MAX_LINE_BYTES:
         return BatchLine(number, _readable_id(raw), fault=f"longer than {MAX_LINE_BYTES} bytes")
     try:
@@ -103,7 +103,7 @@ def _readable_id(raw: bytes) -> str | None:
 
 
 def faults_of(path: Path, endpoint: str, most_rows: int, most_faults: int) -> list[dict[str, Any]]:
-    """What keeps a whole file from being run as OpenAI's batch of `endpoint`, in OpenAI's words."""
+    """The faults for which OpenAI rejects a whole file as a batch of `endpoint`."""
     found: list[dict[str, Any]] = []
     seen: set[str | None] = set()
     for number, raw in read_lines(path):

@@ -1,7 +1,7 @@
-"""Where a batch comes from and where its answers go: a file, a device such as a pipe, a URL.
+"""A batch's input and output: a file, a device such as a pipe, or a URL.
 
-The input is always read from a regular file, and the output appears whole or not at all where
-its place allows that. Knows no line.
+The input is always read from a regular file; the output appears whole or not at all where
+its place allows that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FileTarget:
     """A regular file, replaced only once its successor is complete."""
 
     def __init__(self, path: Path) -> None:
-        # A link stays one: what it points at is replaced.
+        # A link stays a link: its target is replaced.
         self._path = path.resolve()
         self.name = str(path)
         self.journal = self._path.with_name(self._path.name + ".journal")
@@ -57,12 +57,12 @@ class FileTarget:
 
 
 class DeviceTarget:
-    """A pipe, a terminal or a device: written to as it is, with the journal elsewhere."""
+    """A pipe, a terminal or a device, with the journal elsewhere."""
 
     def __init__(self, path: Path, source: str, staging: Path) -> None:
         self._path = path
         self.name = str(path)
-        # Several runs may share a device, but hardly with the same input.
+        # Runs that share a device have different inputs.
         self.journal = staging / f"{_short_name(f'{path.absolute()} {source}')}.journal"
 
     def store(self, records: Iterable[bytes]) -> None:
@@ -74,7 +74,7 @@ class DeviceTarget:
 
 
 class UrlTarget:
-    """An address that takes the output with PUT."""
+    """A URL that takes the output with PUT."""
 
     def __init__(self, url: HttpUrl, reach: Reach, staging: Path) -> None:
         self._url = url
@@ -98,7 +98,7 @@ class UrlTarget:
 
 
 def _staging(chosen: str | None) -> Path:
-    """The directory for files that have no place of their own; raises UsageError."""
+    """The directory for temporary files; raises UsageError."""
     path = Path(chosen) if chosen else Path(envs.VLLM_CACHE_ROOT) / "batch"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _staging(chosen: str | None) -> Path:
 
 
 def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> Target:
-    """Where --output-file points, for the input from `source`; raises UsageError."""
+    """The target of --output-file for the input `source`; raises UsageError."""
     if is_url(location):
         return UrlTarget(_reachable("--output-file", location, reach), reach, _staging(tmp_dir))
     path = Path(location)
@@ -131,7 +131,7 @@ def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> 
 def local_input(location: str, tmp_dir: str | None, reach: Reach) -> Iterator[Path]:
     """A regular file with the content of --input-file while the context lasts.
 
-    Raises UsageError where there is none, or where a download fails.
+    Raises UsageError if there is none or a download fails.
     """
     path = Path(location)
     if not is_url(location) and path.is_file():
@@ -141,7 +141,7 @@ def local_input(location: str, tmp_dir: str | None, reach: Reach) -> Iterator[Pa
         kind = "is a directory" if path.is_dir() else "does not exist"
         raise UsageError(f"--input-file {location} {kind}; give a file of JSON lines or a URL")
     url = _reachable("--input-file", location, reach) if is_url(location) else None
-    # A URL or a pipe can be read only once, a file as often as need be.
+    # A URL or a pipe can be read only once.
     handle, name = tempfile.mkstemp(prefix="input-", suffix=".jsonl", dir=_staging(tmp_dir))
     os.close(handle)
     staged = Path(name)
@@ -156,7 +156,7 @@ def local_input(location: str, tmp_dir: str | None, reach: Reach) -> Iterator[Pa
 
 
 def _reachable(flag: str, location: str, reach: Reach) -> HttpUrl:
-    """The parsed URL; raises UsageError where it leads nowhere or where it may not go."""
+    """The parsed URL; raises UsageError if it is invalid or not allowed."""
     try:
         url = parse_url(location)
         reach.addresses(url)

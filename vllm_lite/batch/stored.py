@@ -1,7 +1,7 @@
-"""Runs what /v1/batches takes in, beside a server's own requests.
+"""Runs the batches of /v1/batches beside a server's own requests.
 
-One process of a server does. Invariant: whenever it ends, a batch that has not is in the store as
-it is, and goes on where the directory is served next.
+In one process of a server. Invariant: whenever it ends, an unfinished batch is in the store as
+it is, and continues when the directory is served next.
 """
 
 from __future__ import annotations

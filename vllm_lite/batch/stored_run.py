@@ -79,7 +79,7 @@ class StoredRun:
         self.record.turn("failed")
 
     def _open_journal(self, whole: Scan) -> Journal | None:
-        """What is done so far; None where the batch has failed, as another model did it."""
+        """The finished rows; None if the batch failed because another model began it."""
         path = self._store.journal_of(self.record)
         try:
             return Journal(path, whole.digest, self._model, whole.last_number, resume=True)

@@ -1,6 +1,6 @@
-"""When each request of a load is sent.
+"""Arrival times of a load's requests.
 
-A load is a list of times in seconds from its start, drawn before the first request goes out.
+Times are in seconds from the start and sampled before the first request is sent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arrival_times(
 def ramp_up_times(
     count: int, ramp_up: RampUp, burstiness: float, rng: np.random.Generator
 ) -> tuple[list[float], list[RateChange]]:
-    """`count` times at a growing rate, and when it passes each whole number of requests."""
+    """`count` times at a growing rate, and when the rate passes each whole number."""
     times: list[float] = []
     changes: list[RateChange] = []
     now = 0.0

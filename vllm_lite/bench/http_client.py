@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for thousands of streams at once on one core.
 
-Owns connections, which it keeps and uses again, and nothing of what bodies mean: each piece
-goes to the caller's function as it comes off the socket, without a task switch between. Plain
+Keeps connections alive and does not interpret bodies: each piece
+goes to the caller's function as it is read, without a task switch. Plain
 and TLS; no redirects, proxies or compression.
 """
 
@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
     # httptools callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See whether the answer tells where it ends."""
+        """Read how the answer's end is marked."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._ends_with_connection = False
 

@@ -1,7 +1,7 @@
-"""Sends a load's requests at their times and keeps what becomes of each.
+"""Sends a load's requests at their times and keeps each result.
 
-Owns the pace, the limit on requests in flight and the progress bar. A request that fails is a
-result with an error; only what concerns the load as a whole is raised.
+Owns the pace, the limit on requests in flight and the progress bar. A failed request is a
+result with an error; only faults of the whole load are raised.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class LoadMetrics:
 
     @property
     def input_rate(self) -> float:
-        """Prompts per second, of which a request may hold several."""
+        """Prompts per second; a request may hold several."""
         return self.total_inputs / self.duration
 
     @property

@@ -1,4 +1,4 @@
-"""Texts of an exact number of tokens, and the tokenizer that counts them.
+"""Makes texts of an exact number of tokens.
 
 Text and not ids, because every server takes text. Not every sequence of ids survives being
 decoded and encoded again, so a text is made in rounds and its length is always counted, never
@@ -92,7 +92,7 @@ class UncountedPrompts(PromptMaker):
     """Stands in where no tokenizer is wanted: texts go out as they are, and nothing is counted."""
 
     def __init__(self) -> None:
-        """There is nothing to be told."""
+        """No tokenizer."""
         self.num_added = 0
 
     def count(self, text: str) -> int:

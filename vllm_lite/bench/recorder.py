@@ -16,7 +16,7 @@ import msgspec
 
 @dataclass(slots=True)
 class RequestResult:
-    """What became of one request; times in seconds, `start_time` on perf_counter's clock.
+    """The result of one request; times in seconds, `start_time` on perf_counter's clock.
 
     `error` is "" where it succeeded. `latency` reaches to the last chunk, `ttft` to the first,
     `itls` are the gaps between. `output_tokens` is None where the server did not tell;
@@ -242,7 +242,7 @@ def _first_known(*counts: int | None) -> int | None:
 
 
 def error_text(body: bytes) -> str:
-    """The message of an error body, or its beginning where it is none of OpenAI's."""
+    """The message of an error body, or its beginning if it is not OpenAI's."""
     try:
         content = msgspec.json.decode(body)
         error = (content.get("response") or content).get("error") or content

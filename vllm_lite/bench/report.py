@@ -48,7 +48,7 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """The block as it is printed."""
+        """The lines of the printed block."""
         return [f"{self.title:-^{_WIDTH}}", *(_row(label, value) for label, value in self.rows)]
 
 

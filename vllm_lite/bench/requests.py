@@ -26,7 +26,7 @@ class PreparedRequest:
 
 
 def recorder_of(target: TargetOptions) -> Callable[[], Recorder]:
-    """What records an answer of the target's API."""
+    """The recorder of the target's API."""
     if not target.streams:
         return WholeRecorder
     return ResponsesRecorder if target.backend == "openai-responses" else StreamRecorder

@@ -46,7 +46,7 @@ _FIXED_LENGTHS = ("random", "timed_trace")
 
 @dataclass(slots=True)
 class LoadRun:
-    """What came of a load: its requests in order, and what happened beside them."""
+    """The results of a load: its requests in order, and server counters."""
 
     results: list[RequestResult]
     duration: float

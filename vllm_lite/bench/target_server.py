@@ -33,7 +33,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What a server drafted and accepted; `accepted_at` counts by place in the draft."""
+    """Drafted and accepted tokens of a server; `accepted_at` counts by position in the draft."""
 
     drafts: int
     draft_tokens: int
@@ -41,7 +41,7 @@ class DraftCounts:
     accepted_at: Mapping[int, int]
 
     def since(self, before: DraftCounts) -> DraftCounts:
-        """What was added to the counts `before`."""
+        """The difference to the counts `before`."""
         return DraftCounts(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
@@ -51,10 +51,10 @@ class DraftCounts:
 
 
 class TargetServer:
-    """What is asked of the server before and after the load."""
+    """Requests to the server before and after the load."""
 
     def __init__(self, target: TargetOptions) -> None:
-        """Connects to nothing yet; raises UsageError where the URL is none."""
+        """Does not connect; raises UsageError if the URL is invalid."""
         key = envs.OPENAI_API_KEY
         headers = {**({"authorization": f"Bearer {key}"} if key else {}), **target.headers}
         self.client = HttpClient(target.url, headers, verify_tls=not target.insecure)
@@ -80,7 +80,7 @@ class TargetServer:
         return ServedModel(target.served_model_name or name, str(source))
 
     async def _ask_models(self, patience: float) -> tuple[int, bytes]:
-        """The answer of /v1/models, which also tells that there is a server."""
+        """The answer of /v1/models, which also shows that the server is up."""
         deadline = time.perf_counter() + patience
         while True:
             try:
@@ -106,7 +106,7 @@ class TargetServer:
             )
 
     async def draft_counts(self) -> DraftCounts | None:
-        """What the server has drafted so far; None where it does not tell."""
+        """The server's drafts so far; None if it does not count them."""
         try:
             status, body = await self.client.get("/metrics", max_bytes=16 << 20)
             families = list(text_string_to_metric_families(body.decode()))

@@ -17,7 +17,7 @@ from vllm_lite.config.option import Option, config, make, option, option_table
 
 @config
 class DialogueOptions(ReplyOptions, SamplingOptions):
-    """How to talk, whatever the server."""
+    """Options of a conversation."""
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("chat")
 

@@ -1,6 +1,6 @@
-"""What a line that begins with a slash does to a conversation in a terminal.
+"""Slash commands of a conversation in a terminal.
 
-Knows no screen: a command gives back what is to be shown. A mistake in one is a UsageError.
+A command returns the text to show. A mistake in one is a UsageError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChatCommands:
         self._question: str | None = None
 
     def run(self, line: str) -> tuple[str, str | None]:
-        """What to show, and a message to send, if any; raises UsageError, ClientError or Leave."""
+        """The text to show and any message to send; raises UsageError, ClientError or Leave."""
         name, _, rest = line[1:].strip().partition(" ")
         if name not in self._table:
             close = nearest(name, self._table)

@@ -1,6 +1,6 @@
-"""`vllm-lite collect-env`: what a report of a problem should say of this machine.
+"""`vllm-lite collect-env`: facts of this machine for a bug report.
 
-Every fact is probed by itself, and one that cannot be found is shown as such. torch is not
+Each fact is probed separately; a missing one is shown as such. torch is not
 loaded. Invariant: no value that may be a secret is printed.
 """
 
@@ -133,7 +133,7 @@ def _box(title: str) -> str:
 
 
 def _collect(probe: Probe) -> str:
-    """What `probe` finds, as text; whatever goes wrong with it is no one else's problem."""
+    """The text that `probe` returns; its failure does not affect other probes."""
     try:
         value = probe()
     except VLLMLiteError as error:
@@ -225,13 +225,13 @@ def _compiled_kernels() -> list[str]:
 
 
 def _build_flags() -> str:
-    """What this build was made for, apart from what this machine can run of it."""
+    """The build's targets, whatever this machine supports."""
     has_cpu = importlib.util.find_spec("vllm_lite._cpu") is not None
     return f"CPU: {'Enabled' if has_cpu else 'Disabled'}; CUDA, ROCm and XPU: Disabled"
 
 
 def _chosen_kernels() -> str:
-    """The choice of kernels.dispatch, which would load torch to tell."""
+    """The choice of kernels.dispatch, made without loading torch."""
     forced = envs.VLLM_LITE_CPU_ISA.lower()
     if forced == "reference":
         return "reference (plain torch, slow), by VLLM_LITE_CPU_ISA"
@@ -256,7 +256,7 @@ def _missing() -> str:
 
 
 def _gaps() -> Iterator[str]:
-    """What would make this package fail, or run slower than this machine could."""
+    """Problems that make this package fail or run slower than it could here."""
     try:
         kernels = _compiled_kernels()
     except ImportError:

@@ -21,7 +21,7 @@ class CompleteOptions(ClientOptions):
 
 
 class Completion:
-    """Each text stands for itself."""
+    """A completion of each text on its own."""
 
     banner = "Please enter prompt to complete:"
 

@@ -50,7 +50,7 @@ def _add_benchmarks(bench: argparse.ArgumentParser) -> None:
 
 
 def _fill(parser: argparse.ArgumentParser, own: OptionParser) -> None:
-    """Give `parser` the options of a command, as far as this build has them."""
+    """Add the options of a command that have an effect."""
     import shtab
 
     parser.add_argument("--config", help="YAML file of options", metavar="FILE")

@@ -13,7 +13,7 @@ from vllm_lite.errors import UsageError
 
 @config
 class SamplingOptions:
-    """How a reply is drawn; what is not given is the server's default."""
+    """Sampling of a reply; unset options are the server's defaults."""
 
     GROUP: ClassVar[str] = "options"
 
@@ -24,7 +24,7 @@ class SamplingOptions:
     json_schema: str | None = option(None, "File of a JSON schema that replies follow.")
 
     def fields(self) -> dict[str, Any]:
-        """The request fields that say so; raises UsageError where there is no such schema."""
+        """The request fields; raises UsageError if the schema cannot be read."""
         names = ("temperature", "top_p", "max_tokens", "seed")
         fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.json_schema is not None:

@@ -1,6 +1,6 @@
 """docs/cli.md, made from the options: `python -m vllm_lite.cli.docs > docs/cli.md`.
 
-Every word about an option comes from the option; what is written here is what stands between.
+Descriptions come from the options; this module adds the text between them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from vllm_lite.config.vllm import VllmConfig
 
 # What the tables call a level, and what that means.
 _STATES: dict[Level, tuple[str, str]] = {
-    "full": ("works", "It has its effect."),
-    "partial": ("in part", "Some of its values or keys have; others are refused."),
-    "idle": ("idle", "It is checked, changes nothing here, and a line of the log says so."),
-    "absent": ("no", "What would matter is refused with exit code 2; the default passes."),
-    "deprecated": ("old", "It warns, and sets what replaced it where there is something."),
+    "full": ("works", "It works."),
+    "partial": ("in part", "Some of its values or keys work; others are refused."),
+    "idle": ("idle", "It is accepted without effect, with a warning."),
+    "absent": ("no", "It is refused with exit code 2 unless it has its default value."),
+    "deprecated": ("old", "It warns, and sets the option that replaced it, if any."),
 }
 
 _BENCHMARK_OPTIONS: dict[str, type] = {
@@ -70,16 +70,16 @@ group's options, `--help=WORD` those whose name holds a word, `--help=all` every
 `LLM(...)` and `EngineArgs(...)` take the engine's
 options by their names with underscores, and answer as the command line does.
 
-## How it is read
+## Syntax
 
-- A dash may be an underscore: `--max_num_seqs 4`. A name may be cut short where it stays unique.
-- The last of several counts, with a warning. Command line, then `--config` file, then default.
+- Dashes and underscores are equal: `--max_num_seqs 4`. Names may be abbreviated if unique.
+- The last repetition wins, with a warning. The command line overrides the `--config` file.
 - A switch has two forms, `--x` and `--no-x`, and takes no value.
-- `None`, or an empty text, unsets an option that may be unset.
+- `None`, or an empty text, unsets an optional value.
 - Numbers of tokens and bytes take `k m g t` for powers of 1000 (`25.6k`) and `K M G T` for powers
   of 1024 (`4K`).
 - A JSON option takes an object (`--opt '{"a": {"b": 1}}'`) or its keys (`--opt.a.b 1`, or
-  `--opt.a.b=1`); `--opt.list+ x,y` adds to a list. Keys stand in for a whole object given too.
+  `--opt.a.b=1`); `--opt.list+ x,y` appends to a list. Keys replace a whole object given too.
 - `-O3`, `-O=3` and `-O 3` are `--optimization-level 3`; `-O.key` and `-O {...}` are
   `--compilation-config`.
 - `--config FILE` reads options from YAML: `key: value`, lists, nested objects, `true` and `false`;
@@ -87,8 +87,8 @@ options by their names with underscores, and answer as the command line does.
 - `vllm-lite` is also `python -m vllm_lite`. `python -m vllm_lite.entrypoints.openai.api_server
   --model MODEL` is `vllm-lite serve MODEL`, and deprecated.
 
-Exit codes: 0 done; 1 a value that makes no sense or an engine that failed, in one line; 2 words
-that cannot be read, or an option that this build does not have; 130 interrupted.
+Exit codes: 0 done; 1 an invalid value or a failed engine, in one line; 2 words
+that cannot be parsed, or an option that this build lacks; 130 interrupted.
 """
 
 
@@ -101,7 +101,7 @@ def page() -> str:
 def _support() -> str:
     served = _table_of(VllmConfig, ServerConfig)
     counts = Counter(entry.level for entry in served)
-    lines = ["## What this build does with them", ""]
+    lines = ["## Support in this build", ""]
     lines += _table(
         ("state", "what it means", "options of `serve`"),
         [(word, text, str(counts[level])) for level, (word, text) in _STATES.items()],
@@ -148,12 +148,12 @@ def _environment() -> str:
         ("variable", "what it does"),
         [(f"`{name}`", variable.help) for name, variable in envs.VARIABLES.items()],
     )
-    lines += ["", "Variables of vLLM that have nothing to act on here; setting one warns:", ""]
+    lines += ["", "Variables of vLLM without effect here; setting one warns:", ""]
     lines += _table(
         ("variable", "because"), [(f"`{name}`", f"{why}.") for name, why in envs.IDLE.items()]
     )
     granted = " and ".join(f"`{name}`" for name in envs.GRANTED)
-    lines += ["", f"{granted} ask for what is so anyway: nobody is told of any use."]
+    lines += ["", f"{granted} have no effect: no usage data is ever sent."]
     lines += ["", "Any other `VLLM_` variable is unknown, and a warning says so.", ""]
     return "\n".join(lines)
 

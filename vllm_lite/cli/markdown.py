@@ -1,7 +1,7 @@
 """A reply's Markdown on a terminal, as it arrives.
 
-Blocks that are complete are printed for good; the last one is drawn again as it grows. Control
-characters must be gone from the text: nothing here looks for them.
+Complete blocks are printed once; the last one is redrawn as it grows. Control
+characters must be removed from the text before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _without_fill(line: Iterable[Segment]) -> list[Segment]:
 
 
 class MarkdownReply:
-    """One reply: write its parts, then close it, whatever happened."""
+    """One reply: write its parts, then close it in any case."""
 
     def __init__(self, file: TextIO) -> None:
         self._console = Console(file=file, force_terminal=True, highlight=False)
@@ -76,7 +76,7 @@ class MarkdownReply:
 
 
 def _last_block(text: str) -> int:
-    """Where the last of the blocks of `text` begins, in characters; those before are complete."""
+    """The offset of the last block of `text` in characters; earlier blocks are complete."""
     starts = [token.map[0] for token in _parser.parse(text) if token.map and token.level == 0]
     if not starts or starts[-1] == 0:
         return 0

@@ -1,7 +1,7 @@
-"""What looks like a secret, and its replacement in text that others will read.
+"""Masks what looks like a secret in text that others will read.
 
-Knows names and shapes, no particular variable. In doubt it masks: a setting too few costs a
-question, a secret too many costs an account.
+Decides by names and shapes. In doubt it masks: a hidden setting costs a
+question, a shown secret an account.
 """
 
 from __future__ import annotations

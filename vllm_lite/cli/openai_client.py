@@ -1,6 +1,6 @@
-"""Talking to an OpenAI-compatible server: the options for it, streamed replies, failures.
+"""A client of OpenAI-compatible servers: options, streamed replies, failures.
 
-Knows no terminal. Invariant: whatever goes wrong with a server is a ClientError in one line.
+Invariant: any failure of a server is a ClientError of one line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClientError(VLLMLiteError):
 
 @config
 class ReplyOptions:
-    """What is asked of a reply, whatever server gives it."""
+    """Options of a reply."""
 
     GROUP: ClassVar[str] = "options"
 
@@ -300,7 +300,7 @@ def _text_pieces(choice: Any) -> Iterator[Piece]:
 
 
 def _message_of(error: openai.APIError) -> str:
-    """What the server says, without the client package's own words."""
+    """The server's message, without the client package's own words."""
     body = error.body
     if isinstance(body, dict) and isinstance(body.get("message"), str):
         return str(body["message"])

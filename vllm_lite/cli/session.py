@@ -20,7 +20,7 @@ class Leave(Exception):
 
 
 class Dialogue(Protocol):
-    """What one exchange means: a turn of a conversation, or a text of its own."""
+    """One exchange: a turn of a conversation, or a separate text."""
 
     # Shown once, above the first prompt.
     banner: str
@@ -44,7 +44,7 @@ def run_session(
 ) -> int:
     """Exchange texts until the user leaves; returns the exit code, raises ClientError.
 
-    On a terminal, lines that begin with a slash go to `command`, where there is one.
+    On a terminal, `command` runs lines that begin with a slash.
     """
     if options.quick:
         _exchange(options.quick, options, dialogue, terminal)

@@ -1,7 +1,7 @@
-"""Where messages are typed and replies appear.
+"""Input of messages and output of replies.
 
-With a terminal at both ends: line editing, a history of what was typed, colours. Otherwise plain
-lines in and the reply's own bytes out, so that it can stand in a pipe. Knows no server.
+On a terminal: line editing, a history and colours. Otherwise plain
+lines in and the reply's bytes out, for pipes. Knows no server.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vllm_lite.errors import UsageError
 if TYPE_CHECKING:
     from vllm_lite.cli.markdown import MarkdownReply
 
-# What surrounds a message of several lines.
+# Delimits a message of several lines.
 _QUOTES = '"""'
-# Seconds until a Ctrl-C is noticed at the latest.
+# Longest delay in seconds before a Ctrl-C is noticed.
 _LOOK_EVERY = 0.2
-# Where tcgetattr has them.
+# Index in the list of tcgetattr.
 _LOCAL_MODES = 3
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
-# What a model writes must not move the cursor, set the title or the clipboard.
+# A model's text must not move the cursor or set the title or the clipboard.
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -215,7 +215,7 @@ def _keys() -> Any:
 
 
 def _history() -> Any:
-    """What was typed in former sessions, where there is a place for it."""
+    """The history of former sessions, if it can be stored."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = Path(envs.VLLM_CACHE_ROOT) / "chat_history"

@@ -60,7 +60,7 @@ def without_abbreviations(argv: Sequence[str], spellings: Mapping[str, Option]) 
 
 
 def _matches(name: str, spellings: Mapping[str, Option]) -> list[str]:
-    """The spellings that begin with `name`, or the one that it is."""
+    """The spellings that start with `name`, or `name` itself."""
     if name in spellings or not name.startswith("--"):
         return [name]
     flags = [flag for flag in spellings if flag.startswith(name)]
@@ -174,7 +174,7 @@ def take_config_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[str], str | None]:
-    """The flags that a YAML file stands for, and its `model`; raises UsageError."""
+    """The flags and the `model` of a YAML file; raises UsageError."""
     if not file.endswith((".yaml", ".yml")):
         raise UsageError(f"--config {file}: give a file that ends in .yaml or .yml")
     # Imported here: most commands read no file.
@@ -208,7 +208,7 @@ def read_config_file(file: str, spellings: Mapping[str, Option]) -> tuple[list[s
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file, and in which line, in one line."""
+    """The fault of a file with its line number, in one line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return str(error).splitlines()[0]

@@ -32,10 +32,10 @@ class AttentionConfig:
         | None
     ) = option(
         None,
-        "The kernel, by vLLM's name. On a GPU TRITON_ATTN, the default; CUDA, this package's own "
-        "in CUDA C++ for decode steps, where it was built; FLASH_ATTN and FLASHINFER, where the "
+        "The kernel, by vLLM's name. On a GPU: TRITON_ATTN, the default; CUDA, this package's own "
+        "for decode steps, if it was built; FLASH_ATTN and FLASHINFER, if the "
         "packages flash-attn and flashinfer-python are installed, the latter without graphs; "
-        "TORCH_SDPA, slow and without graphs. On a CPU CPU_ATTN.",
+        "TORCH_SDPA, slow and without graphs. On a CPU: CPU_ATTN.",
         alone="attention_backend",
         works=("CPU_ATTN", "TRITON_ATTN", "CUDA", "TORCH_SDPA", "FLASH_ATTN", "FLASHINFER"),
         remedy="use TRITON_ATTN, CUDA, FLASH_ATTN, FLASHINFER or TORCH_SDPA on a GPU and CPU_ATTN "

@@ -1,4 +1,4 @@
-"""BatchConfig: what `run-batch` reads, where it writes, and who may watch."""
+"""BatchConfig: input, output and metrics of `run-batch`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class BatchConfig:
     )
     output_file: str = option(
         "",
-        "Where the answers go: a path, or an http(s) URL to PUT them to. Until all are there, "
-        "they are in a journal, FILE.journal beside a path.",
+        "Output: a path, or an http(s) URL to PUT it to. Until it is complete, "
+        "answers are in a journal, FILE.journal beside a path.",
         aliases=("-o",),
     )
     output_tmp_dir: str | None = option(
         None,
-        "Directory for what has no place of its own: an input fetched from a URL, and the journal "
-        "and the answers on their way to one.",
+        "Directory of temporary files: an input fetched from a URL, and the journal "
+        "and answers to upload to one.",
         auto="batch in the cache directory",
     )
     allowed_url_domains: list[str] = option(
@@ -37,7 +37,7 @@ class BatchConfig:
         auto="any host with public addresses",
     )
     resume: bool = option(
-        False, "Continue an interrupted run: lines that its journal holds are not run again."
+        False, "Continue an interrupted run: lines in its journal are not repeated."
     )
     enable_metrics: bool = option(False, "Serve Prometheus metrics while the batch runs.")
     url: str = option(

@@ -1,4 +1,4 @@
-"""CacheConfig: how much memory the KV cache takes and how it is divided."""
+"""CacheConfig: size and layout of the KV cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CacheConfig:
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Bytes of KV cache, in place of a share of memory. 2G and the like are understood.",
+        "Bytes of KV cache, such as 2G, in place of a share of memory.",
         ge=1,
         human=True,
     )
@@ -69,7 +69,7 @@ class CacheConfig:
         "ultraquant_4bit",
     ] = option(
         "auto",
-        "Numbers that keys and values are stored in; auto: those of --dtype. fp8 is fp8_e4m3, "
+        "Data type of cached keys and values; auto: --dtype. fp8 is fp8_e4m3, "
         "without scales; int8 is int8_per_token_head, with a scale for each token and head.",
         works=(
             "auto",
@@ -85,7 +85,7 @@ class CacheConfig:
         remedy="use auto, bfloat16, fp8 or int8",
     )
     enable_prefix_caching: bool = option(
-        True, "Reuse cached blocks between requests that begin alike."
+        True, "Reuse cached blocks between requests with a common prefix."
     )
     prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = option(
         "sha256",
@@ -98,23 +98,23 @@ class CacheConfig:
         "GiB of weights kept in host memory.",
         ge=0,
         works=(0,),
-        remedy="leave it at 0: weights are where they are computed",
+        remedy="leave it at 0: weights stay on the device",
     )
     mamba_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto",
-        "Numbers of state-space layers' states.",
+        "Data type of state-space layers' states.",
         works=("auto", "float32"),
         remedy=_FLOAT32_STATES,
     )
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto",
-        "Numbers of their recurrent part.",
+        "Data type of their recurrent part.",
         works=("auto", "float32"),
         remedy=_FLOAT32_STATES,
     )
     mamba_block_size: int | None = option(
         None,
-        "Tokens between two states of a prompt that prefix caching keeps, a multiple of "
-        "--block-size; default: the prompt's last full block alone.",
+        "Tokens between the states of a prompt that prefix caching keeps, a multiple of "
+        "--block-size; default: only the prompt's last full block.",
         ge=1,
     )

@@ -42,7 +42,7 @@ _FEW_OPTIONS = 12
 
 
 class Parsed(NamedTuple):
-    """What a command line said: loose words, the file's `model`, and each class's values."""
+    """A parsed command line: loose words, the file's `model`, and each class's values."""
 
     words: list[str]
     file_model: str | None

@@ -1,6 +1,6 @@
 """CompilationConfig: captured steps of a GPU; nothing is compiled in this build.
 
-What the keys that count come to is worked out in `graphs`.
+`graphs` derives the capture sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from vllm_lite.config.absent import rows
 from vllm_lite.config.option import JsonOption, Option, config, option
 
-# What is said of a key that counts on a GPU where the model runs on a CPU.
+# The warning for GPU-only keys on a CPU.
 NO_GRAPHS_ON_CPU = "nothing is compiled and no graphs are captured on a CPU"
 
 
@@ -21,20 +21,20 @@ class CompilationConfig:
     ROWS: ClassVar[tuple[Option, ...]] = rows("--compilation-config")
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
-        "compilation_config", "JSON: what is compiled and captured at start.", ("-cc",)
+        "compilation_config", "JSON: capture of CUDA graphs.", ("-cc",)
     )
 
     use_cudagraph: bool | None = option(
         None,
-        "Capture graphs, as releases before cudagraph_mode said it.",
+        "Capture graphs; the older spelling of cudagraph_mode.",
         on_cpu=NO_GRAPHS_ON_CPU,
     )
     cudagraph_mode: (
         Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None
     ) = option(
         None,
-        "What is captured on a GPU. FULL_DECODE_ONLY: steps with one token of each request; FULL "
-        "and FULL_AND_PIECEWISE: the same, other steps run as they are; NONE: nothing.",
+        "Steps to capture on a GPU. FULL_DECODE_ONLY: steps with one token of each request; FULL "
+        "and FULL_AND_PIECEWISE: the same; NONE: none. Other steps run eagerly.",
         works=(None, "NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
         remedy="use FULL_DECODE_ONLY, which captures decode steps whole, or NONE",
         on_cpu=NO_GRAPHS_ON_CPU,
@@ -54,6 +54,6 @@ class CompilationConfig:
     )
     cudagraph_capture_lazily: bool = option(
         False,
-        "Capture a size when a step first has it, not at start.",
+        "Capture a size when a step first needs it, not at start.",
         on_cpu=NO_GRAPHS_ON_CPU,
     )

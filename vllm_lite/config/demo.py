@@ -68,7 +68,7 @@ def is_demo(path: str | Path) -> bool:
 
 
 def demo_path() -> Path:
-    """Where the demo model is kept, once it was fetched."""
+    """The path of the fetched demo model."""
     return Path(envs.VLLM_CACHE_ROOT) / "demo" / _FILE
 
 

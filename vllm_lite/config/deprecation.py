@@ -1,6 +1,6 @@
-"""What happens to options that are set but not meant as they stand: replaced, or told of.
+"""Replaces deprecated options and warns of options without effect.
 
-Knows options by their rules alone. Each one is told of in one warning.
+Knows options by their rules alone. Each gets one warning.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ logger = init_logger(__name__)
 def without_deprecated(
     values: Mapping[str, Any], table: Mapping[str, Option], *, warn: bool = True
 ) -> dict[str, Any]:
-    """`values` by name, with deprecated ones replaced by what they became.
+    """`values` by name, with deprecated options replaced.
 
-    Whatever the user set himself stays. Raises UsageError where a deprecated one's value is none.
+    Options that the user set stay. Raises UsageError for an invalid deprecated value.
     """
     kept = dict(values)
     for name, value in values.items():

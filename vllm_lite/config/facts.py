@@ -1,4 +1,4 @@
-"""ModelFacts: what a checkpoint says of itself, in one form whatever its format. Plain data."""
+"""ModelFacts: a checkpoint's description in one form for all formats. Plain data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ModelFacts:
 
     @property
     def quantization(self) -> str | None:
-        """What quantised a Hugging Face checkpoint, by its own name; None for a plain one."""
+        """The quantization method of a Hugging Face checkpoint; None for a plain one."""
         settings = self.hf_config.get("quantization_config") or {}
         method: str | None = settings.get("quant_method")
         return method

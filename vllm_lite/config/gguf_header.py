@@ -84,7 +84,7 @@ GGML_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies. `shape` is row-major (torch order); `offset` counts from byte 0."""
+    """One tensor's place. `shape` is row-major (torch order); `offset` counts from byte 0."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a configuration for a GPU may ask for, and one for a CPU may not."""
+"""Checks of a configuration against its device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which decode steps of a GPU are captured as graphs, by their number of requests.
+"""The batch sizes of decode steps that are captured as CUDA graphs.
 
-`-O` and `--compilation-config` say whether; sizes are given or those that vLLM takes by default.
-There is one kind of graph here, a whole step of single tokens; every other step runs as it is.
+`-O` and `--compilation-config` switch capture; sizes are given or vLLM's defaults.
+Only whole decode steps are captured; all other steps run eagerly.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from vllm_lite.config.compilation import CompilationConfig
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.errors import UsageError
 
-# Beyond it a step computes so long that its launches no longer count.
+# Launch overhead no longer matters in larger steps.
 _LARGEST_BY_DEFAULT = 512
-# Its attention waits for the lengths of contexts, which a graph cannot.
+# Their attention synchronizes on context lengths, which a graph cannot.
 _WITHOUT_GRAPHS = ("TORCH_SDPA", "FLASHINFER")
 
 
@@ -57,7 +57,7 @@ def _captures(compilation: CompilationConfig, optimization_level: int) -> bool:
 
 
 def _default_sizes(largest: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8th to 256 and every 16th beyond, and `largest` itself."""
+    """1, 2, 4, multiples of 8 to 256 and of 16 beyond, and `largest` itself."""
     steps = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     sizes = {size for size in steps if size <= largest}
     return tuple(sorted(sizes | ({largest} if largest > 0 else set())))

@@ -12,7 +12,7 @@ from vllm_lite.errors import UsageError
 _WIDTH = 96
 # Topics of help that every command has, beside its groups.
 _ALWAYS = ("all", "page", "listgroup", "absent")
-# Groups in the order to show them, after a command's own: what a newcomer wants comes first.
+# Groups in display order, after a command's own; the most used come first.
 _ORDER = (
     "Frontend",
     "ModelConfig",
@@ -33,10 +33,10 @@ _ORDER = (
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
-# Groups that no class need stand for: those to show first, and those to show last.
+# Groups without a class of their own: those to show first, and those to show last.
 _FIRST = {
     "options": "Configuration file, processes and logging.",
-    "Frontend": "What the server listens to, whom it admits and how it answers.",
+    "Frontend": "Addresses, access and replies of the server.",
 }
 _LAST = {
     "KernelConfig": "Kernels of matrix products, experts and small operations.",
@@ -44,7 +44,7 @@ _LAST = {
     "MultiModalConfig": "Media in prompts.",
     "OffloadConfig": "Weights kept in host memory.",
     "LoRAConfig": "Low-rank adapters.",
-    "DeviceConfig": "Where the model runs.",
+    "DeviceConfig": "The model's device.",
     "SpeculativeConfig": "Drafted tokens, as older releases wrote them.",
     "PromptAdapterConfig": "Soft prompts of older releases.",
     "TokenizerPoolConfig": "Tokenizer processes of older releases.",
@@ -52,7 +52,7 @@ _LAST = {
 
 
 def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, str]:
-    """Every group that `entries` are in, and what it is for; in the order to show them."""
+    """Each group of `entries` with its description, in display order."""
     parts = [part for cls in classes for part in (*sections(cls).values(), cls)]
     found = {group_of(part): (part.__doc__ or "").partition("\n")[0] for part in parts}
     used = {entry.group for entry in entries}
@@ -63,7 +63,7 @@ def groups_of(entries: Sequence[Option], classes: Iterable[type]) -> dict[str, s
 
 
 def is_at_work(entry: Option) -> bool:
-    """Whether an option has an effect in this build, and is not an old name of another."""
+    """Whether an option has an effect in this build and is not deprecated."""
     return entry.level in ("full", "partial")
 
 
@@ -136,9 +136,9 @@ def _summary(about: Mapping[str, str]) -> str:
 Show options with
   --help=GROUP      those of a group, such as --help=Frontend
   --help=WORD       those whose name holds a word, such as --help=max
-  --help=all        every one that works
+  --help=all        all options that work
   --help=page       the same, a screen at a time
-  --help=absent     those of vLLM that are absent, retired or idle here, and what to do instead
+  --help=absent     options of vLLM without effect here, and what to do instead
   --help=listgroup  the groups
 """
     )
@@ -163,7 +163,7 @@ def _option(entry: Option) -> str:
 
 
 def remark_on(entry: Option) -> str:
-    """What else to know: its keys, or what this build does with it where that is not its effect."""
+    """A remark: the option's keys, or why it has no or only part of its effect."""
     rules = entry.rules
     if entry.keys:
         return f" Keys: {', '.join(key.name for key in entry.keys)}."
@@ -172,7 +172,7 @@ def remark_on(entry: Option) -> str:
     if entry.level == "idle":
         return f" Changes nothing in this build: {rules['why']}."
     if "on_cpu" in rules:
-        return " Counts on a GPU alone."
+        return " GPU only."
     if "retired" in rules:
         return f" Deprecated, changes nothing: {rules['retired']}."
     if "works" in rules and not entry.choices:

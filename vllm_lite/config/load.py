@@ -9,7 +9,7 @@ from vllm_lite.config.option import config, option
 
 @config
 class LoadConfig:
-    """Where weights are kept and in which format they are read."""
+    """The place and format of weights."""
 
     load_format: Literal[
         "auto",
@@ -33,7 +33,7 @@ class LoadConfig:
         "lazy",
         "Map weight files into memory, or read them whole.",
         works=("lazy",),
-        remedy="use lazy: what is mapped is read when it is used",
+        remedy="use lazy: mapped files are read on use",
     )
     download_dir: str | None = option(
         None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."

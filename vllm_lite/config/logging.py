@@ -1,4 +1,4 @@
-"""LoggingConfig: how much every process of an engine or a server logs, and in which form."""
+"""LoggingConfig: level and form of the log of all processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoggingConfig:
     """The log."""
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
-        "logging_config", "JSON: how much is logged, and in which form.", group="LoggingConfig"
+        "logging_config", "JSON: level and form of the log.", group="LoggingConfig"
     )
 
     log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"] | None = option(
@@ -32,7 +32,7 @@ class LoggingConfig:
     )
     configure_logging: bool | None = option(
         None,
-        "Set the log up; false leaves Python's logging as the application set it.",
+        "Configure logging; false keeps the application's configuration.",
         auto="VLLM_CONFIGURE_LOGGING, else true",
     )
     pylogging_config_file: str | None = option(
@@ -56,7 +56,7 @@ class LoggingConfig:
             raise UsageError(f"--log-config-file: there is no file {file}")
 
     def apply(self) -> None:
-        """Have this process log as is said; a second time changes nothing."""
+        """Configure this process's log; repeating it changes nothing."""
         reconfigure_logging(
             level=self.log_level,
             form=self.formatter,
@@ -66,7 +66,7 @@ class LoggingConfig:
 
 
 def apply_logging(given: Mapping[str, Any]) -> None:
-    """Have this process log as the options among `given`, flat and by name, say."""
+    """Configure this process's log from the flat options `given`."""
     config: LoggingConfig = make(
         LoggingConfig, {name: value for name, value in given.items() if value is not None}
     )

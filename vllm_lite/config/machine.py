@@ -1,4 +1,4 @@
-"""What the machine can do, as far as the configuration depends on it; plain OS reads only."""
+"""Capabilities of the machine that the configuration depends on; plain OS reads only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @cache
 def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
-    """Feature flags of the first processor; empty where the system does not tell."""
+    """Feature flags of the first processor; empty where the system does not list them."""
     try:
         with open(path) as file:
             for line in file:
@@ -31,17 +31,17 @@ def has_native_bfloat16() -> bool:
 
 
 def has_cuda_device(devices: Path = Path("/dev")) -> bool:
-    """Whether there is an NVIDIA GPU that this process may open.
+    """Whether this process can open an NVIDIA GPU.
 
-    The driver's own files say less: a container sees those of its host without having the GPU.
+    The driver's files do not suffice: a container sees its host's without having the GPU.
     """
     return (devices / "dxg").exists() or any(devices.glob("nvidia[0-9]*"))
 
 
 def cuda_obstacle() -> str | None:
-    """What keeps a model from running on a GPU here, cause and fix; None where nothing is seen.
+    """The reason, with its fix, why a model cannot run on a GPU here; None if none is known.
 
-    Torch is looked at, not imported; what only the driver knows is checked where it is loaded.
+    Torch is not imported; the driver is checked when torch is loaded.
     """
     if not has_cuda_device():
         return "this machine, or this container, has no NVIDIA GPU with a driver; give it one"
@@ -58,14 +58,14 @@ def cuda_obstacle() -> str | None:
 
 
 def _names_a_device(visible: str) -> bool:
-    # CUDA reads up to the first entry that names none.
+    # CUDA stops reading at the first entry that is not a device.
     first = visible.partition(",")[0].strip()
     return bool(first) and first != "-1"
 
 
 @cache
 def _torch_is_for_cpus() -> bool:
-    """By the file in which torch says what it was built for."""
+    """Reads the build of torch from its version file."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False

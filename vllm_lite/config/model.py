@@ -1,4 +1,4 @@
-"""ModelConfig: which model, in which numbers, with which defaults for its requests."""
+"""ModelConfig: the model, its data type and defaults of its requests."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _QUANTIZATIONS = (
 
 @config
 class ModelConfig:
-    """The model and what the checkpoint's own settings are changed to."""
+    """The model and changes to its checkpoint's settings."""
 
     model: str = option(
         "Qwen/Qwen3-0.6B", "Model to run: demo, a directory, a .gguf file or a hub id."
     )
     runner: Literal["auto", "generate", "pooling", "draft"] = option(
         "auto",
-        "What the model is run for; pooling: vectors of prompts, by LLM.embed() and LLM.encode(). "
-        "No HTTP route gives them.",
+        "Task of the model; pooling: vectors of prompts, by LLM.embed() and LLM.encode(). "
+        "No HTTP route returns them.",
         works=("auto", "generate", "pooling"),
         remedy="use generate for text, or pooling for vectors of prompts",
     )
     convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
         "auto",
-        "What a generating model is made into; embed: with --runner pooling, its last token's "
+        "Conversion of a generating model; embed: with --runner pooling, its last token's "
         "hidden state is the vector.",
         works=("auto", "none", "embed"),
-        remedy="leave it at auto: models generate text, or with --runner pooling embed it, here",
+        remedy="leave it at auto: models generate text, or embed it with --runner pooling",
     )
     model_impl: Literal["auto", "vllm", "transformers", "terratorch"] = option(
         "auto",
-        "Whose model code is run; vllm: this package's own.",
+        "Implementation of the model; vllm: this package's own.",
         works=("auto", "vllm"),
-        remedy="use auto: the architectures that are supported have code of their own here",
+        remedy="use auto: supported architectures are implemented here",
     )
     tokenizer: str = option(
         "",
@@ -67,17 +67,17 @@ class ModelConfig:
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32",
-        "Numbers that weights and activations are computed in.",
+        "Data type of weights and activations.",
         auto="on a GPU the checkpoint's if that is bfloat16 or float16, else bfloat16; on a CPU "
-        "bfloat16 where it computes in it natively, else float32",
+        "bfloat16 if it computes in it natively, else float32",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
-    seed: int = option(0, "Seed of all sampling that brings none of its own.", ge=0)
+    seed: int = option(0, "Seed of requests that have none of their own.", ge=0)
     deterministic: bool = option(
         False,
         "Give a request the same logits, bit for bit, alone, in any batch, in any chunks and from "
-        "the prefix cache, or refuse to start. The CPU's kernels do so anyway; on a GPU products "
-        "and attention become slower, and need plain weights and TRITON_ATTN.",
+        "the prefix cache, or refuse to start. CPU kernels always do; on a GPU matrix products "
+        "and attention are slower, and need unquantized weights and TRITON_ATTN.",
         auto="whether VLLM_BATCH_INVARIANT is 1",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
@@ -110,21 +110,21 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "How weights are kept in memory. gguf, awq, gptq, compressed-tensors: as they are in the "
-        "checkpoint; dequantize: a quantised checkpoint's expanded to --dtype; int8, int4: those "
+        "Format of weights in memory. gguf, awq, gptq, compressed-tensors: as in the "
+        "checkpoint; dequantize: a quantized checkpoint expanded to --dtype; int8, int4: those "
         "of a plain one rounded as they are loaded, in groups of 32; fp8, and int8 on a GPU: with "
-        "a scale for each output, or as they are in an fp8 checkpoint. But for dequantize, "
-        "products on a CPU round activations to 8 bits in groups of 32; on a GPU int8, fp8 and "
-        "compressed-tensors round each token's.",
-        auto="the checkpoint's own, but dequantize for a .gguf file",
+        "a scale for each output, or as in an fp8 checkpoint. Except with dequantize, "
+        "CPU kernels round activations to int8 in groups of 32; on a GPU int8, fp8 and "
+        "compressed-tensors round them by token.",
+        auto="the checkpoint's, but dequantize for a .gguf file",
         aliases=("-q",),
         choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
         works=(None, *READABLE, "gguf", *_OWN_QUANTIZATIONS),
-        remedy="use int8, int4 or fp8 with an unquantised checkpoint, or one that is quantised",
+        remedy="use int8, int4 or fp8 with an unquantized checkpoint, or a quantized one",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")
     max_logprobs: int = option(
-        20, "Most log-probabilities that a request may ask for; -1: no limit.", ge=-1
+        20, "Most log-probabilities a request may ask for; -1: no limit.", ge=-1
     )
     logprobs_mode: Literal[
         "raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"
@@ -145,5 +145,5 @@ class ModelConfig:
     enable_sleep_mode: bool = option(
         False,
         "Let LLM.sleep(), or POST /sleep with VLLM_SERVER_DEV_MODE=1, give the KV cache's memory "
-        "back until it is to wake. Weights stay. Not with a GPU.",
+        "back until it wakes. Weights stay. CPU only.",
     )

@@ -1,4 +1,4 @@
-"""ObservabilityConfig: what the engine tells of itself."""
+"""ObservabilityConfig: metrics, traces and statistics of the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ObservabilityConfig:
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "Where a span for each request is sent, over OpenTelemetry's protocol; needs the extra "
+        "URL to send a span of each request to, by OpenTelemetry's protocol; needs the extra "
         "vllm-lite[otlp].",
     )
     custom_histogram_buckets: dict[str, Any] | None = option(
@@ -36,9 +36,7 @@ class ObservabilityConfig:
         "time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, "
         "request_num_preemptions, request_tokens.",
     )
-    enable_logging_iteration_details: bool = option(
-        False, "Log what each step held and how long it took."
-    )
+    enable_logging_iteration_details: bool = option(False, "Log the content and time of each step.")
 
     def __post_init__(self) -> None:
         for family, bounds in (self.custom_histogram_buckets or {}).items():

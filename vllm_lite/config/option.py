@@ -1,7 +1,7 @@
-"""What one option is: type, default, help, range and what this build can do with it.
+"""One option: type, default, help, range and support in this build.
 
 `@config` makes a frozen dataclass whose fields are declared with `option(...)`; the command
-line, EngineArgs, the help text and the docs are derived from them. Every instance has been
+line, EngineArgs, the help text and the docs are derived from them. Every instance is
 checked, so no reader checks again. Knows no particular option.
 """
 
@@ -38,7 +38,7 @@ Level = Literal["full", "partial", "idle", "absent", "deprecated"]
 
 
 class Rules(TypedDict, total=False):
-    """What `option` takes beside default and help."""
+    """Further arguments of `option`."""
 
     # How an absent value is found; the flat view then has None as its default.
     auto: str
@@ -144,7 +144,7 @@ class Option:
 
     @property
     def level(self) -> Level:
-        """What this build does with the option."""
+        """The option's support in this build."""
         if "deprecated" in self.rules or "retired" in self.rules:
             return "deprecated"
         if self.keys:
@@ -155,7 +155,7 @@ class Option:
     def check(self, value: Any) -> None:
         """Raise a UsageError that names the option unless `value` is allowed.
 
-        Where it is allowed, but not available in this build, that is a NotInBuildError.
+        An allowed value that this build lacks raises NotInBuildError.
         """
         if value is None and self.kind.optional:
             return

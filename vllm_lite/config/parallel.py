@@ -1,4 +1,4 @@
-"""ParallelConfig: how the model is divided over devices, and engines over machines."""
+"""ParallelConfig: division of the model over workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ONE = "leave it at 1: the model runs on one device"
 
 @config
 class ParallelConfig:
-    """Sizes of the parallel groups and what runs the workers."""
+    """Sizes of the parallel groups and kind of the workers."""
 
     tensor_parallel_size: int = option(
         1,
@@ -23,7 +23,7 @@ class ParallelConfig:
     )
     pipeline_parallel_size: int = option(
         1,
-        "Workers that each hold some of the layers.",
+        "Workers that each hold a range of layers.",
         aliases=("-pp",),
         ge=1,
         works=(1,),
@@ -39,8 +39,8 @@ class ParallelConfig:
     )
     distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = option(
         None,
-        "What runs the workers; uni: the engine core's own process; mp: a process for each. "
-        "Default: mp where there are several workers.",
+        "Kind of workers; uni: in the engine core's process; mp: a process each. "
+        "Default: mp with several workers.",
         works=("uni", "mp"),
         remedy="use mp or uni, or leave it out",
     )

@@ -1,4 +1,4 @@
-"""What makes a vector of a generating model's hidden states, as a checkpoint may say."""
+"""Pooling and normalization of hidden states, as a checkpoint describes them."""
 
 from __future__ import annotations
 

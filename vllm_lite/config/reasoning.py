@@ -1,4 +1,4 @@
-"""ReasoningConfig: the texts that open and close a model's reasoning; finds no token."""
+"""ReasoningConfig: the texts that open and close a model's reasoning."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ class ReasoningConfig:
     """The texts around reasoning."""
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
-        "reasoning_config", "JSON: the texts around reasoning, where a thinking budget counts."
+        "reasoning_config", "JSON: the texts around reasoning, for thinking budgets."
     )
 
-    reasoning_parser: str = option(
-        "", "What tells reasoning from the answer, where --reasoning-parser does not say."
-    )
+    reasoning_parser: str = option("", "Parser of reasoning, if --reasoning-parser is not given.")
     reasoning_start_str: str = option(
         "", "The text that reasoning begins with, in place of the parser's."
     )
     reasoning_end_str: str = option(
         "",
-        "The text that is forced when a request's thinking budget is spent: the parser's own mark, "
-        "and whatever shall stand before or after it.",
+        "The text forced when a request's thinking budget is spent: the parser's end mark, "
+        "with any text before or after it.",
     )

@@ -69,7 +69,7 @@ def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmCon
 
 
 def _check_environment(*, is_strict: bool) -> None:
-    """Tell of variables that are set and change nothing; strictly, raise for them."""
+    """Warn of variables without effect; strictly, raise for them."""
     lines = envs.complaints()
     if lines and is_strict:
         raise UsageError(f"--fail-on-environ-validation: {'; '.join(lines)}; unset them")
@@ -135,7 +135,7 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
 
 
 def _device(values: dict[str, Any]) -> str:
-    """Where the model runs; decided, and refused, before a model is fetched for it."""
+    """The model's device; decided or refused before the model is fetched."""
     device = values.get("device", "auto")
     if device not in ("auto", "cuda"):
         return str(device)

@@ -1,4 +1,4 @@
-"""Rotary settings of a configuration in one form, whichever way it spells them.
+"""Rotary settings of a configuration, in one form for all spellings.
 
 One dict of rope_type, rope_theta and what the type needs; or such a dict for each kind of layer,
 by the names of layer_types. The order in which spellings win is that of transformers.

@@ -1,4 +1,4 @@
-"""SchedulerConfig: how much one step may hold and who comes first."""
+"""SchedulerConfig: limits of a step and order of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SchedulerConfig:
         ge=1,
     )
     max_num_active_seqs: int | None = option(
-        None, "Of those, how many may run; more wait.", auto="--max-num-seqs", ge=1
+        None, "Most requests that run at once; others wait.", auto="--max-num-seqs", ge=1
     )
     max_num_batched_tokens: int = option(
         2048,
@@ -29,29 +29,29 @@ class SchedulerConfig:
         human=True,
     )
     max_num_scheduled_tokens: int | None = option(
-        None, "Of those, how many the scheduler gives out.", auto="--max-num-batched-tokens", ge=1
+        None, "Most tokens that are scheduled in one step.", auto="--max-num-batched-tokens", ge=1
     )
     enable_chunked_prefill: bool = option(
         True, "Spread a long prompt over several steps, next to other requests."
     )
     scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
         "fcfs",
-        "Order of waiting requests: by arrival, by priority (lower first), or fair: in turn by "
-        "what each API key (without keys: each `user`) was served so far.",
+        "Order of waiting requests: by arrival, by priority (lower first), or fair: by "
+        "how much each API key (without keys: each `user`) has been served.",
     )
     long_prefill_token_threshold: int = option(
-        0, "Most prompt tokens of one request in one step; 0: no limit of its own.", ge=0
+        0, "Most prompt tokens of one request in one step; 0: no limit.", ge=0
     )
     long_prefill_token_threshold_adaptive: bool = option(
         False,
-        "Let that limit be no less than a step's tokens shared out among all requests.",
+        "Raise that limit to an equal share of a step's tokens.",
     )
     max_num_partial_prefills: int = option(
-        1, "Prompts that may be partly computed at once; 1: as many as the steps hold.", ge=1
+        1, "Prompts that may be partly computed at once; 1: no limit.", ge=1
     )
     max_long_partial_prefills: int = option(
         1,
-        "Of those, how many may be longer than --long-prefill-token-threshold; "
+        "Of those, prompts longer than --long-prefill-token-threshold; "
         "shorter prompts pass the others.",
         ge=1,
     )
@@ -70,23 +70,23 @@ class SchedulerConfig:
         human=True,
     )
     scheduler_reserve_full_isl: bool = option(
-        True, "Begin a prompt only where the cache has room for all of it."
+        True, "Begin a prompt only if the cache has room for all of it."
     )
     watermark: float = option(
         0.0,
-        "Share of the cache's blocks to keep unused when a request begins while others run.",
+        "Share of the cache's blocks to keep free when a request begins while others run.",
         ge=0,
         le=0.99,
     )
     async_scheduling: bool = option(
         False,
-        "Plan a step while the one before runs, counting tokens that are not known yet.",
+        "Schedule a step while the previous one runs.",
         auto="on on a GPU, off on a CPU",
     )
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens that the scheduler gives out in one step."""
+        """Most tokens that are scheduled in one step."""
         return min(self.max_num_scheduled_tokens or 1 << 62, self.max_num_batched_tokens)
 
     @property

@@ -1,4 +1,4 @@
-"""The front end's options, for HTTP and for what else answers requests; no engine's."""
+"""Options of the front end, for HTTP and for batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_lite.errors import UsageError
 
 @config
 class ReplyConfig:
-    """How requests are read and answered, over HTTP or from a file."""
+    """Reading and answering of requests, over HTTP or from a file."""
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("replies")
 
@@ -34,23 +34,23 @@ class ReplyConfig:
         False, "Let the model decide whether to call tools; needs --tool-call-parser."
     )
     tool_call_parser: str | None = option(
-        None, "What reads tool calls out of a model's text, by the name of its format."
+        None, "Parser of tool calls in a model's text, by the name of its format."
     )
     tool_parser_plugin: str = option("", "Python file that registers further tool parsers.")
     tool_strict_level: Literal["auto", "function", "parameter"] = option(
         "auto",
-        "What of a call that the model chooses is enforced where its tool is not strict: nothing "
-        "(auto), its form and name (function), or the arguments' schema too (parameter).",
+        "Enforcement of calls that the model chooses of tools that are not strict: nothing "
+        "(auto), form and name (function), or the arguments' schema too (parameter).",
     )
     exclude_tools_when_tool_choice_none: bool = option(
-        False, "Leave tools out of the prompt where a request's tool_choice is none."
+        False, "Leave tools out of the prompt if a request's tool_choice is none."
     )
     enable_per_request_metrics: bool = option(
-        False, "Report a request's own times in its reply, where it has one choice."
+        False, "Report a request's timings in its reply, if it has one choice."
     )
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = option(
         "full",
-        "system_fingerprint of replies: version and hash of what can change a seeded reply, the "
+        "system_fingerprint of replies: version and hash of all that changes seeded replies, the "
         "hash alone, --fingerprint-value, or null.",
     )
     fingerprint_value: str | None = option(None, "The fingerprint with --fingerprint-mode custom.")
@@ -69,11 +69,9 @@ class ReplyConfig:
     )
     enable_log_requests: bool = option(False, "Log each request's parameters.", group="options")
     enable_log_outputs: bool = option(False, "Log generated text too.")
-    log_error_stack: bool = option(
-        False, "Log the stack of every error that is answered, refusals too."
-    )
+    log_error_stack: bool = option(False, "Log the stack of every error response, refusals too.")
     enable_log_deltas: bool = option(
-        True, "With --enable-log-outputs, log each part of a streamed text as it comes."
+        True, "With --enable-log-outputs, log each part of a streamed text at once."
     )
     anthropic_disabled_thinking_effort: Literal[
         "auto", "high", "low", "max", "medium", "none", "xhigh"
@@ -85,7 +83,7 @@ class ReplyConfig:
 
 @config
 class ServerConfig(ReplyConfig):
-    """Where the server listens, whom it admits and how it answers."""
+    """Addresses, access and replies of the server."""
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("server")
 
@@ -98,9 +96,9 @@ class ServerConfig(ReplyConfig):
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = option(
         "info", "Verbosity of the HTTP server's own logger."
     )
-    disable_uvicorn_access_log: bool = option(False, "Write no line for each HTTP request.")
+    disable_uvicorn_access_log: bool = option(False, "Write no access log.")
     disable_access_log_for_endpoints: str | None = option(
-        None, "Paths of which no such line is written, with commas between them."
+        None, "Paths without access log, separated by commas."
     )
     h11_max_incomplete_event_size: int = option(
         4 << 20, "Most bytes of a request's head; more is answered 431.", ge=256, human=True
@@ -114,7 +112,7 @@ class ServerConfig(ReplyConfig):
         repeatable=True,
     )
     disable_fastapi_docs: bool = option(False, "Serve no OpenAPI schema and no docs pages.")
-    disable_web_page: bool = option(False, "Serve no page for browsers at /.")
+    disable_web_page: bool = option(False, "Serve no web page at /.")
     disable_frontend_multiprocessing: bool = option(
         False, "Run the HTTP front end and the engine in one process."
     )
@@ -125,7 +123,7 @@ class ServerConfig(ReplyConfig):
     api_key: list[str] = option(
         [],
         "Keys, one of which a client must send as a bearer token.",
-        auto="VLLM_API_KEY if it is set, else no key is asked for",
+        auto="VLLM_API_KEY if it is set, else no key",
         secret=True,
     )
     ssl_keyfile: str | None = option(None, "Private key file for HTTPS.")
@@ -139,11 +137,11 @@ class ServerConfig(ReplyConfig):
     )
     enable_ssl_refresh: bool = option(
         False,
-        "Read certificate, key and CA certificates again when their files change; a CA that was "
-        "taken away counts until the next start.",
+        "Reload certificate, key and CA certificates when their files change; a removed CA "
+        "stays valid until the next start.",
     )
     enable_request_id_headers: bool = option(
-        False, "Answer with an X-Request-Id header, the client's own if it sent one."
+        False, "Answer with an X-Request-Id header, the client's if it sent one."
     )
     enable_server_load_tracking: bool = option(False, "Report running requests at /load.")
     enable_tokenizer_info_endpoint: bool = option(
@@ -152,21 +150,21 @@ class ServerConfig(ReplyConfig):
     )
     batch_storage_dir: str | None = option(
         None,
-        "Directory that /v1/files and /v1/batches keep things in; without it there are neither. "
-        "With it --scheduling-policy is priority unless given, and rows of batches come last.",
+        "Directory of /v1/files and /v1/batches, which need it. "
+        "It makes --scheduling-policy priority unless given; rows of batches come last.",
     )
     batch_storage_limit: int = option(
         10 << 30,
-        "Bytes in that directory past which nothing more can be uploaded.",
+        "Most bytes in that directory; further uploads are refused.",
         ge=1,
         human=True,
     )
     sse_keep_alive_interval: int = option(
-        0, "Seconds without an event after which a stream sends a comment; 0: never.", ge=0
+        0, "Seconds of silence after which a stream sends a comment; 0: never.", ge=0
     )
     api_server_count: int = option(
         1,
-        "Processes that answer HTTP, for one engine; a stored response is known to the one "
+        "HTTP server processes of the engine; a stored response is known only to the one "
         "that made it.",
         aliases=("-asc",),
         group="options",

@@ -1,4 +1,4 @@
-"""SpeculativeConfig: what drafts tokens for the model to verify, and how many."""
+"""SpeculativeConfig: method and number of drafted tokens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ class SpeculativeConfig:
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "speculative_config",
-        "JSON: how tokens are drafted and how many. Text is what it would be without.",
+        "JSON: method and number of drafts. They do not change the text.",
         aliases=("-sc",),
         group="VllmConfig",
     )
 
     method: str | None = option(
         None,
-        "How tokens are drafted; ngram: as those that followed the last tokens when they stood in "
-        "the text before.",
+        "Draft method; ngram: the tokens that followed the last tokens where they occurred before.",
         works=(None, "ngram"),
         remedy="use ngram, or leave it out",
         alone="spec_method",
@@ -36,7 +35,7 @@ class SpeculativeConfig:
     )
     num_speculative_tokens: int | None = option(
         None,
-        "How many tokens to draft.",
+        "Number of tokens to draft.",
         ge=1,
         alone="spec_tokens",
         group="VllmConfig",

@@ -1,6 +1,6 @@
 """StructuredOutputsConfig: constrained output, and reasoning apart from the answer.
 
-What a request asks for is in its StructuredOutputsParams.
+A request's own constraint is its StructuredOutputsParams.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ class StructuredOutputsConfig:
 
     JSON_OPTION: ClassVar[JsonOption] = JsonOption(
         "structured_outputs_config",
-        "JSON: what compiles grammars, and what JSON may hold beside its schema.",
+        "JSON: the grammar backend and limits of JSON output.",
     )
 
     backend: Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"] = option(
         "auto",
-        "What compiles grammars; auto: xgrammar, and guidance for what that cannot enforce.",
+        "Grammar backend; auto: xgrammar, and guidance for what xgrammar cannot enforce.",
         works=("auto", "xgrammar", "guidance"),
         remedy="use auto: it enforces all that the others do",
     )
     disable_fallback: bool = option(
         False,
-        "Let auto be xgrammar alone: refuse what it cannot enforce.",
+        "With auto, use only xgrammar: refuse what it cannot enforce.",
     )
     disable_any_whitespace: bool = option(
         False,
@@ -35,7 +35,7 @@ class StructuredOutputsConfig:
     )
     disable_additional_properties: bool = option(
         False,
-        "Allow no keys in JSON that its schema does not name.",
+        "Allow only keys that the JSON schema names.",
     )
     enable_in_reasoning: bool = option(
         False,
@@ -43,7 +43,7 @@ class StructuredOutputsConfig:
     )
     reasoning_parser: str = option(
         "",
-        "What tells reasoning from the answer.",
+        "Parser that separates reasoning from the answer.",
         alone="reasoning_parser",
     )
     reasoning_parser_plugin: str = option(

@@ -1,6 +1,6 @@
 """VllmConfig: the one description of an engine, resolved and checked across its parts.
 
-Plain frozen data, so that it travels between processes as msgpack. Readers ask it where they
+Plain frozen data that travels between processes as msgpack. Readers ask it where they
 need it (`config.scheduler.max_num_seqs`); nobody writes to it.
 """
 
@@ -36,7 +36,7 @@ _KERNELS = JsonOption("kernel_config", "JSON: which library computes what.")
 
 @config
 class VllmConfig:
-    """The engine as a whole: where it runs, its parts and its checkpoint."""
+    """The engine: device, parts and checkpoint."""
 
     ROWS: ClassVar[tuple[Option, ...]] = (
         *rows("engine"),
@@ -59,7 +59,7 @@ class VllmConfig:
     device: Literal["cpu", "cuda"] = option(
         "cpu",
         "Where the model runs.",
-        auto="cuda where there are an NVIDIA GPU and what it needs, else cpu",
+        auto="cuda with a usable NVIDIA GPU, else cpu",
         choices=("auto", "cpu", "cuda", "hpu", "neuron", "openvino", "tpu", "xpu"),
         works=("auto", "cpu", "cuda"),
         remedy="use cuda, cpu or auto",
@@ -67,18 +67,18 @@ class VllmConfig:
     )
     optimization_level: Literal[0, 1, 2, 3] = option(
         2,
-        "How much to capture at start, also written -O0 to -O3: 0 nothing, 1 to 3 the graphs of "
-        "decode steps. Nothing is compiled at any.",
+        "CUDA graphs to capture, also written -O0 to -O3: 0 none, 1 to 3 graphs of "
+        "decode steps. Nothing is compiled.",
         on_cpu=NO_GRAPHS_ON_CPU,
     )
     performance_mode: Literal["balanced", "interactivity", "throughput"] = option(
         "balanced",
-        "Sizes of a step that are not given: throughput doubles them; interactivity halves its "
-        "tokens, so that a long prompt holds others up for less time.",
+        "Default sizes of a step: throughput doubles them; interactivity halves its "
+        "tokens, so that long prompts delay others less.",
     )
     fail_on_environ_validation: bool = option(
         False,
-        "Refuse to start with environment variables of vLLM that change nothing here.",
+        "Refuse to start with environment variables of vLLM that have no effect here.",
         group="options",
     )
 

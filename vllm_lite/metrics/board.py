@@ -1,7 +1,7 @@
-"""What the front ends of one engine tell each other: a few numbers in memory that all map.
+"""Counters that the front ends of one engine share in mapped memory.
 
-Each writes its own row and reads the others'. An aligned 8-byte store is never seen half done,
-so there is nothing to lock; a reader may be one update behind.
+Each writes its own row and reads the others'. An aligned 8-byte store is atomic,
+so there are no locks; a reader may be one update behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BYTES = 8
 
 
 class Column(IntEnum):
-    """What a row holds."""
+    """The columns of a row."""
 
     # Now: sequences in the engine, prompt tokens that have not been computed.
     NUM_UNFINISHED = 0
@@ -43,11 +43,11 @@ class Board:
             return cls(os.dup(file.fileno()), 0, count)
 
     def set(self, column: Column, value: int) -> None:
-        """Tell the others."""
+        """Set this front end's value."""
         self._cells[self._own + column] = value
 
     def add(self, column: Column, value: int) -> None:
-        """Tell the others of so many more."""
+        """Add to this front end's count."""
         self._cells[self._own + column] += value
 
     def others(self, column: Column) -> int:

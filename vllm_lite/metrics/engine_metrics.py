@@ -73,7 +73,7 @@ def engine_metrics(
     *,
     is_first: bool = True,
 ) -> EngineMetrics | NoMetrics:
-    """What --disable-log-stats leaves; the first front end on `board` speaks for all."""
+    """Metrics, unless --disable-log-stats; the first front end on `board` reports for all."""
     if config.observability.disable_log_stats:
         return NoMetrics()
     return EngineMetrics(config, num_blocks, board or NoBoard(), is_first)

@@ -1,4 +1,4 @@
-"""What the HTTP server counts: requests by route, and what tool parsers made of texts.
+"""Metrics of the HTTP server: requests by route, and results of tool parsers.
 
 The names, types, labels and buckets are those of vLLM's dashboards. Knows no HTTP library.
 Invariant: labels are routes, methods and status classes that exist, never what a client sent.

@@ -1,4 +1,4 @@
-"""What the front end saw of requests in one step: plain numbers for the metrics to count.
+"""Statistics of requests in one step: plain numbers for the metrics.
 
 Knows no metrics library and no text. Times are seconds.
 """

@@ -1,7 +1,7 @@
-"""What the engine core reports about itself: plain data that travels with its outputs.
+"""Statistics of the engine core: plain data that travels with its outputs.
 
-Knows no metrics library. Counters are totals since the start, so that a report may be
-skipped without losing anything; the reader takes differences.
+Counters are totals since the start, so that a report may be
+skipped; the reader takes differences.
 """
 
 from __future__ import annotations

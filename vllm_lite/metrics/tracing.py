@@ -28,7 +28,7 @@ FLUSH_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """What a span tells of a request that has ended; times are monotonic seconds."""
+    """The content of a finished request's span; times are monotonic seconds."""
 
     request_id: str
     params: Task
@@ -118,7 +118,7 @@ class RequestTracer:
 
 
 def make_tracer(config: VllmConfig) -> RequestTracer | NoTracer:
-    """What --otlp-traces-endpoint asks for; raises UsageError where the libraries are missing."""
+    """The tracer of --otlp-traces-endpoint; raises UsageError if its libraries are missing."""
     endpoint = config.observability.otlp_traces_endpoint
     if endpoint is None:
         return NoTracer()

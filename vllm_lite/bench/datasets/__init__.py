@@ -1,4 +1,4 @@
-"""What a load asks: prompts with the lengths to expect, from a rule or from a local file.
+"""Prompts of a load with their output lengths, generated or from a local file.
 
 Each dataset is a function of its options, a PromptMaker and a seed; the same seed gives the
 same prompts. Knows no server.

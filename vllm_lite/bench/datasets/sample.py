@@ -35,9 +35,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What datasets are made with; `as_chat` writes a prompt as a conversation's first turn.
+    """Inputs of a dataset; `as_chat` renders a prompt as the first turn of a chat.
 
-    With `shows_progress`, a bar tells of prompts that take long to make.
+    With `shows_progress`, slow generation of prompts draws a bar.
     """
 
     options: DatasetOptions

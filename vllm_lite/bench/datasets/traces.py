@@ -1,6 +1,6 @@
-"""Prompts with the lengths, and the times, that a recorded load had: BurstGPT and timed traces.
+"""Prompts with the lengths and times of a recorded load: BurstGPT and timed traces.
 
-What was said is not recorded, so texts are made up; what prompts shared, they share again.
+Texts are not recorded, so they are random; shared prefixes stay shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN = 1 << 64
 
 
 def burstgpt_samples(source: Source) -> list[Sample]:
-    """Rows of a BurstGPT file that GPT-4 answered, drawn at random."""
+    """Random rows of a BurstGPT file that GPT-4 answered."""
     options, maker = source.options, source.maker
     reader = csv.DictReader(io.StringIO(read_text(source.path)))
     missing = {_MODEL, _PROMPT, _ANSWER} - set(reader.fieldnames or ())

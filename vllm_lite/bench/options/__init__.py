@@ -1,7 +1,7 @@
-"""What the benchmarks can be told: one class for each command, made of shared sections.
+"""Options of the benchmarks: a class for each command, made of shared sections.
 
-Names and defaults are vLLM's. An instance has been checked as a whole, texts of several parts
-(percentiles, goodput, headers) included, so their properties cannot fail.
+Names and defaults are vLLM's. Instances are checked, with texts of several parts
+(percentiles, goodput, headers), so their properties cannot fail.
 """
 
 from vllm_lite.bench.options.datasets import (

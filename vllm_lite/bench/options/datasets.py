@@ -1,4 +1,4 @@
-"""Datasets, the sources of a benchmark's prompts, and what each is told."""
+"""Options of datasets, the sources of a benchmark's prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITH_INPUT_LEN = ("random", "sonnet")
 
 @config
 class DatasetOptions:
-    """Where prompts come from."""
+    """The source of prompts."""
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("datasets")
 

@@ -1,4 +1,4 @@
-"""What `bench serve` can be told: how the load is shaped, and what is reported."""
+"""Options of `bench serve`: shape of the load and report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 @config
 class ServeOptions:
-    """How the load is shaped, and what is reported."""
+    """Shape of the load and report."""
 
     GROUP: ClassVar[str] = "options"
 

@@ -1,4 +1,4 @@
-"""What the benchmarks that run an engine themselves can be told."""
+"""Options of the benchmarks that run an engine themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_lite.errors import UsageError
 
 @config
 class LatencyOptions:
-    """What one batch is, and how often it is timed."""
+    """One batch, and how often it is timed."""
 
     ROWS: ClassVar[tuple[Option, ...]] = (*rows("bench"), *rows("latency"))
 
@@ -39,7 +39,7 @@ class LatencyOptions:
 
 @config
 class ThroughputOptions:
-    """What is generated, and by which engine."""
+    """Prompts to generate from, and how."""
 
     ROWS: ClassVar[tuple[Option, ...]] = (*rows("bench"), *rows("throughput"))
 
@@ -91,7 +91,7 @@ class ThroughputOptions:
 
 @config
 class StartupOptions:
-    """How often the engine is started."""
+    """Numbers of cold and warm starts."""
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("bench")
 

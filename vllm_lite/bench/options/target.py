@@ -1,4 +1,4 @@
-"""Which server a load goes to, which API it speaks, and what it asks of the sampler."""
+"""Options of a load's server, API and sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_lite.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """An API: its path, what the server makes of a prompt, and whether it answers in tokens."""
+    """An API: its path, and whether it takes chats or returns vectors."""
 
     path: str
     is_chat: bool = False
@@ -20,7 +20,7 @@ class Backend:
 
     @property
     def ending(self) -> str:
-        """What every path of this API ends with."""
+        """The ending of every path of this API."""
         return self.path.removeprefix("/v1")
 
 
@@ -42,7 +42,7 @@ _ALL_BACKENDS = (
 
 @config
 class SamplingOptions:
-    """What requests ask of the sampler; what is not set is the server's default."""
+    """Sampling parameters; unset ones are the server's defaults."""
 
     GROUP: ClassVar[str] = "sampling"
 
@@ -66,7 +66,7 @@ class SamplingOptions:
 
 @config
 class TargetOptions:
-    """Which server to load, and what it is sent."""
+    """The server to load and its requests."""
 
     GROUP: ClassVar[str] = "server"
 
@@ -150,7 +150,7 @@ class TargetOptions:
 
     @property
     def api(self) -> Backend:
-        """What --backend speaks."""
+        """The API of --backend."""
         return BACKENDS[self.backend]
 
     @property

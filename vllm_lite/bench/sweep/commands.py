@@ -1,6 +1,6 @@
-"""The processes of a sweep: commands that run to their end, and a server that is stopped.
+"""The processes of a sweep: commands that run to their end, and a server.
 
-A server has a session of its own and is stopped with all its children, whatever happens here.
+A server has a session of its own and is always stopped with all its children.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_command(words: Sequence[str], *, show_stdout: bool) -> None:
 
 
 class SweptServer:
-    """A running server: where it is, and how it is made to forget."""
+    """A running server and its caches."""
 
     def __init__(self, words: Sequence[str]) -> None:
         host = _value(words, "--host") or "127.0.0.1"
@@ -50,7 +50,7 @@ class SweptServer:
         self.url += _value(words, "--port", "-p") or "8000"
 
     def is_ready(self) -> bool:
-        """Whether the server says that it is well."""
+        """Whether /health answers 200."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -58,7 +58,7 @@ class SweptServer:
             return False
 
     def reset_caches(self) -> None:
-        """Make the next load meet empty caches; raises UsageError where the server cannot."""
+        """Empty the server's caches; raises UsageError if it cannot."""
         for path in _CACHES:
             request = urllib.request.Request(self.url + path, data=b"", method="POST")
             try:
@@ -75,9 +75,9 @@ class SweptServer:
 
 @contextmanager
 def serving(words: Sequence[str], timeout: float, log: Path | None) -> Iterator[SweptServer]:
-    """A server that is ready, and is stopped in the end; raises UsageError.
+    """A ready server, stopped when the context ends; raises UsageError.
 
-    What it prints goes to the file `log`, or where our own output goes.
+    Its output goes to the file `log`, or to our own output.
     """
     server = SweptServer(words)
     if server.is_ready():
@@ -113,13 +113,13 @@ def serving(words: Sequence[str], timeout: float, log: Path | None) -> Iterator[
 
 
 def show_command(words: Sequence[str]) -> None:
-    """Print a command so that it can be copied to a shell."""
+    """Print a command for copying to a shell."""
     sys.stdout.write(f"  $ {shlex.join(words)}\n")
     sys.stdout.flush()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server's whole session, gently at first."""
+    """Terminate a server's session, then kill what is left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:

@@ -36,7 +36,7 @@ class Overrides:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What goes into a run's results."""
+        """The options as fields of a run's results."""
         named = {} if self.given_name is None else {_NAME: self.given_name}
         return {**named, **self.values}
 

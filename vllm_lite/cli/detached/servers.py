@@ -61,7 +61,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with the server's output."""
         return folder() / f"{self.port}.log"
 
     @property
@@ -83,7 +83,7 @@ class Server:
 
 
 def folder() -> Path:
-    """Where state and logs are; this user's alone."""
+    """The private folder of state and logs."""
     path = Path(envs.VLLM_CACHE_ROOT) / "servers"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def folder() -> Path:
 
 
 def start_of(pid: int) -> str:
-    """What tells a process from a later one of the same id; "" where there is none."""
+    """The start time of a process, which makes its id unique; "" if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         # A process that has ended and is not yet waited for counts as gone.

@@ -19,7 +19,7 @@ from vllm_lite.errors import CheckpointError
 
 @config
 class CacheOptions:
-    """Where cached models are."""
+    """The directory of cached models."""
 
     GROUP = "options"
 

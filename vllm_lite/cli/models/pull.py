@@ -28,7 +28,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 
 @config
 class PullOptions(CacheOptions):
-    """What of a hub repository to fetch, and where to."""
+    """The files of a hub repository to fetch, and where to."""
 
     revision: str | None = option(None, "Branch, tag or commit to fetch; default: main.")
     allow_patterns: list[str] = option(

@@ -73,7 +73,7 @@ class Footprint:
 
     @property
     def spec(self) -> KVCacheSpec:
-        """What layers cache."""
+        """The cache of each layer."""
         facts, cache = self.config.facts, self.config.cache
         if ARCHITECTURES[facts.architecture].mixer == "state":
             hf = facts.hf_config
