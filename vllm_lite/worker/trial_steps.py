@@ -22,7 +22,7 @@ _COSTLY = SamplingParams(
 )
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLES = 16
-_TIMED_CONTEXT, _TIMED_TOKENS = 2048, 32
+_TIMED_CONTEXT, _TIMED_TOKENS = 2048, 8
 # Requests, and tokens of each.
 _SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
 
