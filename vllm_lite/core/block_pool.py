@@ -24,8 +24,8 @@ class BlockPool:
         self.num_unused = 0
         self.num_cached = 0
         self._by_hash: dict[bytes, Block] = {}
-        # The sentinel closes the list to a ring: next is evicted first, previous last. A second one
-        # separates blocks that are hardly of use from recently used ones.
+        # Two sentinels in one ring, in order of eviction: after `_ring` the blocks without content
+        # or hardly of use, after `_of_use` the others, least recently used first.
         self._ring, self._of_use = Block(-1), Block(-1)
         self._ring.previous = self._ring.next = self._of_use
         self._of_use.previous = self._of_use.next = self._ring

@@ -51,7 +51,7 @@ class Executor(ABC):
             raise self.failure
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The shape of the cache of each worker, which hold equal parts of the model."""
+        """The shape of one worker's cache; all workers hold equal parts of the model."""
         spec: KVCacheSpec = self.call(GetKVCacheSpec())[0]
         return spec
 

@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
         options: BuildOptions,
         rotary: RotaryEmbedding | None,
     ) -> SelfAttention | StateMixer:
-        """The mixer, which is a module of its own by its kind's name."""
+        """Build the mixer, a submodule named after its kind."""
         if isinstance(spec, AttentionSpec):
             self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), rotary)
             return self.self_attn

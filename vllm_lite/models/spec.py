@@ -55,7 +55,7 @@ class ExpertsSpec:
     # Of one expert.
     intermediate_size: int
     act: str
-    # The shares of a token's experts sum to 1, rather than those of all experts.
+    # Whether weights sum to 1 over a token's chosen experts, rather than over all experts.
     is_renormalized: bool = True
 
 

@@ -41,7 +41,7 @@ class Choice:
 
 
 def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
-    """The rows that admit no token, and those among them whose logits are all -inf, as bans do.
+    """The rows that admit no token, and those among them that bans leave without one (all -inf).
 
     By the largest logit of each row [R].
     """

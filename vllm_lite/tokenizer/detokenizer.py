@@ -117,7 +117,7 @@ class IncrementalDetokenizer:
         self._matcher = StopMatcher(stops) if stops else None
         self._keeps_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        # Taken in, up to the one that completed a stop string.
+        # Tokens taken in, up to the one that completed a stop string.
         self.num_tokens = 0
         self._stop: str | None = None
         self._num_returned = 0

@@ -46,7 +46,7 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step where the model runs."""
+    """A planned step, and what of it is on the model's device."""
 
     plan: StepPlan
     # Index of the token that each row's token follows, [S]; None: they are 0..T-1.

@@ -142,7 +142,7 @@ class _Answer:
         states: RequestStates,
         unread: deque[_Answer],
     ) -> None:
-        """Is in `unread` until it is read."""
+        """Stays in `unread` until it is read."""
         self._plan = plan
         self._logprobs = choice.logprobs
         self._output = output
@@ -170,7 +170,7 @@ class _Answer:
         if plan.has_drafts:
             is_drafted = table.token_ids[slots, positions] == token_ids
             firsts = self._accept(token_ids.tolist(), is_drafted.tolist(), set(failed), is_theirs)
-            # Beyond the first a failure leaves the row's token to the next step.
+            # A failed row behind an accepted draft is sampled again in the next step.
             failed, stuck = (sorted(firsts.intersection(rows)) for rows in (failed, stuck))
         else:
             sampled = ([token_id] for token_id in token_ids.tolist())

@@ -1,4 +1,4 @@
-"""A chat request to what the engine runs and what reads its answers, checked to the end.
+"""Turns a chat's body into the engine's prompt and parameters, and the reader of its answers.
 
 Every API that takes a conversation goes this way. Knows no wire format. Invariant: what comes
 out can be started, and whatever is wrong with it was raised before.
