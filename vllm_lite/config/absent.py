@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, cast
 
 from vllm_lite.config.option import Becomes, Kind, Option, Rules
+from vllm_lite.config.values import Json
 
 _TABLE = """
 [engine ModelConfig]
@@ -264,20 +265,20 @@ _REASONS = {"absent": "remedy", "idle": "why", "retired": "retired", "replaced":
 _SPEC = re.compile(r"(\w+)(?:/(-[\w-]+))?(@\w*)?(?::([\w,/]+))?(\?)?(?:=([^~]*))?(?:~(.*))?")
 
 
-def _task(value: str) -> dict[str, Any]:
+def _task(value: str) -> Json:
     if value in ("auto", "generate", "transcription", "draft"):
         return {} if value == "auto" else {"runner": value.replace("transcription", "generate")}
     return {"runner": "pooling", "convert": _CONVERSIONS.get(value, value)}
 
 
-def _draft_model(value: str) -> dict[str, Any]:
+def _draft_model(value: str) -> Json:
     is_ngram = value == "[ngram]"
     return (
         {"speculative_config.method": "ngram"} if is_ngram else {"speculative_config.model": value}
     )
 
 
-def _graph_sizes(value: list[int]) -> dict[str, Any]:
+def _graph_sizes(value: list[int]) -> Json:
     # One number was the largest size; several were the sizes.
     if len(value) == 1:
         return {"max_cudagraph_capture_size": value[0]}
@@ -314,7 +315,7 @@ def _row(spec: str, owner: str, group: str, level: str, reason: str) -> Option:
     name, alias, alone, types, optional, default, passing = match.groups()
     is_old = level in ("retired", "replaced")
     kind = _kind(types or "bool", is_optional=is_old or optional is not None)
-    rules: dict[str, Any] = {_REASONS[level]: reason, "aliases": (alias,) if alias else ()}
+    rules: Json = {_REASONS[level]: reason, "aliases": (alias,) if alias else ()}
     rules |= {"bare": types == "bare", "human": types == "size"}
     rules |= {} if is_old else {"level": level}
     rules |= {"alone": alone[1:] or name} if alone else {}

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vllm_lite.config.values import JsonView
+
 # Which layers have a config's sliding_window: those that layer_types names, else ...
 WindowRule = Literal["none", "every", "switched", "pattern"]
 
@@ -27,7 +29,7 @@ class Architecture:
     # Its own names of fields to the usual ones.
     aliases: Mapping[str, str] = field(default_factory=dict)
     # What transformers' configuration class assumes of fields that are not there.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: JsonView = field(default_factory=dict)
     # Fields of its own that the model's class reads, beside READ_BY_ALL.
     reads: frozenset[str] = frozenset()
     # Fields of its own that change nothing which is computed here.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_lite.config.option import Option
-from vllm_lite.config.values import json_value
+from vllm_lite.config.values import Json, json_value
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
@@ -119,7 +119,7 @@ def merge_dotted(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[s
     """
     words = list(argv)
     rest: list[str] = []
-    objects: dict[str, dict[str, Any]] = {}
+    objects: dict[str, Json] = {}
     while words:
         word = words.pop(0)
         head, equals, value = word.partition("=")
@@ -138,7 +138,7 @@ def merge_dotted(argv: Sequence[str], spellings: Mapping[str, Option]) -> list[s
     return rest
 
 
-def _put(target: dict[str, Any], head: str, path: list[str], text: str) -> None:
+def _put(target: Json, head: str, path: list[str], text: str) -> None:
     if not all(path):
         raise UsageError(f"{head} has an empty key")
     *parents, last = path

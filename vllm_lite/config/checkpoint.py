@@ -17,6 +17,7 @@ from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
 from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.config.rope import main_rope, take_rope_parameters
+from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
 __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_config"]
@@ -39,7 +40,7 @@ _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
 def read_facts(
     path: str,
     *,
-    hf_overrides: dict[str, Any] | None = None,
+    hf_overrides: Json | None = None,
     hf_config_path: str | None = None,
     disable_sliding_window: bool = False,
 ) -> ModelFacts:
@@ -74,7 +75,7 @@ def read_facts(
     return replace(facts, max_position=min(window or facts.max_position, facts.max_position))
 
 
-def _hf_config(gguf: GGUFFile) -> dict[str, Any]:
+def _hf_config(gguf: GGUFFile) -> Json:
     try:
         return hf_config_of(gguf)
     except (TypeError, AttributeError) as error:
@@ -104,7 +105,7 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
     return replace(facts, format="gguf", has_rope_freqs=has_rope_freqs)
 
 
-def _facts(path: str, row: Architecture, hf: dict[str, Any]) -> ModelFacts:
+def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
     read = _NumberReader(path, hf)
     hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
     num_kv_heads = read.count("num_key_value_heads", num_heads)
@@ -137,7 +138,7 @@ def _facts(path: str, row: Architecture, hf: dict[str, Any]) -> ModelFacts:
 class _NumberReader:
     """Reads the sizes of a configuration, each a positive whole number."""
 
-    def __init__(self, path: str, hf: dict[str, Any]) -> None:
+    def __init__(self, path: str, hf: Json) -> None:
         self._path = path
         self._hf = hf
 
@@ -156,7 +157,7 @@ class _NumberReader:
         return value
 
 
-def _architecture(path: str, hf: dict[str, Any]) -> Architecture:
+def _architecture(path: str, hf: Json) -> Architecture:
     named = hf.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
     for name in names:
@@ -166,7 +167,7 @@ def _architecture(path: str, hf: dict[str, Any]) -> Architecture:
     raise CheckpointError(f"{path} holds {found}; supported are {', '.join(ARCHITECTURES)}")
 
 
-def _max_position(path: str, row: Architecture, hf: dict[str, Any]) -> int:
+def _max_position(path: str, row: Architecture, hf: Json) -> int:
     if row.mixer == "state" and hf.get("max_position_embeddings") is None:
         return UNLIMITED_POSITIONS
     length = _NumberReader(path, hf).count("max_position_embeddings")
@@ -177,7 +178,7 @@ def _max_position(path: str, row: Architecture, hf: dict[str, Any]) -> int:
     return length
 
 
-def _stored_dtype(hf: dict[str, Any]) -> str:
+def _stored_dtype(hf: Json) -> str:
     return str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch.")
 
 

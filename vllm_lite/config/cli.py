@@ -30,7 +30,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.help import groups_of, help_text
 from vllm_lite.config.option import Option, make, option_table
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.config.values import human_int, json_of, json_or_text
+from vllm_lite.config.values import Json, human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import NotInBuildError, UsageError, nearest
 from vllm_lite.log import init_logger
@@ -46,7 +46,7 @@ class Parsed(NamedTuple):
 
     words: list[str]
     file_model: str | None
-    values: list[dict[str, Any]]
+    values: list[Json]
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -100,7 +100,7 @@ class OptionParser(argparse.ArgumentParser):
         ]
         return Parsed(loose, file_model, values)
 
-    def _checked(self, cls: type, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, cls: type, given: Json) -> Json:
         """`given` with deprecated options replaced; exits where this build lacks one."""
         table = option_table(cls)
         try:
@@ -119,7 +119,7 @@ class OptionParser(argparse.ArgumentParser):
             warn_of_idle(values, table)
         return values
 
-    def parse_options(self, argv: Sequence[str]) -> list[dict[str, Any]]:
+    def parse_options(self, argv: Sequence[str]) -> list[Json]:
         """Each class's values, for a command that takes options and no other words."""
         words, file_model, values = self.parse(argv)
         if words:
@@ -130,7 +130,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse_words(
         self, argv: Sequence[str], least: int, most: int | None
-    ) -> tuple[list[str], list[dict[str, Any]]]:
+    ) -> tuple[list[str], list[Json]]:
         """From `least` to `most` loose words, as the usage line names them, and the values."""
         words, file_model, values = self.parse(argv)
         words = words or ([file_model] if file_model else [])
@@ -193,7 +193,7 @@ def _show(text: str, paged: bool) -> None:
 def add_option(parser: argparse.ArgumentParser, entry: Option) -> None:
     """Have `parser` read an option; a value that was not given is left out of its namespace."""
     names = [*entry.rules.get("aliases", ()), entry.flag]
-    settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS}
+    settings: Json = {"dest": entry.name, "default": argparse.SUPPRESS}
     types = entry.kind.types
     if types == (bool,):
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **settings)

@@ -14,9 +14,9 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from vllm_lite import envs
+from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.log import init_logger
 from vllm_lite.progress import on_terminal
@@ -31,7 +31,7 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _STDERR = 2
 
 # What its makers recommend; the file has no place for it.
-DEMO_SAMPLING: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9}
+DEMO_SAMPLING: Json = {"temperature": 0.2, "top_p": 0.9}
 
 # The file's own template shows no tools. This one, for requests with tools, says them and their
 # calls as Hermes models do.

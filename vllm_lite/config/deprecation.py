@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_lite.config.option import Option
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
 
 
-def without_deprecated(
-    values: Mapping[str, Any], table: Mapping[str, Option], *, warn: bool = True
-) -> dict[str, Any]:
+def without_deprecated(values: JsonView, table: Mapping[str, Option], *, warn: bool = True) -> Json:
     """`values` by name, with deprecated options replaced.
 
     Options that the user set stay. Raises UsageError for an invalid deprecated value.
@@ -39,7 +38,7 @@ def without_deprecated(
     return kept
 
 
-def warn_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+def warn_of_idle(values: JsonView, table: Mapping[str, Option]) -> None:
     """Warn of each option in `values` that is set to something and changes nothing here."""
     for name, value in values.items():
         entry = table[name]
@@ -48,7 +47,7 @@ def warn_of_idle(values: Mapping[str, Any], table: Mapping[str, Option]) -> None
                 logger.warning("%s changes nothing in this build: %s", own.flag, own.rules["why"])
 
 
-def warn_of_gpu_only(values: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+def warn_of_gpu_only(values: JsonView, table: Mapping[str, Option]) -> None:
     """Warn of each option in `values` that is set to something and counts on a GPU alone."""
     for name, value in values.items():
         for own, item in _parts(table[name], value):
@@ -63,7 +62,7 @@ def _notice(entry: Option) -> str:
     return f"{entry.flag} is deprecated; use {entry.rules['deprecated']}"
 
 
-def _set(values: dict[str, Any], target: str, new: Any) -> None:
+def _set(values: Json, target: str, new: Any) -> None:
     name, dot, key = target.partition(".")
     if not dot:
         values.setdefault(name, new)

@@ -7,12 +7,12 @@ set; `create_engine_config` resolves the rest.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.option import option_table
 from vllm_lite.config.resolve import UsageContext, resolve
+from vllm_lite.config.values import JsonView
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import nearest
 
@@ -36,7 +36,7 @@ class EngineArgs:
         self._given = given
 
     @property
-    def given(self) -> Mapping[str, Any]:
+    def given(self) -> JsonView:
         """The options that were set, by name."""
         return self._given
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from vllm_lite.config.values import Json
 
 # The context of a model that knows no positions, and what is served of it unless more is asked for.
 UNLIMITED_POSITIONS = 2**31 - 1
@@ -22,7 +24,7 @@ class ModelFacts:
     path: str
     format: Literal["hf", "gguf"]
     architecture: str
-    hf_config: dict[str, Any]
+    hf_config: Json
     # What the checkpoint's weights are stored in; "gguf" weights become config.model.dtype.
     dtype: str
     max_position: int
@@ -37,7 +39,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Sampling defaults that --generation-config chose; {} where there are none.
-    generation_config: dict[str, Any] = field(default_factory=dict)
+    generation_config: Json = field(default_factory=dict)
     # Whether a vector of a prompt is divided by its length, unless a request says otherwise.
     normalizes_vectors: bool = True
     # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.

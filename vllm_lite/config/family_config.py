@@ -6,10 +6,10 @@ computes: it is refused rather than passed over. Reads no files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vllm_lite.config.architectures import Architecture
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
 
 
@@ -61,16 +61,14 @@ _KINDS = ("full_attention", "sliding_attention")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
-def family_config(
-    path: str, row: Architecture, raw: Mapping[str, Any], has_class_defaults: bool
-) -> dict[str, Any]:
+def family_config(path: str, row: Architecture, raw: JsonView, has_class_defaults: bool) -> Json:
     """The configuration `raw` of the model at `path`, as the rest of the engine reads it.
 
     With has_class_defaults, fields that are not there have the values of transformers' class.
     Raises CheckpointError for a field that would change the model and is not read.
     """
     known = READ_BY_ALL | HARMLESS | row.reads | row.harmless
-    hf: dict[str, Any] = {}
+    hf: Json = {}
     for name, value in raw.items():
         usual = row.aliases.get(name, name)
         if usual not in known and value not in _NOTHING and not name.startswith(_HARMLESS_PREFIXES):
@@ -88,9 +86,7 @@ def family_config(
     return hf
 
 
-def layer_windows(
-    path: str, row: Architecture, hf: Mapping[str, Any], count: int
-) -> tuple[int | None, ...]:
+def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tuple[int | None, ...]:
     """Of each layer: how many tokens it looks back, itself included; None is all of them."""
     window, kinds = hf.get("sliding_window"), hf.get("layer_types")
     _check_kinds(path, kinds, count)

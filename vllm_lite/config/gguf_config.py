@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from vllm_lite.config.gguf_header import GGUFFile
+from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
 # GGUF's name of a rotary scaling to transformers'; one not listed keeps its name.
@@ -18,7 +19,7 @@ _MODEL_TYPES = {
 }
 
 
-def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
+def hf_config_of(gguf: GGUFFile) -> Json:
     """The configuration that transformers would have for this file's model."""
     metadata = gguf.metadata
     name = metadata.get("general.architecture")
@@ -33,7 +34,7 @@ def hf_config_of(gguf: GGUFFile) -> dict[str, Any]:
     if architecture == "LlamaForCausalLM" and window:
         architecture = "MistralForCausalLM"  # converters write both as llama
     num_heads = _per_layer(gguf, get("attention.head_count"))
-    config: dict[str, Any] = {
+    config: Json = {
         "architectures": [architecture],
         "model_type": _MODEL_TYPES.get(str(architecture), name),
         "num_hidden_layers": get("block_count"),
@@ -101,9 +102,9 @@ def _vocab_size(gguf: GGUFFile, stated: Any) -> Any:
     return embedding.shape[0] if embedding is not None else stated
 
 
-def _rope_parameters(get: Any) -> dict[str, Any]:
+def _rope_parameters(get: Any) -> Json:
     kind = get("rope.scaling.type", "none")
-    rope: dict[str, Any] = {
+    rope: Json = {
         "rope_type": _ROPE_TYPES.get(kind, kind),
         "rope_theta": _shortest(get("rope.freq_base", 10000.0)),
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
 _MAX_DIMS = 4
@@ -145,7 +146,7 @@ class GGUFFile:
     """A parsed header. `data` is the whole file, memory-mapped and read-only."""
 
     path: str
-    metadata: dict[str, Any]
+    metadata: Json
     tensors: dict[str, GGUFTensor]
     data: memoryview
 
@@ -204,7 +205,7 @@ class _Reader:
         start = self._take(length)
         return str(self._data[start : start + length], "utf-8", "replace")
 
-    def read_metadata(self) -> tuple[dict[str, Any], int]:
+    def read_metadata(self) -> tuple[Json, int]:
         """The key-value pairs and the number of tensors that follow them."""
         if self._end < 24 or bytes(self._data[:4]) != b"GGUF":
             raise self._damaged("it does not start with the letters GGUF")
@@ -217,7 +218,7 @@ class _Reader:
         # Each pair and each tensor takes at least this much, so a wild count ends here.
         if num_pairs * 12 + num_tensors * 24 > self._end:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_pairs} metadata pairs")
-        metadata: dict[str, Any] = {}
+        metadata: Json = {}
         for _ in range(num_pairs):
             key = self._string(_MAX_KEY_BYTES)
             if key in metadata:
@@ -263,7 +264,7 @@ class _Reader:
                 return
         raise self._damaged(f"the array {key!r} runs past the end of the file")
 
-    def read_tensors(self, num_tensors: int, metadata: dict[str, Any]) -> dict[str, GGUFTensor]:
+    def read_tensors(self, num_tensors: int, metadata: Json) -> dict[str, GGUFTensor]:
         """The tensor table; tensors follow each other inside the file, each of them aligned."""
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment % _MIN_ALIGNMENT:

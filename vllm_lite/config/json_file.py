@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """The JSON object in the file at `path`; raises CheckpointError."""
     try:
         if path.exists() and not path.is_file():
@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_sendable(path: object, value: dict[str, Any]) -> None:
+def check_sendable(path: object, value: Json) -> None:
     """Raise CheckpointError for what msgpack has no form of, and so no other process would get."""
     try:
         msgspec.msgpack.encode(value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vllm_lite.config.option import JsonOption, config, make, option
+from vllm_lite.config.values import JsonView
 from vllm_lite.errors import UsageError
 from vllm_lite.log import LogFormat, reconfigure_logging
 
@@ -65,7 +65,7 @@ class LoggingConfig:
         )
 
 
-def apply_logging(given: Mapping[str, Any]) -> None:
+def apply_logging(given: JsonView) -> None:
     """Configure this process's log from the flat options `given`."""
     config: LoggingConfig = make(
         LoggingConfig, {name: value for name, value in given.items() if value is not None}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_lite.config.option import config, option
 from vllm_lite.config.quantized_checkpoint import READABLE
+from vllm_lite.config.values import Json
 
 # No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.
 MAX_CHARACTERS_PER_TOKEN = 256
@@ -94,9 +95,7 @@ class ModelConfig:
         works=("auto", "hf"),
         remedy="use a checkpoint in Hugging Face's layout, or a .gguf file",
     )
-    hf_overrides: dict[str, Any] = option(
-        {}, "JSON whose keys replace those of the model's configuration."
-    )
+    hf_overrides: Json = option({}, "JSON whose keys replace those of the model's configuration.")
     max_model_len: int = option(
         2048,
         "Longest prompt plus output, in tokens.",
@@ -139,7 +138,7 @@ class ModelConfig:
         "auto",
         "Where sampling defaults come from: auto (the checkpoint), vllm (none) or a directory.",
     )
-    override_generation_config: dict[str, Any] = option(
+    override_generation_config: Json = option(
         {}, "JSON of sampling defaults, over those of --generation-config."
     )
     enable_sleep_mode: bool = option(

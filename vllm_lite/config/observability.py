@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
-from typing import Any
 
 from vllm_lite.config.option import config, option
+from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
 HISTOGRAM_FAMILIES = (
@@ -30,7 +30,7 @@ class ObservabilityConfig:
         "URL to send a span of each request to, by OpenTelemetry's protocol; needs the extra "
         "vllm-lite[otlp].",
     )
-    custom_histogram_buckets: dict[str, Any] | None = option(
+    custom_histogram_buckets: Json | None = option(
         None,
         "JSON: bounds of the histograms of a family, rising: request_latency, "
         "time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, "

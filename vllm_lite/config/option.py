@@ -26,10 +26,11 @@ from typing import (
     get_type_hints,
 )
 
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import NotInBuildError, UsageError
 
 T = TypeVar("T")
-Becomes = Callable[[Any], Mapping[str, Any]]
+Becomes = Callable[[Any], JsonView]
 
 # What this build does with an option: `full`, its effect; `partial`, that of some values;
 # `idle`, nothing, which a line says when it is set; `absent`, it refuses all that would matter;
@@ -189,7 +190,7 @@ class Option:
         is_off = value is False and not self.default
         return is_off or value in (None, self.default, "", [], {}) or value in (works or ())
 
-    def _check_keys(self, value: Mapping[str, Any]) -> None:
+    def _check_keys(self, value: JsonView) -> None:
         known = {entry.name: entry for entry in self.keys}
         for key, item in value.items():
             if key not in known:
@@ -303,7 +304,7 @@ def json_option(whole: JsonOption, group: str, keys: Sequence[Option]) -> list[O
     return [*alone, own]
 
 
-def make(cls: type[T], values: Mapping[str, Any], **given: Any) -> T:
+def make(cls: type[T], values: JsonView, **given: Any) -> T:
     """A `cls` of flat values and of fields that are `given`; what is in neither is the default.
 
     A key that is an option of its own wins over the same key of the JSON. Raises UsageError.
@@ -319,7 +320,7 @@ def make(cls: type[T], values: Mapping[str, Any], **given: Any) -> T:
     for row in rows:
         if row.name in given:
             row.check(given.pop(row.name))
-    parts: dict[str, Any] = {name: make(part, values) for name, part in sections(declared).items()}
+    parts: Json = {name: make(part, values) for name, part in sections(declared).items()}
     return cls(**parts, **given)
 
 

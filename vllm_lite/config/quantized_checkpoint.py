@@ -7,11 +7,11 @@ one line that names the checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 
 # Methods whose checkpoints can be read, by the names that they give themselves.
@@ -80,7 +80,7 @@ class ScaledCodes:
 StoredForm = PackedIntegers | ScaledCodes
 
 
-def stored_form(path: str, hf_config: Mapping[str, Any]) -> StoredForm | None:
+def stored_form(path: str, hf_config: JsonView) -> StoredForm | None:
     """The form of the checkpoint at `path`, None for a plain one; raises CheckpointError."""
     settings = hf_config.get("quantization_config")
     if not settings:
@@ -126,7 +126,7 @@ def check_quantization(quantization: str | None, facts: ModelFacts) -> None:
 class _Reader:
     """The settings of one checkpoint."""
 
-    def __init__(self, path: str, method: str, settings: dict[str, Any]) -> None:
+    def __init__(self, path: str, method: str, settings: Json) -> None:
         self._path = path
         self._method = method
         self._settings = settings

@@ -5,7 +5,6 @@ Uses the checkpoint's facts and the machine's; imports neither torch nor a model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from vllm_lite.config.option import make, option_table
 from vllm_lite.config.pooling import with_pooling
 from vllm_lite.config.size_check import check_sizes
 from vllm_lite.config.sources import resolve_model_source
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
@@ -42,7 +42,7 @@ _STEP_SIZES = {
 _MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
 
 
-def resolve(given: Mapping[str, Any], usage: UsageContext = "server") -> VllmConfig:
+def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
     """The engine that the options `given` (by field name) describe; raises UsageError.
 
     Downloads the model if it is not on this machine.
@@ -84,11 +84,11 @@ def _checkable(name: str, value: Any) -> Any:
     return str(value).removeprefix("torch.") if name == "dtype" else value
 
 
-def _find_model(values: dict[str, Any]) -> ModelFacts:
+def _find_model(values: Json) -> ModelFacts:
     """The facts of the model; its files are on this machine afterwards."""
     table = option_table(VllmConfig)
     name = values.setdefault("model", table["model"].default)
-    source: dict[str, Any] = {
+    source: Json = {
         "revision": values.get("revision"),
         "download_dir": values.get("download_dir"),
         "hf_token": values.get("hf_token", envs.HF_TOKEN),
@@ -116,7 +116,7 @@ def _find_model(values: dict[str, Any]) -> ModelFacts:
     return _with_generation_config(facts, values.get("generation_config", "auto"))
 
 
-def _find_tokenizer(values: dict[str, Any], facts: ModelFacts, source: dict[str, Any]) -> str:
+def _find_tokenizer(values: Json, facts: ModelFacts, source: Json) -> str:
     """A local directory or .gguf file."""
     name: str = values.get("tokenizer") or values["model"]
     revision = values.get("tokenizer_revision")
@@ -134,7 +134,7 @@ def _with_generation_config(facts: ModelFacts, choice: str) -> ModelFacts:
     return with_generation_config(facts, Path(choice))
 
 
-def _device(values: dict[str, Any]) -> str:
+def _device(values: Json) -> str:
     """The model's device; decided or refused before the model is fetched."""
     device = values.get("device", "auto")
     if device not in ("auto", "cuda"):
@@ -147,7 +147,7 @@ def _device(values: dict[str, Any]) -> str:
     return "cuda" if obstacle is None else "cpu"
 
 
-def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> None:
+def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
     dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
     if dtype == "auto" and device == "cuda":
         dtype = facts.dtype if facts.dtype in ("bfloat16", "float16") else "bfloat16"
@@ -168,7 +168,7 @@ def _derive_model(values: dict[str, Any], facts: ModelFacts, device: str) -> Non
         values["quantization"] = values.get("quantization") or facts.quantization
 
 
-def _derive_reasoning(values: dict[str, Any]) -> None:
+def _derive_reasoning(values: Json) -> None:
     """The parser of --reasoning-config is that of --reasoning-parser."""
     named = (values.get("reasoning_config") or {}).get("reasoning_parser")
     if not named:
@@ -180,16 +180,14 @@ def _derive_reasoning(values: dict[str, Any]) -> None:
         )
 
 
-def _derive_cache(values: dict[str, Any], device: str) -> None:
+def _derive_cache(values: Json, device: str) -> None:
     values.setdefault("gpu_memory_utilization", _MEMORY_SHARE[device])
     space = cpu_cache_bytes() if device == "cpu" else None
     if space is not None:
         values.setdefault("kv_cache_memory_bytes", space)
 
 
-def _derive_scheduler(
-    values: dict[str, Any], facts: ModelFacts, device: str, usage: UsageContext
-) -> None:
+def _derive_scheduler(values: Json, facts: ModelFacts, device: str, usage: UsageContext) -> None:
     tokens, seqs = _STEP_SIZES[device, usage]
     match values.get("performance_mode"):
         case "throughput":

@@ -6,10 +6,8 @@ by the names of layer_types. The order in which spellings win is that of transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from vllm_lite.config.architectures import SUPPORTED_ROPE_TYPES
+from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
 
 _INF = float("inf")
@@ -23,7 +21,7 @@ _LOOSE = (
 )
 
 
-def take_rope_parameters(path: str, hf: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+def take_rope_parameters(path: str, hf: Json, overrides: JsonView) -> None:
     """Leave in `hf` one `rope_parameters`, in place of every older spelling.
 
     Raises CheckpointError for what is not a number, and for a scaling that no layer knows.
@@ -47,16 +45,14 @@ def take_rope_parameters(path: str, hf: dict[str, Any], overrides: Mapping[str, 
         hf.pop(key, None)
 
 
-def main_rope(hf: Mapping[str, Any]) -> dict[str, Any]:
+def main_rope(hf: JsonView) -> Json:
     """The settings of layers that attend to everything."""
-    rope: dict[str, Any] = hf["rope_parameters"]
-    main: dict[str, Any] = rope.get("full_attention", rope)
+    rope: Json = hf["rope_parameters"]
+    main: Json = rope.get("full_attention", rope)
     return main
 
 
-def _flat(
-    path: str, hf: Mapping[str, Any], given: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json:
     rope = dict(given)
     scaling = hf.get("rope_scaling")
     if scaling and (not rope or "rope_scaling" in overrides):
@@ -90,7 +86,7 @@ def _flat(
     return rope
 
 
-def _check_factors(path: str, rope: Mapping[str, Any]) -> None:
+def _check_factors(path: str, rope: JsonView) -> None:
     for key in ("short_factor", "long_factor"):
         factors = rope.get(key)
         if not isinstance(factors, list) or not all(

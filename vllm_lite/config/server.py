@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vllm_lite.config.absent import rows
 from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
 
@@ -27,7 +28,7 @@ class ReplyConfig:
     trust_request_chat_template: bool = option(
         False, "Render templates that requests bring; others are refused."
     )
-    default_chat_template_kwargs: dict[str, Any] = option(
+    default_chat_template_kwargs: Json = option(
         {}, "JSON of chat template variables, under those that requests bring."
     )
     enable_auto_tool_choice: bool = option(

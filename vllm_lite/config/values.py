@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# A JSON object, or options by name; its reader knows the types.
+Json = dict[str, Any]
+JsonView = Mapping[str, Any]
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT])")

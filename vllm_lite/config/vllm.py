@@ -7,7 +7,7 @@ need it (`config.scheduler.max_num_seqs`); nobody writes to it.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vllm_lite import envs
 from vllm_lite.config.absent import rows
@@ -29,6 +29,7 @@ from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
+from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
 _KERNELS = JsonOption("kernel_config", "JSON: which library computes what.")
@@ -162,7 +163,7 @@ class VllmConfig:
         return capture_sizes(self.compilation, level, self.model, self.attention, most)
 
     @property
-    def sampling_defaults(self) -> dict[str, Any]:
+    def sampling_defaults(self) -> Json:
         """SamplingParams fields that the generation config sets for requests that do not."""
         return self._sampling_fields(self.facts.generation_config)
 
@@ -178,7 +179,7 @@ class VllmConfig:
         )
         return cap
 
-    def _sampling_fields(self, generation_config: dict[str, Any]) -> dict[str, Any]:
+    def _sampling_fields(self, generation_config: Json) -> Json:
         chosen = {**generation_config, **self.model.override_generation_config}
         if "max_new_tokens" in chosen:
             chosen["max_tokens"] = chosen.pop("max_new_tokens")

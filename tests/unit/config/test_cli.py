@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lite.config.cli import parse_serve_args, serve_parser
@@ -105,6 +105,7 @@ def test_dotted_json() -> None:
     assert engine(line)["hf_overrides"] == {"b": -1}
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.dictionaries(st.sampled_from("abc"), st.integers() | st.text("xyz ", min_size=1)),
