@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from contextvars import ContextVar
 from pathlib import Path
@@ -63,12 +64,16 @@ class ChatPath:
             return message
 
         _calls.set(self._before)
+        # Finalizers of older garbage would run among the calls.
+        gc.collect()
+        gc.freeze()
         previous = sys.getprofile()
         sys.setprofile(self._profile)
         try:
             await self._app(scope, received, send)
         finally:
             sys.setprofile(previous)
+            gc.unfreeze()
 
     def _profile(self, frame: FrameType, event: str, argument: object) -> None:
         calls = _calls.get()
