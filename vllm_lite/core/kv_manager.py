@@ -162,9 +162,7 @@ class KVCacheManager:
         missing = (end + size - 1) // size - tables.length
         if missing <= 0:
             return self._nothing
-        for group, table in zip(self._groups, tables.of_group, strict=True):
-            # Computed, not planned, tokens: the others' blocks are still to be published.
-            group.release_out_of_window(table, request.num_computed_tokens)
+        self._release_out_of_window(tables, request)
         blocks = self.pool.try_take(missing * len(tables.of_group))
         if blocks is None:
             return None
@@ -197,10 +195,18 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Free all blocks of a request, if it has any."""
         tables = self._tables.pop(request.request_id, None)
-        for table in () if tables is None else tables.of_group:
-            # Tail first: a prefix outlives its continuation, so it can still be hit.
-            self.pool.release(table.blocks[::-1])
+        if tables is not None:
+            self._release_out_of_window(tables, request)
+            for table in tables.of_group:
+                # Tail first: a prefix outlives its continuation, so it can still be hit.
+                self.pool.release(table.blocks[::-1])
         self.states.free(request)
+
+    def _release_out_of_window(self, tables: _Tables, request: Request) -> None:
+        """Release what no later token sees; it is reused before blocks that prefixes need."""
+        for group, table in zip(self._groups, tables.of_group, strict=True):
+            # Planned tokens do not count: their blocks are still to be published.
+            group.release_out_of_window(table, request.num_computed_tokens)
 
     def block_ids(self, request: Request) -> list[list[int]]:
         """The request's block tables, one for each group."""

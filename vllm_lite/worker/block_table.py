@@ -67,13 +67,17 @@ class BlockTables:
 
     def gather(self, slots: Int64s, num_tokens: int) -> Int32s:
         """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [G, R, M], a copy."""
-        return self._table[:, slots, : -(-num_tokens // self.block_size)]
+        # Unlike an index, take() lays out each group densely.
+        return self._table[:, :, : -(-num_tokens // self.block_size)].take(slots, axis=1)
 
     def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
         """Cache position, block * block_size + offset, of each (slot, position) [T]; [G, T]."""
         block, offset = np.divmod(positions, self.block_size)
-        result: Int64s = self._table[:, slots, block] * np.int64(self.block_size) + offset
-        return result
+        first = np.multiply(
+            self._table[:, slots, block], self.block_size, dtype=np.int64, order="C"
+        )
+        first += offset
+        return first
 
     def _write(self, group: int, slot: int, first: int, block_ids: list[int]) -> None:
         self._table[group, slot, first : first + len(block_ids)] = block_ids

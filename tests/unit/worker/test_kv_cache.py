@@ -114,3 +114,10 @@ def test_a_row_after_one_with_a_window_names_all_its_blocks() -> None:
     table.append_row(0, [[4]], 24)
     table.set_row(0, [[5, 6]])
     assert table.gather(np.array([0]), 32).tolist() == [[[5, 6, 0, 0]]]
+
+
+def test_tables_of_each_group_are_dense() -> None:
+    table = BlockTables(num_slots=3, max_blocks=4, block_size=8, windows=[None, 9])
+    slots = np.array([2, 0, 1])
+    for array in (*table.gather(slots, 17), *table.slot_mapping(slots, np.array([0, 7, 8]))):
+        assert array.flags.c_contiguous
