@@ -89,7 +89,7 @@ class Comparison:
             save(self._results, self._path)
 
     def _turns(self) -> Iterator[tuple[int, Session, Engine, str]]:
-        """What is wanted, possible and not done yet."""
+        """Measurements that are wanted, possible and not done yet."""
         for turn in range(1, self._args.rounds + 1):
             for session in SESSIONS:
                 for engine in self._engines:

@@ -1,4 +1,4 @@
-"""What one tenant's flood does to another's latency, first come first served and by fair shares.
+"""One tenant's latency under another's flood: first come first served, and fair shares.
 
     python benchmarks/fairness.py                    the demo model, some minutes
     python benchmarks/fairness.py --model DIR        any model

@@ -1,4 +1,4 @@
-"""What `bench serve` adds to the times that it reports, against a server that only sends.
+"""The times that `bench serve` itself adds, against a server that only sends.
 
     python benchmarks/load_generator.py                       1,000 streams, a chunk each 50 ms
     python benchmarks/load_generator.py --client httpx        the same with httpx as the client

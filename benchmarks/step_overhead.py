@@ -1,4 +1,4 @@
-"""What a decode step costs in the engine core outside the model, by phase.
+"""The host time of a decode step in the engine core, without the model, by phase.
 
     python benchmarks/step_overhead.py                     64 sequences, greedy and drawn
     python benchmarks/step_overhead.py --sequences 1 8 64 --json FILE

@@ -51,7 +51,7 @@ def scripted_tokens(
     windows: Sequence[int | None] = (None,),
     has_state: bool = False,
 ) -> list[int]:
-    """What a ScriptedExecutor generates after `prompt`, without any cache or scheduler.
+    """The tokens that a ScriptedExecutor generates after `prompt`, without any cache or scheduler.
 
     `windows`: of its groups of layers.
     """
@@ -89,7 +89,7 @@ def _sum(cache: list[int], windows: Sequence[int | None], position: int, end: in
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the worker side keeps of one request."""
+    """A request as the worker side keeps it."""
 
     data: NewRequestData
     token_ids: list[int]

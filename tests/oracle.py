@@ -22,7 +22,7 @@ NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE = 30, 576, 9, 3, 64
 
 
 def gguf_name(name: str, architecture: str, num_layers: int) -> str:
-    """What a GGUF file of `architecture` calls transformers' tensor `name`."""
+    """The name in a GGUF file of `architecture` of transformers' tensor `name`."""
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     found = gguf.get_tensor_name_map(arch, num_layers).get_name(name, (".weight", ".bias"))
     assert found is not None, name

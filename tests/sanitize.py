@@ -56,7 +56,7 @@ def build(sanitizer: str) -> Path:
 
 
 def library(name: str) -> str:
-    """Where the compiler finds one of its libraries."""
+    """The path of one of the compiler's libraries."""
     words = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 class StandInMemoryError(RuntimeError):
-    """What the stand-in has too little of."""
+    """Raised where the stand-in has too little memory."""
 
 
 class StandInFault(RuntimeError):

@@ -229,6 +229,20 @@ def test_every_module_says_what_it_owns(path: Path) -> None:
         assert ast.get_docstring(ast.parse(text)), f"{ids(path)} has no module docstring"
 
 
+def test_docstrings_name_what_they_describe() -> None:
+    """By a noun or a verb: an opening question word makes the reader wait for one."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = []
+    for path in (
+        p for folder in ("vllm_lite", "tests", "benchmarks") for p in ROOT.glob(f"{folder}/**/*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = (ast.get_docstring(node) or "").split() if isinstance(node, documented) else []
+            if words and words[0].lower() in ("who", "what", "where", "tell", "tells"):
+                found.append(f"{ids(path)}:{getattr(node, 'lineno', 1)} {' '.join(words[:6])}")
+    assert not found
+
+
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_nothing_unsafe_is_used(path: Path) -> None:
     tree = ast.parse(path.read_text())

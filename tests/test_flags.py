@@ -120,7 +120,7 @@ def words_for(entry: Option, value: Any) -> list[str]:
 
 
 def parsed(row: Row, value: Any) -> dict[str, Any]:
-    """What the row's first command makes of its flag with `value`."""
+    """The value that the row's first command parses from its flag with `value`."""
     command = row["commands"][0]
     _, _, values = parser_of(command).parse(words_for(option_of(row), value))
     return {name: item for part in values for name, item in part.items()}

@@ -1,4 +1,4 @@
-"""What the documents name exists: options, commands, variables, modules, files and links.
+"""Everything that documents name exists: options, commands, variables, modules, files and links.
 
 That their blocks run is tests/e2e/test_guides.py's.
 """

@@ -27,7 +27,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Where `make peers` puts things."""
+    """The directory that `make peers` fills."""
 
     folder: Path
 
@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def settings(self) -> str:
-        """What to know beside a figure."""
+        """A note beside a figure."""
         if self.module is None:
             return f"{self.weights}, {self.num_threads} threads, sampling not counted"
         return (
@@ -103,7 +103,7 @@ class Engine:
         )
 
     def missing(self) -> str:
-        """What this engine needs and lacks here; empty where it can run."""
+        """Requirements that this machine lacks; empty where the engine can run."""
         if not Path(self.python).exists():
             return f"there is no {self.id} environment; make one: make peers"
         if self.model != "demo" and not Path(self.model).exists():

@@ -1,4 +1,4 @@
-"""What to know of the machine beside its figures: processor, cores, instruction sets, memory."""
+"""The machine behind the figures: processor, cores, instruction sets, memory."""
 
 from __future__ import annotations
 

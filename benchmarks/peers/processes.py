@@ -38,7 +38,7 @@ class Process:
         self.pid = self._child.pid
 
     def lines(self) -> Iterator[str]:
-        """What it prints, line by line, to its end."""
+        """Its output, line by line, to the end."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             yield line.decode(errors="replace").rstrip("\n")

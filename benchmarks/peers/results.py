@@ -1,4 +1,4 @@
-"""What was measured, as it lies in a file: records of each round, and what follows from them.
+"""Measurements in a file: records of each round, and what follows from them.
 
 Medians over rounds, how many times better ours is, and which targets hold are computed from the
 records when they are asked for, so that a file can be added to. Knows no process.
@@ -204,7 +204,7 @@ def save(results: Results, path: Path) -> None:
 
 
 def load(path: Path, machine: dict[str, Any]) -> Results:
-    """What a file holds, to go on with; empty results where there is none."""
+    """Results of a file, to continue; empty where there is none."""
     if not path.exists():
         return Results(machine)
     content = json.loads(path.read_text())

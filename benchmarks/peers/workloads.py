@@ -1,4 +1,4 @@
-"""What is measured, as data: steps of the child processes, rows of the table, and their targets.
+"""The measurements as data: steps of the child processes, rows of the table, targets.
 
 A figure's name is `work.value`, such as `decode-32.step_ms`. Knows no engine's command line and
 no process.

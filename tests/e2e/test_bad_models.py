@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 
 
 def refusal(model: str | Path, *arguments: str) -> str:
-    """What `vllm-lite serve` says of `model` once it has ended; no process may be left."""
+    """The output of `vllm-lite serve` for `model` once it has ended; no process may be left."""
     command = [sys.executable, "-m", "vllm_lite", "serve", str(model), *arguments]
     began = time.monotonic()
     process = subprocess.Popen(

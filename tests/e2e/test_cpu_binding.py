@@ -1,4 +1,4 @@
-"""What computes stays on the CPUs that VLLM_CPU_OMP_THREADS_BIND lists."""
+"""Threads that compute stay on the CPUs that VLLM_CPU_OMP_THREADS_BIND lists."""
 
 from __future__ import annotations
 

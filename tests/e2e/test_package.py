@@ -115,7 +115,7 @@ def stage(name: str) -> list[tuple[str, str]]:
 
 
 def copied() -> set[str]:
-    """What the build's COPY takes of the repository, less what .dockerignore keeps out."""
+    """The files that the build's COPY takes, without those in .dockerignore."""
     words = (ROOT / ".dockerignore").read_text().split()
     kept = {word[1:] for word in words if word.startswith("!")}
     out = [word.removeprefix("**/") for word in words if word.startswith("**/")]
@@ -146,7 +146,7 @@ def test_the_image_is_built_of_all_that_the_package_needs(wheel: Path) -> None:
 
 @pytest.fixture
 def container(installed: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """What the image runs, on another port."""
+    """The image's command on another port."""
     said = dict(stage("cpu"))
     assert said["USER"] == "1000" and said["EXPOSE"] == "8000"
     command = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]

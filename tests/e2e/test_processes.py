@@ -1,4 +1,4 @@
-"""Who outlives whom: real processes, killed, starved and misled."""
+"""Lifetimes of real processes that are killed, starved or misled."""
 
 from __future__ import annotations
 

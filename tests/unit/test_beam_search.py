@@ -22,7 +22,7 @@ PROMPT = [9, 9]
 
 
 def position(seed: int, tokens: list[int]) -> PositionLogprobs:
-    """What a model in miniature says of the token after `tokens`."""
+    """A tiny model's log-probabilities of the token after `tokens`."""
     weights = [random.Random(f"{seed}{tokens}{i}").random() + 0.01 for i in range(VOCAB)]
     order = sorted(range(VOCAB), key=lambda i: -weights[i])
     total = math.log(sum(weights))

@@ -1,4 +1,4 @@
-"""What counts as usable, read from made-up system files."""
+"""Usable CPUs and memory, read from made-up system files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the child processes share: their orders, their answers, prompts, and busy neighbours.
+"""Shared by the child processes: orders, answers, prompts, and busy neighbours.
 
 A child runs in an engine's own environment, so only the standard library is used here. It is
 given one JSON argument and prints a line for each measurement as soon as it is made: whatever
@@ -31,18 +31,18 @@ def orders() -> dict[str, Any]:
 
 
 def measured(work: str, **values: float | str) -> None:
-    """Tell the parent what a measurement of `work` found."""
+    """Send the parent a measurement of `work`."""
     print(MARK + json.dumps({"work": work, **values}), flush=True)
 
 
 def failed(work: str, error: BaseException) -> None:
-    """Tell the parent why there is no measurement of `work`."""
+    """Send the parent the reason that `work` was not measured."""
     reason = " ".join(str(error).split()) or type(error).__name__
     print(MARK + json.dumps({"work": work, "error": reason[:300]}), flush=True)
 
 
 def ready(spawned: float) -> None:
-    """Tell how long the engine took since its process was made, on the monotonic clock."""
+    """Send the parent the engine's start-up time, from its process's creation on."""
     measured("ready", seconds=time.monotonic() - spawned)
 
 

@@ -26,7 +26,7 @@ from vllm_lite.sampling_params import SamplingParams
 
 
 class TestRecords:
-    """What a line of the output says."""
+    """Lines of the output."""
 
     def test_answers_have_the_shape_of_a_batch_and_the_body_of_a_server(
         self, tmp_path: Path, output: Path

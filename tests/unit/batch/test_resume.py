@@ -34,7 +34,7 @@ class Mortal(FakeEngineClient):
 
 
 class TestResume:
-    """What an interrupted run leaves, and what comes of it."""
+    """Leftovers of an interrupted run, and how it resumes."""
 
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:

@@ -14,7 +14,7 @@ Answer = Callable[[str, bytes, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """Where it listens, and what it has seen."""
+    """A test server's address and the requests it got."""
 
     url: str
     num_connections: int = 0

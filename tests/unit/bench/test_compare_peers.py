@@ -1,4 +1,4 @@
-"""What the comparison with other engines makes of its records, and of an engine that is missing."""
+"""Tables of the comparison with other engines, also where an engine is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks' options accept, refuse and mean."""
+"""Options of the benchmarks: accepted values, refusals and meaning."""
 
 from __future__ import annotations
 

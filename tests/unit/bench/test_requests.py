@@ -1,4 +1,4 @@
-"""What goes over the wire, for each API."""
+"""Request bodies and stream parsing for each API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a server beside the load: counters that it may not have, and its profiler."""
+"""Other requests to a benchmarked server: its counters, if any, and its profiler."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_usage_lines_name_what_is_required(
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Bash's completions of the last word."""
     script = folder / "vllm-lite"
     line = " ".join(shlex.quote(word) for word in words)
     program = (

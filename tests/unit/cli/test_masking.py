@@ -1,4 +1,4 @@
-"""What must not be read by others, in all the places where it is found."""
+"""Secrets are masked wherever they appear."""
 
 from __future__ import annotations
 

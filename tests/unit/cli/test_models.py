@@ -66,7 +66,7 @@ class Commands:
         return done.returncode, done.stdout, done.stderr
 
     def done(self, *words: str) -> str:
-        """What it prints, where it must succeed."""
+        """The output of a command that must succeed."""
         code, shown, errors = self(*words)
         assert code == 0, errors
         return shown

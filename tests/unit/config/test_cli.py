@@ -29,7 +29,7 @@ def server(line: str) -> ServerConfig:
 
 
 def refusal(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an unreadable command line prints to stderr, after checking exit code 2."""
+    """The stderr of a command line that must fail with exit code 2."""
     with pytest.raises(SystemExit) as caught:
         parse_serve_args(shlex.split(line))
     assert caught.value.code == 2

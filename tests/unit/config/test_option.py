@@ -1,4 +1,4 @@
-"""What @config and option() promise: frozen, checked, and every refusal names the flag."""
+"""@config and option(): frozen, checked, and every refusal names the flag."""
 
 from __future__ import annotations
 

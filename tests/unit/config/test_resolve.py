@@ -1,4 +1,4 @@
-"""What a user sets plus what the model and machine are gives one checked VllmConfig."""
+"""A user's settings, the model and the machine make one checked VllmConfig."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
-    """What the package logs, as `caplog`."""
+    """The package's log records, as `caplog`."""
     monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
     return caplog
 

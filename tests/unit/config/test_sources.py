@@ -1,4 +1,4 @@
-"""Where models come from. No test reaches the network: pip and the hub cache are local."""
+"""Sources of models. No test reaches the network: pip and the hub cache are local."""
 
 from __future__ import annotations
 
