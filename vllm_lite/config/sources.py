@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_lite import envs
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
 from vllm_lite.errors import CheckpointError
 from vllm_lite.progress import on_terminal
+
+if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
@@ -73,6 +76,21 @@ def resolve_model_source(
             "of its files and give its path"
         )
     return folder
+
+
+def tokenizer_path(config: VllmConfig) -> Path:
+    """The path of the model's tokenizer, or of the one that --tokenizer names."""
+    model = config.model
+    if model.tokenizer in (model.model, config.facts.path):
+        return Path(config.facts.path)
+    source = resolve_model_source(
+        model.tokenizer,
+        revision=model.tokenizer_revision,
+        download_dir=config.load.download_dir,
+        hf_token=model.hf_token,
+        weights=False,
+    )
+    return Path(source)
 
 
 def _model_in_directory(path: Path) -> str:

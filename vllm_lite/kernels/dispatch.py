@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -148,12 +149,11 @@ def _interpreted() -> Any:
     if not envs.TRITON_INTERPRET:
         raise UsageError("VLLM_LITE_CPU_ISA=triton needs TRITON_INTERPRET=1: there is no GPU here")
     try:
-        from vllm_lite.kernels.gpu.triton import ops as triton_ops
+        return import_module("vllm_lite.kernels.gpu.triton.ops")
     except ImportError as error:
         raise UsageError(
             f"VLLM_LITE_CPU_ISA=triton needs Triton ({error}); run `pip install triton`"
         ) from None
-    return triton_ops
 
 
 def _compiled(isa: str) -> Any:
@@ -166,9 +166,7 @@ def _compiled(isa: str) -> Any:
             f"VLLM_LITE_CPU_ISA={isa}: this machine only runs {', '.join(supported)}; unset it"
         )
     module.select_isa(isa)
-    from vllm_lite.kernels.cpu import ops as cpu
-
-    return cpu
+    return import_module("vllm_lite.kernels.cpu.ops")
 
 
 def _module() -> Any:

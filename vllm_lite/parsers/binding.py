@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.json_file import read_json
+from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.parsers import registry
 
@@ -33,9 +34,6 @@ def bind_parsers(
     _check_forced_end(config)
     facts: dict[str, Any] = {}
     if registry.needs_tokenizer(tool_parser) or registry.needs_tokenizer(reasoning_parser):
-        # Imported here: `serve` checks its parsers before the engine core starts to load.
-        from vllm_lite.tokenizer.tokenizer import tokenizer_path
-
         facts = _tokenizer_facts(tokenizer_path(config))
     registry.bind_tokenizer(tool_parser, reasoning_parser, **facts)
 

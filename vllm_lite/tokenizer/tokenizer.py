@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_lite.config.demo import DEMO_TOOL_TEMPLATE, is_demo
 from vllm_lite.config.gguf_header import read_gguf
-from vllm_lite.config.sources import resolve_model_source
+from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
@@ -225,21 +225,6 @@ class Tokenizer:
     def decode_token(self, token_id: int) -> str:
         """One token's text for logprobs; a part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def tokenizer_path(config: VllmConfig) -> Path:
-    """The path of the model's tokenizer, or of the one that --tokenizer names."""
-    model = config.model
-    if model.tokenizer in (model.model, config.facts.path):
-        return Path(config.facts.path)
-    source = resolve_model_source(
-        model.tokenizer,
-        revision=model.tokenizer_revision,
-        download_dir=config.load.download_dir,
-        hf_token=model.hf_token,
-        weights=False,
-    )
-    return Path(source)
 
 
 def load_tokenizer(config: VllmConfig) -> Tokenizer:

@@ -5,12 +5,20 @@ Imports a backend only when it is selected.
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 from vllm_lite.config.gpu import GPU_BACKENDS
 from vllm_lite.errors import UsageError
 
+# Modules whose `operations()` replace Triton's.
+_MODULES = {
+    "CUDA": "cuda.ops",
+    "TORCH_SDPA": "sdpa",
+    "FLASH_ATTN": "flash_attention",
+    "FLASHINFER": "flashinfer_attention",
+}
 # What to do if a backend cannot be imported.
 _FIXES = {
     "CUDA": "build it with `pip install . -C cmake.define.VLLM_LITE_CUDA=ON`, which needs nvcc",
@@ -38,46 +46,25 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
             f"{GPU_BACKENDS[0]}"
         )
     try:
-        from vllm_lite.kernels.gpu.triton import ops, tuning
+        triton, tuning = _import("triton.ops"), _import("triton.tuning")
     except ImportError as error:
         raise UsageError(
             f"--attention-backend {name} cannot be used ({error}); run `pip install triton`"
         ) from None
     try:
-        own = _own_operations(name)
+        own = _import(_MODULES[name]).operations() if name in _MODULES else {}
     except ImportError as error:
         raise UsageError(
             f"--attention-backend {name} cannot be used ({error}); {_FIXES[name]}"
         ) from None
     tuning.fix_cuts(deterministic)
-    return SimpleNamespace(**(vars(ops) | own))
+    return SimpleNamespace(**(vars(triton) | own))
 
 
 def fixed_product() -> Any:
     """`fixed_linear` on a GPU, whose results do not depend on the batch."""
-    from vllm_lite.kernels.gpu.triton.linear import fixed_linear
-
-    return fixed_linear
+    return _import("triton.linear").fixed_linear
 
 
-def _own_operations(name: str) -> dict[str, Any]:
-    if name == "CUDA":
-        from vllm_lite.kernels.gpu.cuda import ops
-
-        return {
-            "paged_attention": ops.paged_attention,
-            "reshape_and_cache": ops.reshape_and_cache,
-        }
-    if name == "TORCH_SDPA":
-        from vllm_lite.kernels.gpu import sdpa
-
-        return {"paged_attention": sdpa.paged_attention}
-    if name == "FLASH_ATTN":
-        from vllm_lite.kernels.gpu.flash_attention import paged_attention
-
-        return {"paged_attention": paged_attention}
-    if name == "FLASHINFER":
-        from vllm_lite.kernels.gpu.flashinfer_attention import PlannedAttention
-
-        return {"paged_attention": PlannedAttention().paged_attention}
-    return {}
+def _import(module: str) -> Any:
+    return import_module(f"vllm_lite.kernels.gpu.{module}")

@@ -6,6 +6,8 @@ multiple of 256 tokens. Nothing here waits for the device, so CUDA graphs can ca
 
 from __future__ import annotations
 
+from typing import Any
+
 from flash_attn import flash_attn_varlen_func
 from torch import Tensor
 from torch.nn.functional import pad
@@ -41,3 +43,8 @@ def paged_attention(
         block_table=block_table,
     )
     return attended
+
+
+def operations() -> dict[str, Any]:
+    """Replacements for Triton's operations, by name."""
+    return {"paged_attention": paged_attention}

@@ -90,3 +90,8 @@ class PlannedAttention:
             q_data_type=layer.dtype,
             kv_data_type=layer.dtype,
         )
+
+
+def operations() -> dict[str, Any]:
+    """Replacements for Triton's operations, by name."""
+    return {"paged_attention": PlannedAttention().paged_attention}

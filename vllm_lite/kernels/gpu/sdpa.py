@@ -6,6 +6,7 @@ A fallback: it gathers each request's keys and values, and so waits for the leng
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,3 +69,8 @@ def _soft_capped(
     scores = soft_cap * torch.tanh(queries.float() @ keys.transpose(1, 2) * (scale / soft_cap))
     weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
     return (weights @ values).to(queries.dtype)
+
+
+def operations() -> dict[str, Any]:
+    """Replacements for Triton's operations, by name."""
+    return {"paged_attention": paged_attention}

@@ -6,6 +6,8 @@ others.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 import vllm_lite._cuda as _cuda
@@ -55,3 +57,8 @@ def paged_attention(
         sliding_window,
         logits_soft_cap,
     )
+
+
+def operations() -> dict[str, Any]:
+    """Replacements for Triton's operations, by name."""
+    return {"paged_attention": paged_attention, "reshape_and_cache": reshape_and_cache}
