@@ -192,6 +192,11 @@ class MultiprocExecutor(Executor):
         return None
 
 
+def make_executor(config: VllmConfig) -> MultiprocExecutor:
+    """The executor for the ranks of `config`."""
+    return MultiprocExecutor(config)
+
+
 class _Signs:
     """Signs of life of the ranks' processes; only watched time counts."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.executor.executor import Executor
-from vllm_lite.executor.multiproc import MultiprocExecutor
 from vllm_lite.log import timeline
 
 
 def make_executor(config: VllmConfig) -> Executor:
     """The executor for `config`, with the model loaded."""
-    if config.parallel.has_ranks:
-        return MultiprocExecutor(config)
-    # Imported here: it brings torch, which a process with ranks has no use for.
-    from vllm_lite.executor.uniproc import uniproc_executor
-
+    # By name, because each brings much: torch for one process, the compiled module for ranks.
+    kind = "multiproc" if config.parallel.has_ranks else "uniproc"
+    module = import_module(f"vllm_lite.executor.{kind}")
     timeline.mark("imports")
-    return uniproc_executor(config)
+    executor: Executor = module.make_executor(config)
+    return executor

@@ -75,7 +75,7 @@ class UniprocExecutor(Executor):
         return self._worker
 
 
-def uniproc_executor(config: VllmConfig) -> UniprocExecutor:
+def make_executor(config: VllmConfig) -> UniprocExecutor:
     """The executor for the device of `config`."""
     if config.device == "cuda":
         # Its steps are launched without waiting: a thread would only pass them on.

@@ -28,7 +28,6 @@ from vllm_lite.worker.block_table import BlockTables, block_tables
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
-from vllm_lite.worker.recorded_forward import recorded_forward
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.trial_steps import check_answer, sample_steps, timed_step
 
@@ -39,10 +38,14 @@ def host_runner(
     """Steps whose inputs are made on the host, layer by layer or as one recorded call."""
     tables = block_tables(config, plan, BlockTables)
     inputs = HostInputs(RequestStates(config, tables, has_states=plan.num_states > 0), device)
+    if config.model.enforce_eager:
+        return ModelRunner(config, model, inputs, eager(inputs, model.forward), device)
+    # Imported here: a machine with a GPU need not have the compiled module.
+    from vllm_lite.worker.recorded_forward import recorded_forward
+
     # The same operations on the same numbers.
     max_tokens, num_groups = config.scheduler.max_num_batched_tokens, len(plan.groups)
-    is_eager = config.model.enforce_eager
-    forward = model.forward if is_eager else recorded_forward(model, max_tokens, num_groups)
+    forward = recorded_forward(model, max_tokens, num_groups)
     return ModelRunner(config, model, inputs, eager(inputs, forward), device)
 
 

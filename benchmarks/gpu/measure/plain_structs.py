@@ -19,6 +19,7 @@ class Struct:
     """A class whose annotated names are its fields; how it would be encoded is ignored."""
 
     def __init_subclass__(cls, *, kw_only: bool = False, frozen: bool = False, **_: Any) -> None:
+        super().__init_subclass__()  # a generic class's parameters
         for name, annotation in vars(cls).get("__annotations__", {}).items():
             is_field = get_origin(annotation) is not ClassVar and "ClassVar" not in str(annotation)
             default = vars(cls).get(name)
