@@ -64,9 +64,7 @@ class Lifecycle:
 
     async def run(self) -> None:
         """Serve; returns after a signal, raises EngineDeadError after the engine's death."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+        self.handle_signals()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener.socket]))
         watching = asyncio.create_task(self._wait_engine_dead())
         signalled = asyncio.create_task(self._signal.wait())
@@ -91,6 +89,12 @@ class Lifecycle:
             await self._replicas.wait_ended(0)
             await self._stop_beside()
             await self._client.shutdown(0)
+
+    def handle_signals(self) -> None:
+        """Let signals end `run()`, also those that come before it begins."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
 
     def _raise_cause(self, bereaved: asyncio.Task[str]) -> None:
         """Raise what ended the server, where that was no signal."""

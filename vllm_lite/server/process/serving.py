@@ -96,6 +96,8 @@ async def _serve(
         replicas,
         beside,
     )
+    # First of all: asyncio's own handler would cancel what starts, with a traceback.
+    lifecycle.handle_signals()
     app.state.context.start()
     if beside is not None:
         beside.start(app.state.context)
