@@ -8,9 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from tests.e2e.server_process import ServerProcess
+
+pytestmark = pytest.mark.slow
 
 OPTIONS = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2000")
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -14,6 +14,8 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess, free_port
 
+pytestmark = pytest.mark.slow
+
 TINY_ENGINE = ["--model", "demo", "--max-model-len", "128", "--num-gpu-blocks-override", "64"]
 
 

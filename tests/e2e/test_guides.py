@@ -24,6 +24,8 @@ from tests.models.byte_model import save_byte_model
 from tests.unit.cli.fake_hub import FakeHub, serving
 from vllm_lite.config.demo import fetch_demo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen/Qwen3-0.6B"
 # What is not run, and why.

@@ -15,6 +15,8 @@ from openai import AsyncOpenAI
 
 from tests.e2e.server_process import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 
 def client_of(server: ServerProcess) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0)
@@ -120,7 +122,6 @@ async def aborting_chats(client: AsyncOpenAI, seed: int, count: int) -> AsyncIte
         yield "left" if leave_after is not None else "finished"
 
 
-@pytest.mark.slow
 async def test_two_thousand_requests_leave_nothing_behind() -> None:
     """Resident memory is compared after the cache has been filled once, when it must be flat."""
     settings = ("--max-model-len", "512", "--num-gpu-blocks-override", "600")

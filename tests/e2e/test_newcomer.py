@@ -30,6 +30,8 @@ from tests.unit.cli.fake_hub import REPO, FakeHub, serving
 from tests.unit.cli.test_models import safetensors
 from vllm_lite.config.demo import fetch_demo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 WEATHER = {
     "name": "get_weather",

@@ -229,6 +229,7 @@ async def test_a_frozen_core_counts_as_dead(
     await engine.shutdown()
 
 
+@pytest.mark.slow
 def test_a_stopped_core_ends_the_server_within_seconds() -> None:
     with ServerProcess(*SMALL_FLAGS) as server:
         (core,) = [

@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "100", "--max-num-seqs", "2")
 

@@ -38,6 +38,7 @@ def tokens(llm: LLM, prompts: list[dict[str, list[int]]]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.slow
 def test_there_are_thirty_prompts_of_every_kind() -> None:
     assert len(GOLDEN) >= 30
     assert {e["kind"] for e in GOLDEN} == {"chat", "text", "code", "non-latin", "long"}
@@ -51,6 +52,7 @@ def test_the_golden_ids_are_what_transformers_says() -> None:
         assert [int(i) for i in ids] == EXPECTED[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_num_batched_tokens", [16, 64, 2048])
 def test_chunk_size_never_changes_tokens(max_num_batched_tokens: int) -> None:
     seqs = min(max_num_batched_tokens, 32)
@@ -58,6 +60,7 @@ def test_chunk_size_never_changes_tokens(max_num_batched_tokens: int) -> None:
         assert tokens(llm, PROMPTS) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_block_size_never_changes_tokens(block_size: int) -> None:
     blocks = 1500 * 16 // block_size
@@ -65,12 +68,14 @@ def test_block_size_never_changes_tokens(block_size: int) -> None:
         assert tokens(llm, PROMPTS) == EXPECTED
 
 
+@pytest.mark.slow
 def test_preemption_never_changes_tokens() -> None:
     with engine(num_gpu_blocks_override=80, max_model_len=1024) as llm:
         assert tokens(llm, PROMPTS) == EXPECTED
         assert llm.get_stats().num_preemptions > 0
 
 
+@pytest.mark.slow
 def test_a_warm_prefix_cache_never_changes_tokens() -> None:
     with engine() as llm:
         assert tokens(llm, PROMPTS) == EXPECTED
@@ -79,12 +84,14 @@ def test_a_warm_prefix_cache_never_changes_tokens() -> None:
         assert sum(o.num_cached_tokens or 0 for o in outputs) > 1000
 
 
+@pytest.mark.slow
 def test_a_request_alone_gets_the_same_tokens_as_in_a_batch() -> None:
     with engine(enable_prefix_caching=False) as llm:
         for prompt, expected in zip(PROMPTS, EXPECTED, strict=True):
             assert tokens(llm, [prompt]) == [expected]
 
 
+@pytest.mark.slow
 def test_priority_order_never_changes_tokens() -> None:
     with engine(scheduling_policy="priority", max_num_seqs=4) as llm:
         priorities = [i % 5 for i in range(len(PROMPTS))]
@@ -92,6 +99,7 @@ def test_priority_order_never_changes_tokens() -> None:
         assert [list(o.outputs[0].token_ids) for o in outputs] == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -114,6 +122,7 @@ def test_no_option_of_scheduling_or_caching_changes_tokens(options: dict[str, An
         assert tokens(llm, [PROMPTS[i] for i in order]) == [EXPECTED[i] for i in order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_scheduling_never_changes_tokens_of_a_small_cache(kv_cache_dtype: str) -> None:
     """Whole prompts into an empty cache; then in chunks, preempted, and from a warm cache."""
@@ -132,6 +141,7 @@ def test_scheduling_never_changes_tokens_of_a_small_cache(kv_cache_dtype: str) -
         assert sum(o.num_cached_tokens or 0 for o in outputs) > 200
 
 
+@pytest.mark.slow
 def test_bfloat16_agrees_where_the_choice_is_clear() -> None:
     """Teacher-forced: each step is judged on transformers' own prefix, by one prompt pass."""
     prompts, due = [], []

@@ -257,6 +257,7 @@ def test_contexts_are_split_until_the_device_is_full() -> None:
     assert plan_splits(10_000, 10**6, 132) == (1, 1)
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_gpus_within_its_recorded_resources() -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the path")

@@ -245,6 +245,7 @@ def test_tiles_contain_whole_queries() -> None:
                 assert tiling.block_d >= size and math.log2(tiling.block_m).is_integer()
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_gpus_within_its_recorded_resources() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, ROOT / "benchmarks/gpu/kernel_resources.py", "--check"]

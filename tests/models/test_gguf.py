@@ -197,6 +197,7 @@ def test_a_cut_file_is_refused(keep: float, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_demo_models_greedy_tokens_are_transformers() -> None:
     reference = oracle.demo_hf_model()
     ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
