@@ -79,7 +79,8 @@ class ChatPath:
         calls = _calls.get()
         if self._is_sent or calls is None:
             return
-        if event == "call":
+        # A coroutine that resumes counts as called again: those before the body wait for the rest.
+        if event == "call" and (calls is self._before or frame.f_code not in self._before):
             calls[frame.f_code] = None
         elif event == "return" and frame.f_code is _SENT:
             self._is_sent = True
