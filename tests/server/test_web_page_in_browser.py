@@ -101,7 +101,7 @@ async def test_a_message_is_edited_and_a_reply_made_again() -> None:
     async with visiting(client) as visit:
         await visit.say("one")
         await (await visit.reply()).get_by_text("Regenerate").click()
-        await visit.page.wait_for_selector("article.assistant:has-text('tokens/s')")
+        await visit.reply()
         await visit.page.get_by_text("Edit").click()
         await visit.page.get_by_label("Edit the message").fill("two")
         await visit.page.keyboard.press("Enter")
