@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.architectures import ARCHITECTURES, Architecture
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
+from vllm_lite.config.families.architecture import Architecture
 from vllm_lite.config.family_config import family_config, layer_windows
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf

@@ -17,5 +17,5 @@ def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
             f"the architecture {architecture} is not supported; known: {', '.join(ARCHITECTURES)}"
         )
     home = importlib.import_module(f"vllm_lite.models.{row.module}")
-    model_class: type[DecoderForCausalLM] = getattr(home, architecture)
+    model_class: type[DecoderForCausalLM] = getattr(home, row.model_class or architecture)
     return model_class

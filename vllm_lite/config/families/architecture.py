@@ -1,0 +1,66 @@
+"""The facts of a model architecture that a configuration needs before any model is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from vllm_lite.config.values import Json, JsonView
+
+# Which layers have a config's sliding_window: those that layer_types names, else ...
+WindowRule = Literal["none", "every", "switched", "pattern"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One architecture, by its Hugging Face class name."""
+
+    name: str
+    # Of vllm_lite.models, where the class is.
+    module: str
+    # The class there, where one serves several architectures; else it has the architecture's name.
+    model_class: str = ""
+    # The architecture in transformers that has the same configuration, if not this one.
+    like: str = ""
+    # general.architecture of GGUF files.
+    gguf: tuple[str, ...] = ()
+    # Its own names of fields to the usual ones.
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    # Defaults beside those of transformers' configuration class (defaults.json).
+    own_defaults: JsonView = field(default_factory=dict)
+    # Fields of its own that the model's class reads, beside READ_BY_ALL.
+    reads: frozenset[str] = frozenset()
+    # Fields of its own that change nothing which is computed here.
+    harmless: frozenset[str] = frozenset()
+    windows: WindowRule = "none"
+    # What its layers know of earlier tokens by; a state needs no positions.
+    mixer: Literal["attention", "state"] = "attention"
+
+    @property
+    def defaults(self) -> Json:
+        """Values of fields that a config.json leaves out."""
+        return {**_class_defaults().get(self.like or self.name, {}), **self.own_defaults}
+
+
+def row(
+    name: str, module: str, *, reads: str = "", harmless: str = "", **other: Any
+) -> Architecture:
+    """An Architecture; `reads` and `harmless` are names between spaces."""
+    return Architecture(
+        name=name,
+        module=module,
+        reads=frozenset(reads.split()),
+        harmless=frozenset(harmless.split()),
+        **other,
+    )
+
+
+@cache
+def _class_defaults() -> dict[str, Json]:
+    text = files("vllm_lite.config.families").joinpath("defaults.json").read_text()
+    defaults: dict[str, Json] = json.loads(text)
+    return defaults

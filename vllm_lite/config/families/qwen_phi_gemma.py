@@ -1,0 +1,36 @@
+"""Qwen, Phi, Gemma and GLM."""
+
+from __future__ import annotations
+
+from vllm_lite.config.families.architecture import row
+
+ROWS = (
+    row(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        gguf=("qwen2",),
+        reads="use_sliding_window max_window_layers",
+        windows="switched",
+    ),
+    row(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        gguf=("qwen3",),
+        reads="use_sliding_window max_window_layers",
+        windows="switched",
+    ),
+    row(
+        "Phi3ForCausalLM",
+        "phi3",
+        gguf=("phi3",),
+        windows="every",
+    ),
+    row(
+        "Gemma3ForCausalLM",
+        "gemma3",
+        own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        aliases={"hidden_activation": "hidden_act"},
+        reads="query_pre_attn_scalar rope_local_base_freq sliding_window_pattern",
+        windows="pattern",
+    ),
+)
