@@ -131,7 +131,8 @@ def damaged_json(rng: random.Random, data: bytes) -> bytes:
 
 def write_bases(folder: Path) -> None:
     """A directory for each family of safetensors, and a GGUF file."""
-    from tests.models.checkpoints import FAMILIES, TINY, make_model, save
+    from tests.models.checkpoints import TINY, make_model, save
+    from tests.models.families import FAMILIES
 
     for family in FAMILIES:
         save(make_model(family), folder / family)

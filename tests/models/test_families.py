@@ -10,24 +10,12 @@ import pytest
 import torch
 from transformers import MinistralConfig, MinistralForCausalLM
 
-from tests.models.checkpoints import FAMILIES, TINY, make_model, save
+from tests.models.checkpoints import TINY, make_model, save
+from tests.models.families import CASES, FAMILIES
+from tests.models.families.family import LLAMA3, YARN
 from tests.models.runner import PagedRunner, load
 
 LENGTH = 44
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -35,116 +23,6 @@ LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
 }
 LONG = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
-WINDOWED = {"use_sliding_window": True, "sliding_window": 7}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-wide-heads": ("llama", {"head_dim": 20}),
-    "llama-head-size-6": ("llama", {"head_dim": 6, "num_key_value_heads": 1}),
-    "llama-many-heads": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 6}),
-    "llama-rope-linear": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}},
-    ),
-    "llama-rope-dynamic": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
-    ),
-    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3}),
-    "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
-    "llama-rope-yarn-mscale": (
-        "llama",
-        {"rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}},
-    ),
-    "llama-rope-yarn-attention-factor": (
-        "llama",
-        {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}},
-    ),
-    "gemma3": ("gemma3", {"layer_types": [*["sliding_attention"] * 2, "full_attention"]}),
-    "gemma3-scaled": (
-        "gemma3",
-        {
-            "query_pre_attn_scalar": 12,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-            },
-        },
-    ),
-    "starcoder2": ("starcoder2", {}),
-    "starcoder2-odd": (
-        "starcoder2",
-        {"use_bias": False, "sliding_window": 7, "num_key_value_heads": 1},
-    ),
-    "gpt2": ("gpt2", {}),
-    "gpt2-odd": (
-        "gpt2",
-        {"n_inner": 56, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
-    ),
-    "gpt_neox": ("gpt_neox", {}),
-    "gpt_neox-in-turn": (
-        "gpt_neox",
-        {"use_parallel_residual": False, "hidden_act": "gelu_new", "attention_bias": False},
-    ),
-    "gpt_neox-rotary": (
-        "gpt_neox",
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-    ),
-    "mamba2": ("mamba2", {}),
-    "mamba2-odd": (
-        "mamba2",
-        {
-            "num_heads": 5,
-            "head_dim": 15,
-            "hidden_size": 25,
-            "expand": 3,
-            "n_groups": 1,
-            "state_size": 9,
-            "conv_kernel": 3,
-            "use_bias": True,
-            "use_conv_bias": False,
-            "time_step_limit": (0.2, 0.9),
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-window": ("mistral", {"sliding_window": 9, "head_dim": 16}),
-    "phi3": ("phi3", {}),
-    "phi3-partial-rotary": (
-        "phi3",
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-    ),
-    "phi3-window": ("phi3", {"sliding_window": 9, "num_key_value_heads": 4}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2-window": ("qwen2", {**WINDOWED, "max_window_layers": 0}),
-    "qwen3": ("qwen3", {"head_dim": 24}),
-    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
-    "qwen3-window": ("qwen3", {**WINDOWED, "max_window_layers": 0}),
-    "qwen3_moe": ("qwen3_moe", {}),
-    "qwen3_moe-one-of-many": (
-        "qwen3_moe",
-        {"num_experts": 40, "num_experts_per_tok": 1, "norm_topk_prob": False},
-    ),
-    "qwen3_moe-all": (
-        "qwen3_moe",
-        {"num_experts": 3, "moe_intermediate_size": 32, "hidden_act": "gelu", **WINDOWED},
-    ),
-    "qwen3_moe-some-layers-dense": (
-        "qwen3_moe",
-        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
-    ),
-}
-# Layers that differ in how far they look back.
-MIXED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2-mixed": ("qwen2", {**WINDOWED, "max_window_layers": 1}),
-    "qwen3-layer-types": (
-        "qwen3",
-        {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-}
 
 
 def ids_of(seed: int, length: int = LENGTH) -> list[int]:
@@ -157,9 +35,9 @@ def expected(model: Any, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor([ids])).logits[0].float()
 
 
-@pytest.mark.parametrize("case", [*CASES, *MIXED])
+@pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
-    family, changes = {**CASES, **MIXED}[case]
+    family, changes = CASES[case]
     reference = make_model(family, **changes)
     model = load(save(reference, tmp_path))
     ids, other = ids_of(1), ids_of(2, 21)
@@ -256,7 +134,7 @@ def test_bfloat16_is_close_to_float32(family: str, tmp_path: Path) -> None:
 def test_each_layer_s_cache_has_its_window(
     case: str, windows: tuple[int | None, ...], tmp_path: Path
 ) -> None:
-    family, changes = {**CASES, **MIXED}[case]
+    family, changes = CASES[case]
     spec = load(save(make_model(family, **changes), tmp_path)).kv_cache_spec()
     assert tuple(layer.sliding_window for layer in spec.layers) == windows
     assert {(layer.num_kv_heads, layer.dtype) for layer in spec.layers} == {(2, "float32")}

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.checkpoints import write_hf
-from tests.models.checkpoints import FAMILIES, make_model, save
+from tests.models.checkpoints import make_model, save
+from tests.models.families import FAMILIES
 from tests.models.test_async_scheduling import EAGER, GRAPHS, on_stand_in
 from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
+from tests.models.families import CASES
 from tests.models.runner import PagedRunner, load
-from tests.models.test_families import CASES, MIXED, ids_of
+from tests.models.test_families import ids_of
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.program import StepTensors, UnrecordableError, record_step
 from vllm_lite.kernels.dispatch import ops
@@ -39,9 +40,9 @@ def logits(model: CausalLM, is_recorded: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", [*CASES, *MIXED])
+@pytest.mark.parametrize("case", CASES)
 def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Path) -> None:
-    family, changes = {**CASES, **MIXED}[case]
+    family, changes = CASES[case]
     model = load(save(make_model(family, **changes), tmp_path), dtype=dtype)
     for want, got in zip(logits(model, False), logits(model, True), strict=True):
         assert want.isfinite().all()
@@ -54,7 +55,7 @@ def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Pa
 def test_a_recorded_step_keeps_caches_of_one_byte(
     case: str, kv_cache_dtype: str, dtype: str, tmp_path: Path
 ) -> None:
-    family, changes = {**CASES, **MIXED}[case]
+    family, changes = CASES[case]
     path = save(make_model(family, **changes), tmp_path)
     model = load(path, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
     exact = logits(load(path, dtype=dtype), True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.models.checkpoints import FAMILIES, make_model, save
+from tests.models.checkpoints import make_model, save
+from tests.models.families import FAMILIES
 from vllm_lite import LLM, SamplingParams
 
 PROMPTS = [

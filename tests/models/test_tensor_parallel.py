@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tests.models import test_gguf
 from tests.models import test_quantized_checkpoints as checkpoints
-from tests.models.checkpoints import FAMILIES, make_model, save
+from tests.models.checkpoints import make_model, save
+from tests.models.families import FAMILIES
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_quantized import assert_near

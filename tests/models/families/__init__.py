@@ -1,0 +1,11 @@
+"""The families by group, each with the cases that are compared with transformers."""
+
+from tests.models.families import classics, experts, llama, qwen_phi_gemma, states
+
+GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
+FAMILIES = {name: family for group in GROUPS for name, family in group.FAMILIES.items()}
+CASES = {
+    f"{name}-{case}".removesuffix("-"): (name, changes)
+    for name, family in FAMILIES.items()
+    for case, changes in family.cases.items()
+}
