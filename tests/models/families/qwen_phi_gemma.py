@@ -5,6 +5,19 @@ from __future__ import annotations
 from tests.models.families.family import WINDOWED, Family
 
 FAMILIES = {
+    "gemma": Family(
+        "GemmaForCausalLM",
+        {"head_dim": 20},
+        cases={
+            "": {"num_key_value_heads": 1},
+            "odd": {
+                "hidden_act": "gelu",
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "rms_norm_eps": 1e-3,
+            },
+        },
+    ),
     "gemma3": Family(
         "Gemma3ForCausalLM",
         {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 9},

@@ -26,6 +26,12 @@ ROWS = (
         windows="every",
     ),
     row(
+        "GemmaForCausalLM",
+        "gemma",
+        # Never another form than that of hidden_act.
+        harmless="hidden_activation",
+    ),
+    row(
         "Gemma3ForCausalLM",
         "gemma3",
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
