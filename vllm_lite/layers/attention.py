@@ -1,19 +1,22 @@
 """The attention layer: writes the step's keys and values, then attends to the paged cache.
 
-It owns the binding to its cache tensors, its window and the checkpoint's scales of the cache;
-slots and block tables come from the current AttentionMetadata.
+It owns the binding to its cache tensors, its window, what is done to scores, and the checkpoint's
+scales of the cache; slots and block tables come from the current AttentionMetadata.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vllm_lite.errors import CheckpointError
+from vllm_lite.distributed.groups import Shard
+from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
@@ -27,16 +30,54 @@ class LayerCache(NamedTuple):
     group: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTerms:
+    """Terms of scores beside their scale, for this rank's heads."""
+
+    heads: Shard
+    # Scores become softcap * tanh(score / softcap).
+    softcap: float = 0.0
+    # One for each head of all ranks: slope * (key position - query position) is added.
+    alibi_slopes: Sequence[float] = ()
+    # The checkpoint has a score for each head, of an extra key without a value.
+    has_sinks: bool = False
+
+
+def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """The slopes of heads (Press et al., 2021): 2^(-largest i / n), for n heads, a power of two.
+
+    For another number those of the next lower power of two, then every second of the next higher.
+    """
+    lower = 1 << num_heads.bit_length() - 1
+    whole = [2 ** (-largest * i / lower) for i in range(1, lower + 1)]
+    between = [2 ** (-largest * (i - 0.5) / lower) for i in range(1, num_heads - lower + 1)]
+    return (*whole, *between)
+
+
 class Attention(nn.Module):
     """Causal scaled dot-product attention over one layer's paged cache."""
 
-    def __init__(self, scale: float, sliding_window: int | None = None) -> None:
+    def __init__(
+        self, scale: float, sliding_window: int | None = None, terms: ScoreTerms | None = None
+    ) -> None:
         super().__init__()
         self._scale = scale
         self._window = sliding_window or 0
+        self._softcap = 0.0 if terms is None else terms.softcap
+        self._heads = None if terms is None else terms.heads
+        self._per_head = {} if terms is None else _per_head(terms)
         self._key_cache = self._value_cache = torch.empty(0)
         self._group = 0
         self._ops = ops()
+        _check_arguments(self._ops.paged_attention, self._per_head)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        if self._heads is not None and "sinks" in self._per_head:
+            full, start = (self._heads.full_size,), (self._heads.start,)
+            yield NamedSlot("", "sinks", WeightSlot(self._per_head["sinks"], full, start))
+
+    def process_weights_after_loading(self) -> None:
+        pass
 
     def bind_kv_cache(self, cache: LayerCache) -> None:
         """Use the tensors of `cache` from now on."""
@@ -58,6 +99,8 @@ class Attention(nn.Module):
             step.seq_lens,
             self._scale,
             self._window,
+            self._softcap,
+            **self._per_head,
         )
 
 
@@ -69,13 +112,16 @@ class ScaledCacheAttention(Attention):
     softmax(q k^T s) v = v_scale softmax(q (k / k_scale)^T s k_scale) (v / v_scale).
     """
 
-    def __init__(self, scale: float, sliding_window: int | None = None) -> None:
-        super().__init__(scale, sliding_window)
+    def __init__(
+        self, scale: float, sliding_window: int | None = None, terms: ScoreTerms | None = None
+    ) -> None:
+        super().__init__(scale, sliding_window, terms)
         # Read once, on the host: kernels take them as floats.
         self._scales = torch.empty(2, 1, dtype=torch.float32, device="cpu")
         self._key_scale = self._value_scale = 1.0
 
     def weight_slots(self) -> Iterator[NamedSlot]:
+        yield from super().weight_slots()
         for name, number in zip(("k_scale", "v_scale"), self._scales, strict=True):
             yield NamedSlot("", name, WeightSlot.whole(number))
 
@@ -95,8 +141,36 @@ class ScaledCacheAttention(Attention):
 
 
 def attention(
-    scale: float, sliding_window: int | None = None, *, cache_has_scales: bool = False
+    scale: float,
+    sliding_window: int | None = None,
+    terms: ScoreTerms | None = None,
+    *,
+    cache_has_scales: bool = False,
 ) -> Attention:
     """Make a layer's attention, with cache scales if its checkpoint has them."""
     kind = ScaledCacheAttention if cache_has_scales else Attention
-    return kind(scale, sliding_window)
+    return kind(scale, sliding_window, terms)
+
+
+def _per_head(terms: ScoreTerms) -> dict[str, Tensor]:
+    """Arguments of paged_attention, [H] float32 each: slopes now, sinks when they are loaded."""
+    heads, numbers = terms.heads, {}
+    if terms.alibi_slopes:
+        own = terms.alibi_slopes[heads.start : heads.start + heads.size]
+        numbers["alibi_slopes"] = torch.tensor(own, dtype=torch.float32)
+    if terms.has_sinks:
+        numbers["sinks"] = torch.empty(heads.size, dtype=torch.float32)
+    return numbers
+
+
+def _check_arguments(operation: Callable[..., Tensor], names: Iterable[str]) -> None:
+    """Raise UsageError unless `operation` takes arguments of these names."""
+    known = signature(operation).parameters
+    if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):
+        return
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise UsageError(
+            f"the model's attention needs {' and '.join(missing)}, which the chosen "
+            "--attention-backend lacks; use TRITON_ATTN or leave the option out"
+        )

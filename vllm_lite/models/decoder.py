@@ -18,7 +18,7 @@ from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec, LayerCacheSpec
 from vllm_lite.distributed.groups import head_shards
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.attention import Attention, LayerCache, attention
+from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.experts import Expert, Router, SparseMLP
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -95,7 +95,15 @@ class SelfAttention(nn.Module):
         if spec.qk_norm is not None:
             self.q_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
             self.k_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
-        self.attn = attention(spec.scale, spec.window, cache_has_scales=options.cache_has_scales)
+        terms = ScoreTerms(
+            heads=heads,
+            softcap=spec.softcap,
+            alibi_slopes=spec.alibi_slopes,
+            has_sinks=spec.has_sinks,
+        )
+        self.attn = attention(
+            spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales
+        )
 
     @property
     def first(self) -> LinearKernel:

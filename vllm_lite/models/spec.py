@@ -34,6 +34,12 @@ class AttentionSpec:
     output_bias: bool = False
     # Each head of the queries and of the keys is normalised before it is rotated.
     qk_norm: NormSpec | None = None
+    # Scores become softcap * tanh(score / softcap); 0: they stay.
+    softcap: float = 0.0
+    # Of each head, see layers.attention.alibi_slopes.
+    alibi_slopes: tuple[float, ...] = ()
+    # self_attn.sinks, a score for each head, joins the softmax's sum.
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
