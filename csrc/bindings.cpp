@@ -63,9 +63,11 @@ RowCall rotary_call(Address positions, Address query, Address key, Address cos_s
 }
 
 RowCall activation_call(Address x, Address out, int dtype, int kind, bool is_gated,
-                        int64_t num_tokens, int64_t size, int64_t x_stride, int64_t out_stride) {
+                        int64_t num_tokens, int64_t size, int64_t x_stride, int64_t out_stride,
+                        float alpha_p, float alpha_n, float beta, float eps) {
   return {Activation{static_cast<DType>(dtype), static_cast<ActivationKind>(kind), is_gated,
-                     pointer<void>(x), pointer<void>(out), size, x_stride, out_stride},
+                     pointer<void>(x), pointer<void>(out), size, x_stride, out_stride,
+                     {alpha_p, alpha_n, beta, eps}},
           num_tokens};
 }
 

@@ -94,6 +94,7 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     for name in ACTIVATIONS:
         ops.act_and_mul(tensor(rows, 2 * intermediate), name)
         ops.activation(tensor(rows, intermediate), name)
+    ops.xielu(tensor(rows, intermediate), 0.8, 0.8, 0.5, -1e-6)
     wide = tensor(hidden, dtype=torch.float32)
     for bias in (None, weight):
         ops.layer_norm(x, weight, bias, 1e-5)

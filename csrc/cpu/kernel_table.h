@@ -55,7 +55,12 @@ struct Rotary {
   bool is_neox;
 };
 
-enum class ActivationKind : int { kSilu, kGelu, kGeluTanh, kGeluQuick, kRelu, kRelu2 };
+enum class ActivationKind : int { kSilu, kGelu, kGeluTanh, kGeluQuick, kRelu, kRelu2, kXielu };
+
+// The numbers of xIELU.
+struct XieluCurve {
+  float alpha_p, alpha_n, beta, eps;
+};
 
 struct Activation {
   DType dtype;
@@ -66,6 +71,7 @@ struct Activation {
   int64_t size;  // I, of a row of out
   int64_t x_stride;
   int64_t out_stride;
+  XieluCurve curve;  // of kXielu
 };
 
 struct ScaledAdd {

@@ -70,6 +70,26 @@ def test_activations_keep_infinities_and_nan(name: str) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("curve", [(0.8, 0.8, 0.5, -1e-6), (1.3, 2.1, 0.25, -0.75)])
+def test_xielu(curve: tuple[float, float, float, float]) -> None:
+    x = sweep()[None]
+    exact = reference.xielu(x.double(), *curve)
+    got = cpu.xielu(x, *curve)
+    # In units of its largest term.
+    unit = torch.finfo(torch.float32).eps * torch.maximum(x.abs(), exact.abs()) * 4
+    assert ((got.double() - exact).abs() <= unit + 1e-36).all()
+    rows = (torch.randn(33, 40) * 5).bfloat16()[:, 3:]
+    want = reference.xielu(rows, *curve)
+    plain = cpu.xielu(rows, *curve)
+    torch.testing.assert_close(plain, want, rtol=8e-3, atol=5e-5)
+    assert torch.equal(cpu.xielu(rows, *curve, out=rows), plain)
+    nan = torch.tensor([[torch.nan, 0.0, -0.0]])
+    assert cpu.xielu(nan, *curve)[0].isnan().tolist() == [True, False, False]
+    with pytest.raises(ValueError, match="more than 0"):
+        cpu.xielu(x, 0.8, 0.8, 0.5, 1.0)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 @pytest.mark.parametrize("num_rows", [0, 1, 70])

@@ -95,6 +95,13 @@ def test_activations(dtype: torch.dtype, size: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 1100).mul(3).to(dtype)
+    for curve in ((0.8, 0.8, 0.5, -1e-6), (1.3, 2.1, 0.25, -0.75)):
+        close(ops.xielu(x, *curve), reference.xielu(x, *curve), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_scaled_sums(dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 3, 1100).to(dtype)
     for other, scales in ((None, (24.0,)), (y, (0.5, 3.0)), (y, (0.22, -0.7))):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.scaled import of_rows
 
@@ -62,3 +65,32 @@ def plain_product(name: str) -> ActivatedProduct:
         return kernel(activate(x, name, out=x))
 
     return product
+
+
+class XIELU(nn.Module):
+    """xIELU (arXiv:2411.13010), whose numbers are a layer's own: an ActivatedProduct."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Read once, on the host: kernels take them as floats.
+        self._alphas = torch.empty(2, 1, dtype=torch.float32, device="cpu")
+        self._bounds = torch.empty(2, dtype=torch.float32, device="cpu")
+        self._curve = (0.0, 0.0, 0.0, 0.0)
+        self._xielu = ops().xielu
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        for name, number in zip(("alpha_p", "alpha_n"), self._alphas, strict=True):
+            yield NamedSlot("", name, WeightSlot.whole(number))
+        for name, number in zip(("beta", "eps"), self._bounds, strict=True):
+            yield NamedSlot("", name, WeightSlot.whole(number))
+
+    def process_weights_after_loading(self) -> None:
+        alpha_p, alpha_n = F.softplus(self._alphas).flatten().tolist()
+        beta, eps = self._bounds.tolist()
+        if not eps <= 0:
+            raise CheckpointError(f"the eps of an xIELU is {eps}, not 0 or less")
+        self._curve = (alpha_p, beta + alpha_n, beta, eps)
+
+    def product(self, x: Tensor, kernel: LinearKernel) -> Tensor:
+        """Apply the activation to x [T, N] in place, then the kernel."""
+        return kernel(self._xielu(x, *self._curve, out=x))

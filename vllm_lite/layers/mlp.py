@@ -9,7 +9,13 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from vllm_lite.layers.activation import activation_name, gated_product, plain_product
+from vllm_lite.layers.activation import (
+    XIELU,
+    ActivatedProduct,
+    activation_name,
+    gated_product,
+    plain_product,
+)
 from vllm_lite.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -73,7 +79,12 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up_proj = ColumnParallelLinear(up, hidden_size, intermediate_size, bias=bias)
         self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
-        self._activated_product = plain_product(activation_name(hidden_act))
+        if hidden_act == "xielu":
+            self.act_fn = XIELU()
+            product: ActivatedProduct = self.act_fn.product
+        else:
+            product = plain_product(activation_name(hidden_act))
+        self._activated_product = product
 
     @property
     def first(self) -> LinearKernel:

@@ -29,6 +29,8 @@ class RotarySettings:
     parameters: Mapping[str, Any]
     # The checkpoint has divisors of the frequencies (GGUF's rope_freqs).
     has_frequency_factors: bool = False
+    # Rotated pairs are neighbours (GPT-J), not half the rotary size apart.
+    is_interleaved: bool = False
 
     @property
     def rotary_size(self) -> int:
@@ -86,11 +88,12 @@ class RotaryEmbedding(nn.Module):
         self._num_positions = num_positions
         self._table = torch.empty(num_positions, rotary_size, dtype=torch.float32)
         self._factors = torch.ones(rotary_size // 2, dtype=torch.float32)
+        self._is_neox = not settings.is_interleaved
         self._rotate = ops().rotary_embedding
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
         """Rotate query [T, H, D] and key [T, K, D] in place; positions [T] int64."""
-        self._rotate(positions, query, key, self._table)
+        self._rotate(positions, query, key, self._table, self._is_neox)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         if self._settings.has_frequency_factors:

@@ -42,7 +42,19 @@ inline Vec gelu_tanh(Vec x) {
 
 inline Vec relu(Vec x) { return max_lanes(x, Vec{}); }
 
-// Calls body(the vector function of `kind`).
+// Equation 4 of arXiv:2411.13010; e^y - 1 - y is summed where the difference would lose digits.
+inline Vec xielu(Vec x, const XieluCurve& curve) {
+  constexpr float kFactors[] = {5.0e-1f,        1.66666667e-1f, 4.16666667e-2f,
+                                8.33333333e-3f, 1.38888889e-3f, 1.98412698e-4f,
+                                2.48015873e-5f, 2.75573192e-6f, 2.75573192e-7f};
+  const Vec y = min_lanes(x, broadcast(curve.eps));
+  const Vec beyond = exponential(y) - 1.0f - y;
+  const Vec bent = y < -1.0f ? beyond : y * y * sum_of_powers(y, kFactors);
+  const Vec below = curve.alpha_n * (bent + (y - x));
+  return multiply_add(x, broadcast(curve.beta), x > Vec{} ? curve.alpha_p * x * x : below);
+}
+
+// Calls body(the vector function of `kind`), unless it has numbers of its own.
 template <class Body>
 void with_activation(ActivationKind kind, Body&& body) {
   switch (kind) {
@@ -53,6 +65,7 @@ void with_activation(ActivationKind kind, Body&& body) {
       return body([](Vec x) { return x / (1.0f + exponential(-1.702f * x)); });
     case ActivationKind::kRelu: return body([](Vec x) { return relu(x); });
     case ActivationKind::kRelu2: return body([](Vec x) { return relu(x) * relu(x); });
+    case ActivationKind::kXielu: return;
   }
 }
 

@@ -89,13 +89,18 @@ void rotary(const Rotary& p, int64_t begin, int64_t end) {
 }
 
 void activate(const Activation& p, int64_t begin, int64_t end) {
-  with_activation(p.kind, [&](auto function) {
+  const auto run = [&](auto function) {
     if (p.dtype == DType::kBFloat16) {
       activate_rows<BFloat16>(p, begin, end, function);
     } else {
       activate_rows<float>(p, begin, end, function);
     }
-  });
+  };
+  if (p.kind == ActivationKind::kXielu) {
+    run([&](Vec x) { return xielu(x, p.curve); });
+  } else {
+    with_activation(p.kind, run);
+  }
 }
 
 void scaled_add(const ScaledAdd& p, int64_t begin, int64_t end) {

@@ -22,14 +22,32 @@ def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     elif out.shape != x.shape:
         raise refuse("activation", "out must match x")
-    return _activate("activation", x, name, out, False)
+    return _activate("activation", x, out, False, _kind("activation", name))
+
+
+def xielu(
+    x: Tensor,
+    alpha_p: float,
+    alpha_n: float,
+    beta: float,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    elif out.shape != x.shape:
+        raise refuse("xielu", "out must match x")
+    if not eps <= 0:
+        raise refuse("xielu", f"eps is {eps}, more than 0")
+    return _activate("xielu", x, out, False, len(KINDS), (alpha_p, alpha_n, beta, eps))
 
 
 def act_and_mul(x: Tensor, name: str) -> Tensor:
     num_rows, doubled = x.shape
     if doubled % 2:
         raise refuse("act_and_mul", "takes rows of even size")
-    return _activate("act_and_mul", x, name, x.new_empty((num_rows, doubled // 2)), True)
+    out = x.new_empty((num_rows, doubled // 2))
+    return _activate("act_and_mul", x, out, True, _kind("act_and_mul", name))
 
 
 def scaled_add(
@@ -91,17 +109,29 @@ def rotary_embedding(
     )
 
 
-def _activate(operation: str, x: Tensor, name: str, out: Tensor, is_gated: bool) -> Tensor:
+def _kind(operation: str, name: str) -> int:
     if name not in KINDS:
         raise refuse(operation, f"{name!r} is unknown; known: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _activate(
+    operation: str,
+    x: Tensor,
+    out: Tensor,
+    is_gated: bool,
+    kind: int,
+    curve: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+) -> Tensor:
     calls.get().activation(
         x.data_ptr(),
         out.data_ptr(),
         dtype_number(operation, x, out),
-        KINDS[name],
+        kind,
         is_gated,
         *out.shape,
         row_stride(operation, x),
         row_stride(operation, out),
+        *curve,
     )
     return out

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from vllm_lite.kernels.cpu.attention import paged_attention
 from vllm_lite.kernels.cpu.cache import reshape_and_cache
-from vllm_lite.kernels.cpu.elementwise import act_and_mul, activation, rotary_embedding, scaled_add
+from vllm_lite.kernels.cpu.elementwise import (
+    act_and_mul,
+    activation,
+    rotary_embedding,
+    scaled_add,
+    xielu,
+)
 from vllm_lite.kernels.cpu.experts import experts_mlp, pack_experts, route_topk
 from vllm_lite.kernels.cpu.gguf import dequantize_gguf
 from vllm_lite.kernels.cpu.linear import embedding, gated_linear, linear, linear_argmax, pack_linear

@@ -35,6 +35,24 @@ def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
     return activated.to(x.dtype) if out is None else out.copy_(activated)
 
 
+def xielu(
+    x: Tensor,
+    alpha_p: float,
+    alpha_n: float,
+    beta: float,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return xIELU of x [T, N] (arXiv:2411.13010): the integral of an ELU. `out` may be x itself.
+
+    eps is at most 0, and bounds the argument of the exponential.
+    """
+    wide = x if x.dtype is torch.float64 else x.float()
+    below = alpha_n * (torch.expm1(wide.clamp(max=eps)) - wide)
+    activated = torch.where(wide > 0, alpha_p * wide * wide, below) + beta * wide
+    return activated.to(x.dtype) if out is None else out.copy_(activated)
+
+
 def act_and_mul(x: Tensor, name: str) -> Tensor:
     """Return activation(gate, name) * up [T, I] of x [T, 2I], whose halves are gate and up."""
     gate, up = x.chunk(2, dim=-1)

@@ -42,6 +42,7 @@ class Ops:
     layer_norm = staticmethod(norm.layer_norm)
     fused_add_layer_norm = staticmethod(norm.fused_add_layer_norm)
     activation = staticmethod(elementwise.activation)
+    xielu = staticmethod(elementwise.xielu)
     act_and_mul = staticmethod(elementwise.act_and_mul)
     scaled_add = staticmethod(elementwise.scaled_add)
     rotary_embedding = staticmethod(elementwise.rotary_embedding)

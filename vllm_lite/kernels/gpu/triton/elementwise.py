@@ -65,6 +65,33 @@ def activation_kernel(
 
 
 @triton.jit
+def xielu_kernel(
+    out_ptr,
+    x_ptr,
+    x_stride,
+    out_stride,
+    size,
+    alpha_p,
+    alpha_n,
+    beta,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    y = tl.minimum(x, eps)
+    # e^y - 1 - y, summed where the difference would lose digits.
+    near = y * (2.48015873e-5 + y * (2.75573192e-6 + y * 2.75573192e-7))
+    near = y * (1.38888889e-3 + y * (1.98412698e-4 + near))
+    near = 0.5 + y * (1.66666667e-1 + y * (4.16666667e-2 + y * (8.33333333e-3 + near)))
+    bent = tl.where(y < -1.0, tl.exp(y) - 1.0 - y, y * y * near)
+    bent = tl.where(x > 0.0, alpha_p * x * x, alpha_n * (bent + (y - x)))
+    tl.store(out_ptr + row * out_stride + columns, bent + beta * x, mask=mask)
+
+
+@triton.jit
 def scaled_add_kernel(
     out_ptr,
     x_ptr,
@@ -91,6 +118,31 @@ def scaled_add_kernel(
 
 def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
     return _activate(x, name, empty_like(x) if out is None else out, is_gated=False)
+
+
+def xielu(
+    x: Tensor,
+    alpha_p: float,
+    alpha_n: float,
+    beta: float,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    out = empty_like(x) if out is None else out
+    num_rows, size = out.shape
+    xielu_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
+        out,
+        x,
+        x.stride(0),
+        out.stride(0),
+        size,
+        float(alpha_p),
+        float(alpha_n),
+        float(beta),
+        float(eps),
+        BLOCK=_BLOCK,
+    )
+    return out
 
 
 def act_and_mul(x: Tensor, name: str) -> Tensor:

@@ -12,6 +12,7 @@ from vllm_lite.kernels.gpu.triton.elementwise import (
     activation,
     rotary_embedding,
     scaled_add,
+    xielu,
 )
 from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
 from vllm_lite.kernels.gpu.triton.grouped_linear import expand_grouped, grouped_linear
