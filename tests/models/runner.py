@@ -13,7 +13,6 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.layers.attention import LayerCache
-from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.recorded_forward import recorded_forward
@@ -53,8 +52,8 @@ class PagedRunner:
             caches.append(LayerCache(*pair, numbers[i]))
         self._has_states = bool(spec.states)
         states = [
-            StateCache(*(unwritten((num_blocks, *shape), torch.float32) for shape in shapes))
-            for shapes in ((state.conv_shape, state.recurrent_shape) for state in spec.states)
+            tuple(unwritten((num_blocks, *shape), torch.float32) for shape in state.shapes)
+            for state in spec.states
         ]
         model.bind_kv_cache(caches, states)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1

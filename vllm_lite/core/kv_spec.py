@@ -69,35 +69,16 @@ class LayerCacheSpec:
         return 2 * self.num_kv_heads * self.row_size * self.item_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StateCacheSpec:
-    """The state of one state-space layer: a request's last inputs, and a matrix for each head."""
+    """Float32 tensors that one layer keeps of a request's past instead of keys and values."""
 
-    num_heads: int
-    head_size: int
-    num_groups: int
-    state_size: int
-    conv_kernel: int
-
-    @property
-    def num_channels(self) -> int:
-        """Channels of the convolution: the heads' inputs, and two vectors of each group."""
-        return self.num_heads * self.head_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def conv_shape(self) -> tuple[int, int]:
-        """Of the last inputs of a request, float32."""
-        return self.conv_kernel - 1, self.num_channels
-
-    @property
-    def recurrent_shape(self) -> tuple[int, int, int]:
-        """Of the heads' matrices, float32."""
-        return self.num_heads, self.state_size, self.head_size
+    shapes: tuple[tuple[int, ...], ...]
 
     @property
     def num_bytes(self) -> int:
         """Bytes that one request's state takes."""
-        return 4 * (prod(self.conv_shape) + prod(self.recurrent_shape))
+        return 4 * sum(prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)

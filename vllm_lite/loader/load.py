@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat
+from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
@@ -27,7 +27,7 @@ from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
-from vllm_lite.models.decoder import BuildOptions
+from vllm_lite.models.decoder import BuildOptions, DecoderForCausalLM
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.registry import get_model_class
 from vllm_lite.progress import progress_bar
@@ -46,30 +46,8 @@ _QUIET_SECONDS = 1.0
 @torch.inference_mode()
 def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
-    facts = config.facts
-    dtype = _DTYPES[config.model.dtype]
-    form = stored_form(facts.path, facts.hf_config)
-    with _refusals_name(facts.path):
-        model_class = get_model_class(facts.architecture)
-        rules = WeightRules(
-            (*(GGUF_RULES if facts.format == "gguf" else ()), *model_class.weight_rules(facts))
-        )
-        methods = LinearMethods(config.model.quantization, dtype, form)
-        options = BuildOptions(
-            dtype=dtype,
-            cache_format=CACHE_FORMATS.get(
-                config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
-            ),
-            max_model_len=config.model.max_model_len,
-            methods=lambda path: methods.of(
-                [rules.source_of(layer) for layer in parts_of_layer(path)]
-            ),
-            cache_has_scales=isinstance(form, ScaledCodes)
-            and form.has_cache_scales
-            and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
-        )
-        with torch.device(device):
-            model = model_class(facts, options)
+    with _refusals_name(config.facts.path):
+        model, rules = _build(config, device)
         jobs = _jobs(_fills(config, rules, weight_targets(model)))
         _run_jobs(jobs, config.load.use_tqdm_on_load)
         # Layers without tensors of their own come last: they may depend on others'.
@@ -78,6 +56,37 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             if isinstance(module, WeightedLayer) and id(module) not in filled:
                 module.process_weights_after_loading()
     return model
+
+
+def cache_spec(config: VllmConfig) -> KVCacheSpec:
+    """The cache of each layer of the model of `config`; takes no memory for weights."""
+    with _refusals_name(config.facts.path):
+        return _build(config, "meta")[0].kv_cache_spec()
+
+
+def _build(config: VllmConfig, device: str) -> tuple[DecoderForCausalLM, WeightRules]:
+    """The model of `config` without its weights, and the rules for the checkpoint's names."""
+    facts = config.facts
+    dtype = _DTYPES[config.model.dtype]
+    form = stored_form(facts.path, facts.hf_config)
+    model_class = get_model_class(facts.architecture)
+    rules = WeightRules(
+        (*(GGUF_RULES if facts.format == "gguf" else ()), *model_class.weight_rules(facts))
+    )
+    methods = LinearMethods(config.model.quantization, dtype, form)
+    options = BuildOptions(
+        dtype=dtype,
+        cache_format=CACHE_FORMATS.get(
+            config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
+        ),
+        max_model_len=config.model.max_model_len,
+        methods=lambda path: methods.of([rules.source_of(layer) for layer in parts_of_layer(path)]),
+        cache_has_scales=isinstance(form, ScaledCodes)
+        and form.has_cache_scales
+        and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
+    )
+    with torch.device(device):
+        return model_class(facts, options), rules
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryEmbedding, RotaryTables
-from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
+from vllm_lite.layers.state import MixerParts, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.spec import (
     AttentionSpec,
@@ -59,6 +59,10 @@ class BuildOptions:
     def linear_method(self) -> LinearMethod:
         """How the layer at `path` stores its weights."""
         return self.methods(self.path)
+
+    def parts(self, hidden_size: int) -> MixerParts:
+        """Options of a mixer with a state at `path`."""
+        return MixerParts(hidden_size, lambda name: self.at(name).linear_method, self.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -171,10 +175,7 @@ class DecoderLayer(nn.Module):
         if isinstance(spec, AttentionSpec):
             self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), rotary)
             return self.self_attn
-        first, last = (
-            options.at(f"mixer.{name}").linear_method for name in ("in_proj", "out_proj")
-        )
-        self.mixer = StateMixer(spec, hidden_size, first, last, options.dtype)
+        self.mixer = spec.make(options.at("mixer").parts(hidden_size))
         return self.mixer
 
     def forward(
@@ -305,7 +306,7 @@ class DecoderForCausalLM(nn.Module):
                 for mixer in mixers
                 if isinstance(mixer, AttentionSpec)
             ),
-            tuple(mixer.on_this_rank().cache for mixer in mixers if isinstance(mixer, StateSpec)),
+            tuple(mixer.cache_spec for mixer in self._state_mixers()),
         )
 
     @staticmethod
@@ -339,9 +340,11 @@ class DecoderForCausalLM(nn.Module):
         attentions = [module for module in self.modules() if isinstance(module, Attention)]
         for layer, cache in zip(attentions, caches, strict=True):
             layer.bind_kv_cache(cache)
-        mixers = [module for module in self.modules() if isinstance(module, StateMixer)]
-        for mixer, state in zip(mixers, states, strict=True):
+        for mixer, state in zip(self._state_mixers(), states, strict=True):
             mixer.bind_state(state)
+
+    def _state_mixers(self) -> list[StateMixer]:
+        return [module for module in self.modules() if isinstance(module, StateMixer)]
 
 
 def _layer_cache(spec: AttentionSpec, cache_format: CacheFormat) -> LayerCacheSpec:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.core.kv_spec import StateCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.layers.state import StateSpec
+from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, LayerSpec, positive, size
@@ -19,26 +18,18 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        hf, eps = facts.hf_config, positive(facts, "layer_norm_epsilon", 1e-5)
-        mixer = StateSpec(
-            cache=_sizes(facts),
-            act=hf["hidden_act"],
-            norm_eps=eps,
-            dt_limit=_step_limit(facts),
-            conv_bias=bool(hf["use_conv_bias"]),
-            bias=bool(hf["use_bias"]),
-        )
+        mixer = _mixer(facts)
         return DecoderSpec(
             vocab_size=facts.vocab_size,
             hidden_size=facts.hidden_size,
-            norm=NormSpec(eps=eps),
+            norm=NormSpec(eps=mixer.norm_eps),
             layers=(LayerSpec(mixer=mixer, ffn=None),) * facts.num_layers,
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+            tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings")),
         )
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        old, new, sizes = "backbone.layers.*", "model.layers.*", _sizes(facts)
+        old, new, sizes = "backbone.layers.*", "model.layers.*", _mixer(facts)
         inner, vectors = sizes.num_heads * sizes.head_size, sizes.num_groups * sizes.state_size
         conv = {"x_conv": inner, "b_conv": vectors, "c_conv": vectors}
         product = {"z_proj": inner, "x_proj": inner, "b_proj": vectors, "c_proj": vectors}
@@ -57,21 +48,27 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
         )
 
 
-def _sizes(facts: ModelFacts) -> StateCacheSpec:
-    sizes = StateCacheSpec(
+def _mixer(facts: ModelFacts) -> Mamba2Spec:
+    hf = facts.hf_config
+    mixer = Mamba2Spec(
         num_heads=facts.num_heads,
         head_size=facts.head_size,
         num_groups=size(facts, "n_groups"),
         state_size=size(facts, "state_size"),
         conv_kernel=size(facts, "conv_kernel"),
+        act=hf["hidden_act"],
+        norm_eps=positive(facts, "layer_norm_epsilon", 1e-5),
+        dt_limit=_step_limit(facts),
+        conv_bias=bool(hf["use_conv_bias"]),
+        bias=bool(hf["use_bias"]),
     )
     inner = facts.hidden_size * positive(facts, "expand", 2)
-    if sizes.num_heads % sizes.num_groups or sizes.num_heads * sizes.head_size != inner:
+    if mixer.num_heads % mixer.num_groups or mixer.num_heads * mixer.head_size != inner:
         raise CheckpointError(
-            f"{facts.path}: {sizes.num_heads} heads of {sizes.head_size} in {sizes.num_groups} "
+            f"{facts.path}: {mixer.num_heads} heads of {mixer.head_size} in {mixer.num_groups} "
             f"groups do not make up the {inner} features of its configuration"
         )
-    return sizes
+    return mixer
 
 
 def _step_limit(facts: ModelFacts) -> tuple[float, float]:

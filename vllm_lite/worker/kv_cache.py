@@ -42,11 +42,11 @@ def allocate_states(plan: KVCachePlan, device: torch.device) -> list[StateCache]
     states, start = [], 0
     for spec in plan.spec.states:
         parts = []
-        for shape in (spec.conv_shape, spec.recurrent_shape):
+        for shape in spec.shapes:
             end = start + prod(shape)
             parts.append(slots[:, start:end].view(plan.num_states, *shape))
             start = end
-        states.append(StateCache(*parts))
+        states.append(tuple(parts))
     return states
 
 

@@ -84,7 +84,7 @@ class Worker:
         device = torch.device(self._config.device)
         caches, states = allocate_kv_cache(plan, device), allocate_states(plan, device)
         self._model.bind_kv_cache(caches, states)
-        self._cache_memory = [*(cache.key for cache in caches[:1]), *(s.conv for s in states[:1])]
+        self._cache_memory = [*(cache.key for cache in caches[:1]), *(s[0] for s in states[:1])]
         runner = host_runner(self._config, plan, self._model, device)
         for step in sample_steps(self._config, plan.num_blocks, len(plan.groups)):
             check_answer(self._config, runner.submit(step).get())

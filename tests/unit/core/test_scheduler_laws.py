@@ -33,7 +33,7 @@ EOS, STOP, VOCAB = 3, 5, 150
 # Of the layers: one rule, or several that share pages.
 # Layers with states: slots more than a request needs, and tokens between two that are kept.
 STATES = st.tuples(st.integers(0, 8), st.sampled_from([None, SIZE, 3 * SIZE]))
-STATE = StateCacheSpec(num_heads=1, head_size=1, num_groups=1, state_size=1, conv_kernel=2)
+STATE = StateCacheSpec(((1, 3), (1, 1, 1)))
 WINDOWS: list[tuple[int | None, ...]] = [
     *[(None,)] * 3,
     *((1,), (7,), (20,)),

@@ -18,7 +18,7 @@ from vllm_lite.core.state_pool import StatePool
 from vllm_lite.errors import UsageError
 
 SIZE = 8
-STATE = StateCacheSpec(num_heads=2, head_size=4, num_groups=1, state_size=4, conv_kernel=4)
+STATE = StateCacheSpec(((3, 16), (2, 4, 4)))
 SPEC = KVCacheSpec((), (STATE,))
 
 
@@ -99,7 +99,7 @@ def test_the_plan_names_the_bytes_of_a_request_s_state() -> None:
     plan = plan_kv_cache(config, SPEC, 1 << 30)
     assert (plan.num_blocks, plan.num_states) == (1, 4 * 3)
     assert plan.total_bytes == 12 * STATE.num_bytes
-    big = KVCacheSpec((), (replace(STATE, state_size=1 << 16),))
+    big = KVCacheSpec((), (StateCacheSpec(((3, 131080), (2, 1 << 16, 4))),))
     line = describe_plan(config, plan_kv_cache(config, big, 1 << 30))
     assert line.startswith("KV cache: 0.04 GiB, 12 states of 3.50 MiB, ")
     mixed = replace(TINY_SPEC, states=SPEC.states)

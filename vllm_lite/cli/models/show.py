@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vllm_lite.cli.models.cache import gguf_type, shown_size, table
-from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.facts import UNLIMITED_POSITIONS
@@ -22,14 +22,9 @@ from vllm_lite.config.option import config, option
 from vllm_lite.config.sources import hub_errors
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import min_bytes
-from vllm_lite.core.kv_spec import (
-    CACHE_FORMATS,
-    CacheFormat,
-    KVCacheSpec,
-    LayerCacheSpec,
-    StateCacheSpec,
-)
+from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.load import cache_spec
 from vllm_lite.platform import free_memory
 from vllm_lite.tokenizer.chat_template import shows_tools
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
@@ -71,33 +66,10 @@ class Footprint:
         bits = _ROUNDED_BITS.get(method or "")
         return self.stored_bytes if bits is None else int(self.num_weights * bits / 8)
 
-    @property
+    @cached_property
     def spec(self) -> KVCacheSpec:
         """The cache of each layer."""
-        facts, cache = self.config.facts, self.config.cache
-        if ARCHITECTURES[facts.architecture].mixer == "state":
-            hf = facts.hf_config
-            state = StateCacheSpec(
-                num_heads=facts.num_heads,
-                head_size=facts.head_size,
-                num_groups=hf["n_groups"],
-                state_size=hf["state_size"],
-                conv_kernel=hf["conv_kernel"],
-            )
-            return KVCacheSpec((), (state,) * facts.num_layers)
-        stored = CACHE_FORMATS.get(cache.kv_cache_dtype, CacheFormat(self.config.model.dtype))
-        return KVCacheSpec(
-            tuple(
-                LayerCacheSpec(
-                    num_kv_heads=facts.num_kv_heads,
-                    head_size=facts.head_size,
-                    dtype=stored.dtype,
-                    sliding_window=window,
-                    has_row_scales=stored.has_row_scales,
-                )
-                for window in facts.layer_windows
-            )
-        )
+        return cache_spec(self.config)
 
     def missing(self, free: int) -> int:
         """Bytes that `free` is too small by for one request of full length; 0 where it fits."""
@@ -180,10 +152,11 @@ def _description(footprint: Footprint, stored: str) -> Iterator[tuple[str, str]]
     yield "Sampling defaults", defaults or "none"
     numbers = described.model.quantization or described.model.dtype
     yield "Memory of weights", f"{shown_size(footprint.weights)} ({numbers})"
-    if footprint.spec.states:
-        yield "State of a request", shown_size(footprint.spec.bytes_per_state)
-    else:
-        yield "KV cache of a token", shown_size(footprint.spec.bytes_per_token)
+    spec = footprint.spec
+    if spec.states:
+        yield "State of a request", shown_size(spec.bytes_per_state)
+    if spec.layers:
+        yield "KV cache of a token", shown_size(spec.bytes_per_token)
 
 
 def _template(described: VllmConfig) -> str:
