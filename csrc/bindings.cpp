@@ -37,11 +37,12 @@ EmbeddingCall embedding_call(Address ids, Address rows, Address out, int64_t num
 RowCall norm_call(Address x, Address residual, Address weight, Address bias, Address out, int dtype,
                   int weight_dtype, int64_t num_tokens, int64_t num_heads, int64_t size,
                   int64_t x_stride, int64_t x_head_stride, int64_t residual_stride,
-                  int64_t out_stride, int64_t out_head_stride, float eps, bool is_centered) {
+                  int64_t out_stride, int64_t out_head_stride, int64_t weight_head_stride,
+                  float eps, bool is_centered) {
   return {Norm{static_cast<DType>(dtype), static_cast<DType>(weight_dtype), pointer<void>(x),
                pointer<void>(residual), pointer<void>(weight), pointer<void>(bias),
                pointer<void>(out), num_heads, size, x_stride, x_head_stride, residual_stride,
-               out_stride, out_head_stride, eps, is_centered},
+               out_stride, out_head_stride, weight_head_stride, eps, is_centered},
           num_tokens};
 }
 
@@ -73,9 +74,10 @@ RowCall activation_call(Address x, Address out, int dtype, int kind, bool is_gat
 
 RowCall scaled_add_call(Address x, Address y, Address out, int dtype, int64_t num_tokens,
                         int64_t size, int64_t x_stride, int64_t y_stride, int64_t out_stride,
-                        float x_scale, float y_scale) {
+                        float x_scale, float y_scale, float limit) {
   return {ScaledAdd{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(y),
-                    pointer<void>(out), size, x_stride, y_stride, out_stride, x_scale, y_scale},
+                    pointer<void>(out), size, x_stride, y_stride, out_stride, x_scale, y_scale,
+                    limit},
           num_tokens};
 }
 

@@ -29,8 +29,8 @@ struct Norm {
   DType weight_dtype;  // of the weight and the bias: dtype or float32
   const void* x;       // [T, N], or [T, H, N], each head normalised by itself
   void* residual;      // null, or [T, N], where x + residual is left
-  const void* weight;
-  const void* bias;  // null, or [N], of centred norms only
+  const void* weight;  // [N], or [H, N]
+  const void* bias;    // null, or as the weight, of centred norms only
   void* out;
   int64_t num_heads;  // H
   int64_t size;       // N
@@ -39,6 +39,7 @@ struct Norm {
   int64_t residual_stride;
   int64_t out_stride;
   int64_t out_head_stride;
+  int64_t weight_head_stride;  // 0: all heads have the same
   float eps;
   bool is_centered;
 };
@@ -55,7 +56,16 @@ struct Rotary {
   bool is_neox;
 };
 
-enum class ActivationKind : int { kSilu, kGelu, kGeluTanh, kGeluQuick, kRelu, kRelu2, kXielu };
+enum class ActivationKind : int {
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kGeluQuick,
+  kRelu,
+  kRelu2,
+  kTanh,
+  kXielu
+};
 
 // The numbers of xIELU.
 struct XieluCurve {
@@ -85,6 +95,7 @@ struct ScaledAdd {
   int64_t out_stride;
   float x_scale;
   float y_scale;
+  float limit;  // what is beyond it, or below -limit, becomes that
 };
 
 // x times the activation of gate, each group of a row scaled to unit root mean square.

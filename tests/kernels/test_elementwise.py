@@ -56,6 +56,22 @@ def test_heads_are_normalised_in_place(dtype: torch.dtype, size: int) -> None:
     assert_close(qkv, expected)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_heads_may_have_weights_of_their_own(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    if weight_dtype not in (dtype, torch.float32):
+        return
+    qkv = torch.randn(5, 9, 20).to(dtype)
+    weight, bias = torch.randn(2, 4, 20).to(weight_dtype)
+    heads = qkv[:, 2:6]
+    assert_close(cpu.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+    expected = reference.layer_norm(heads, weight, bias, 1e-6)
+    assert_close(cpu.layer_norm(heads, weight, bias, 1e-6, out=heads), expected)
+    with pytest.raises(ValueError, match="one shape"):
+        cpu.layer_norm(heads, weight, bias[0], 1e-6)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 def test_embedding(dtype: torch.dtype) -> None:
     rows, ids = torch.randn(50, 33).to(dtype), torch.randint(0, 50, (2000,))

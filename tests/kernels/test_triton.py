@@ -80,6 +80,9 @@ def test_heads_are_normalised_in_place(dtype: torch.dtype) -> None:
     ours, theirs = qkv.clone(), qkv.clone()
     ops.rms_norm(ours[:, 2:6], weight, 1e-5, out=ours[:, 2:6])
     reference.rms_norm(theirs[:, 2:6], weight, 1e-5, out=theirs[:, 2:6])
+    weight, bias = torch.randn(2, 4, weight.shape[0]).to(dtype)
+    ops.layer_norm(ours[:, 2:6], weight, bias, 1e-5, out=ours[:, 2:6])
+    reference.layer_norm(theirs[:, 2:6], weight, bias, 1e-5, out=theirs[:, 2:6])
     close(ours, theirs, dtype)
 
 
@@ -107,6 +110,7 @@ def test_scaled_sums(dtype: torch.dtype) -> None:
     for other, scales in ((None, (24.0,)), (y, (0.5, 3.0)), (y, (0.22, -0.7))):
         ours = ops.scaled_add(x, other, *scales)
         close(ours, reference.scaled_add(x, other, *scales), dtype)
+        close(ops.scaled_add(x, other, *scales, limit=0.5), ours.clamp(-0.5, 0.5), dtype)
     total = x + y
     close(ops.scaled_add(x, y, out=y), total, dtype)
     close(y, total, dtype)

@@ -140,11 +140,14 @@ def test_each_layer_s_cache_has_its_window(
     assert {(layer.num_kv_heads, layer.dtype) for layer in spec.layers} == {(2, "float32")}
 
 
-def test_a_sliding_window_can_be_switched_off(tmp_path: Path) -> None:
-    reference = make_model("mistral", sliding_window=9)
+@pytest.mark.parametrize("case", ["mistral-window", "gemma3-scaled"])
+def test_a_sliding_window_can_be_switched_off(case: str, tmp_path: Path) -> None:
+    """A layer keeps what else it has of its own, as its rotation."""
+    family, changes = CASES[case]
+    reference = make_model(family, **changes)
     save(reference, tmp_path)
     model = load(tmp_path, disable_sliding_window=True)
-    assert [layer.sliding_window for layer in model.kv_cache_spec().layers] == [None, None]
+    assert {layer.sliding_window for layer in model.kv_cache_spec().layers} == {None}
     ids = ids_of(1, 9)
     got = PagedRunner(model).step({"a": ids})["a"]
     torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)

@@ -63,17 +63,19 @@ def read_facts(
     hf = family_config(path, row, merged, has_class_defaults=gguf is None)
     stored_form(path, hf)
     take_rope_parameters(path, hf, overrides)
-    window = None
-    if disable_sliding_window:
-        window = hf.get("sliding_window") if hf.get("use_sliding_window", True) else None
-        hf["sliding_window"] = None
-        hf.pop("layer_types", None)
     facts = _facts(path, row, hf)
+    if disable_sliding_window:
+        longest = min((window for window in facts.layer_windows if window), default=None)
+        facts = replace(
+            facts,
+            layer_windows=(None,) * facts.num_layers,
+            max_position=min(longest or facts.max_position, facts.max_position),
+        )
     if gguf is not None:
         facts = _with_gguf(facts, gguf)
     elif (Path(path) / _GENERATION_CONFIG).is_file():
         facts = with_generation_config(facts, Path(path))
-    return replace(facts, max_position=min(window or facts.max_position, facts.max_position))
+    return facts
 
 
 def _hf_config(gguf: GGUFFile) -> Json:
@@ -117,6 +119,7 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
             f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
     bos = _ids(hf.get("bos_token_id"))
+    windows = layer_windows(path, row, hf, num_layers)
     return ModelFacts(
         path=path,
         format="hf",
@@ -130,7 +133,8 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         vocab_size=read.count("vocab_size"),
-        layer_windows=layer_windows(path, row, hf, num_layers),
+        layer_windows=windows,
+        local_layers=tuple(window is not None for window in windows),
         eos_token_ids=tuple(_ids(hf.get("eos_token_id"))),
         bos_token_id=bos[0] if bos else None,
     )

@@ -36,6 +36,9 @@ class ModelFacts:
     vocab_size: int
     # Of each layer: how many tokens it looks back, itself included; None is all of them.
     layer_windows: tuple[int | None, ...]
+    # Of each layer: whether its configuration gives it a window; --disable-sliding-window takes
+    # the window away, not what else is different in such a layer.
+    local_layers: tuple[bool, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Sampling defaults that --generation-config chose; {} where there are none.

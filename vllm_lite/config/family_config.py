@@ -105,9 +105,16 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
         # The first max_window_layers layers attend to everything.
         first = hf.get("max_window_layers", 28)
         return tuple(window if i >= first else None for i in range(count))
-    if row.windows == "pattern":
+    if row.windows in ("pattern", "pattern from full"):
+        # Each period ends, or begins, with a layer that attends to everything.
         period = hf.get("sliding_window_pattern") or 6
-        return tuple(window if (i + 1) % period else None for i in range(count))
+        if not isinstance(period, int):
+            raise CheckpointError(
+                f"{path}: sliding_window_pattern is {period!r} in its configuration, not a number, "
+                "and there are no layer_types"
+            )
+        first = 1 if row.windows == "pattern" else 0
+        return tuple(window if (i + first) % period else None for i in range(count))
     return (None,) * count
 
 

@@ -65,13 +65,19 @@ class ParallelLMHead(nn.Module):
         vocab_size: int,
         hidden_size: int,
         tied_to: VocabParallelEmbedding | None = None,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
     ) -> None:
+        """Logits are multiplied by the positive `scale`, then become cap * tanh(x / cap)."""
         super().__init__()
         self._method = method.for_vocabulary()
         self._shard = Shard.spread(vocab_size, "vocabulary rows")
         self._group = tp_group()
         self._tied_to = tied_to
         self._logits = KeptRows(self._shard.size)
+        self._scale = scale
+        self._soft_cap = soft_cap
+        self._ops = ops()
         self._weights: dict[str, StoredTensor] = {}
         if tied_to is None:
             self._weights = self._method.create_weights(hidden_size, self._shard.size)
@@ -82,7 +88,18 @@ class ParallelLMHead(nn.Module):
             logits = self._head.into(hidden, self._logits.rows(len(hidden)))
         else:
             logits = self.kernel(hidden)
-        return self._group.all_gather(logits, self._shard.full_size)
+        return self._bent(self._group.all_gather(logits, self._shard.full_size))
+
+    def _bent(self, logits: Tensor) -> Tensor:
+        """Scale and cap, in place; neither changes an order."""
+        cap, scaled_add = self._soft_cap, self._ops.scaled_add
+        if not cap:
+            return (
+                logits if self._scale == 1.0 else scaled_add(logits, None, self._scale, out=logits)
+            )
+        logits = scaled_add(logits, None, self._scale / cap, out=logits)
+        logits = self._ops.activation(logits, "tanh", out=logits)
+        return scaled_add(logits, None, cap, out=logits)
 
     def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[R, N] -> the likeliest tokens and their logits, both [R]; see `greedy_tokens`.
@@ -94,13 +111,14 @@ class ParallelLMHead(nn.Module):
         tokens, largest = self._head.argmax(hidden)
         size = self._group.size
         if size == 1:
-            return tokens, largest
+            return tokens, self._bent(largest.unsqueeze(1)).squeeze(1)
         # Ranks hold ascending ids, so that among ties the first rank has the lowest id.
         all_largest = self._group.all_gather(largest.unsqueeze(1), size)
         halves = (tokens + self._shard.start).unsqueeze(1).view(torch.float32)
         all_tokens = self._group.all_gather(halves, 2 * size).view(torch.int64)
         best, largest = ops().greedy_tokens(all_largest)
-        return all_tokens.gather(1, best.unsqueeze(1)).squeeze(1), largest
+        tokens = all_tokens.gather(1, best.unsqueeze(1)).squeeze(1)
+        return tokens, self._bent(largest.unsqueeze(1)).squeeze(1)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield from _vocab_slots(self._weights, self._shard)

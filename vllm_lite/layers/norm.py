@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel
@@ -26,6 +27,9 @@ class NormSpec:
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
+    has_weight: bool = True
+    # Added to the weight that is stored.
+    weight_offset: float = 0.0
     # Layer normalisation.
     bias: bool = False
     # The weight stays float32 and is applied before rounding (Gemma).
@@ -35,10 +39,15 @@ class NormSpec:
 class Norm(nn.Module, metaclass=ABCMeta):
     """A normalisation over the last dimension; the base of both kinds."""
 
-    def __init__(self, spec: NormSpec, size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: NormSpec, size: int, dtype: torch.dtype, heads: Shard | None = None
+    ) -> None:
         super().__init__()
-        self._weight = torch.empty(size, dtype=torch.float32 if spec.in_float32 else dtype)
-        self._bias = torch.empty(size, dtype=dtype) if spec.bias else None
+        shape = (size,) if heads is None else (heads.size, size)
+        self._weight = torch.ones(shape, dtype=torch.float32 if spec.in_float32 else dtype)
+        self._bias = torch.empty(shape, dtype=self._weight.dtype) if spec.bias else None
+        self._has_weight, self._offset = spec.has_weight, spec.weight_offset
+        self._heads = heads
         self._eps = spec.eps
         self._ops = ops()
 
@@ -65,12 +74,20 @@ class Norm(nn.Module, metaclass=ABCMeta):
         return self.forward(x, out=x)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield NamedSlot("", "weight", WeightSlot.whole(self._weight))
+        if self._has_weight:
+            yield NamedSlot("", "weight", self._slot(self._weight))
         if self._bias is not None:
-            yield NamedSlot("", "bias", WeightSlot.whole(self._bias))
+            yield NamedSlot("", "bias", self._slot(self._bias))
+
+    def _slot(self, tensor: Tensor) -> WeightSlot:
+        if self._heads is None:
+            return WeightSlot.whole(tensor)
+        full = (self._heads.full_size, tensor.shape[1])
+        return WeightSlot(tensor, full, (self._heads.start, 0))
 
     def process_weights_after_loading(self) -> None:
-        """Do nothing: the weight is used as it is."""
+        if self._offset:
+            self._weight.add_(self._offset)
 
 
 class RMSNorm(Norm):
@@ -111,9 +128,9 @@ class LayerNorm(Norm):
         return self._ops.fused_add_layer_norm(x, residual, self._weight, self._bias, self._eps)
 
 
-def make_norm(spec: NormSpec, size: int, dtype: torch.dtype) -> Norm:
-    """Make the norm of `size` features that `spec` describes."""
-    return (RMSNorm if spec.kind == "rms" else LayerNorm)(spec, size, dtype)
+def make_norm(spec: NormSpec, size: int, dtype: torch.dtype, heads: Shard | None = None) -> Norm:
+    """Make the norm of `size` features that `spec` describes; with a weight for each of `heads`."""
+    return (RMSNorm if spec.kind == "rms" else LayerNorm)(spec, size, dtype, heads)
 
 
 class ResidualNorm:

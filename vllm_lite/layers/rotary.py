@@ -8,7 +8,7 @@ its position alone, so results do not depend on how a prompt is split into steps
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,21 +60,45 @@ class RotarySettings:
         return self.number("original_max_position_embeddings", self.max_position_embeddings)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries at position p are multiplied by 1 + strength * log(1 + floor((p + shift) / period)).
+
+    Keeps attention sharp in long contexts (Nakanishi, 2025).
+    """
+
+    strength: float
+    period: float
+    shift: int = 0
+
+
 class RotaryTables(nn.Module):
-    """Rotary embeddings, one for each distinct setting of a model's layers."""
+    """Tables by position, one for each distinct setting of a model's layers."""
 
-    def __init__(self, settings: Iterable[RotarySettings | None], num_positions: int) -> None:
+    def __init__(self, num_positions: int) -> None:
+        """`num_positions` is the most positions of a request."""
         super().__init__()
-        self._of: list[tuple[RotarySettings, RotaryEmbedding]] = []
-        for wanted in settings:
-            if wanted is not None and self.of(wanted) is None:
-                table = RotaryEmbedding(wanted, num_positions)
-                self.add_module(str(len(self._of)), table)
-                self._of.append((wanted, table))
+        self._num_positions = num_positions
+        self._rotations: list[tuple[RotarySettings, RotaryEmbedding]] = []
+        self._scales: dict[tuple[QueryScaling, int], QueryScale] = {}
 
-    def of(self, settings: RotarySettings | None) -> RotaryEmbedding | None:
-        """The embedding for `settings`; None without rotation."""
-        return next((table for known, table in self._of if known == settings), None)
+    def of(self, settings: RotarySettings) -> RotaryEmbedding:
+        """The embedding for `settings`."""
+        for known, table in self._rotations:
+            if known == settings:
+                return table
+        table = RotaryEmbedding(settings, self._num_positions)
+        self.add_module(str(len(self._rotations)), table)
+        self._rotations.append((settings, table))
+        return table
+
+    def scale_of(self, scaling: QueryScaling, head_size: int) -> QueryScale:
+        """The factors for `scaling` of heads of this size."""
+        key = scaling, head_size
+        if key not in self._scales:
+            self._scales[key] = QueryScale(scaling, head_size, self._num_positions)
+            self.add_module(f"scale_{len(self._scales)}", self._scales[key])
+        return self._scales[key]
 
 
 class RotaryEmbedding(nn.Module):
@@ -109,6 +133,32 @@ class RotaryEmbedding(nn.Module):
         torch.sin(angles, out=self._table[:, half:])
         if magnitude != 1.0:
             self._table.mul_(magnitude)
+
+
+class QueryScale(nn.Module):
+    """Scales queries by their positions: a rotation by no angle, of short pieces of heads."""
+
+    def __init__(self, scaling: QueryScaling, head_size: int, num_positions: int) -> None:
+        super().__init__()
+        self._scaling = scaling
+        # At least two pieces, since an operation rotates two tensors; at most a wide vector each.
+        self._size = 2 * math.gcd(head_size // 4, 16) if head_size % 4 == 0 else 2
+        self._table = torch.zeros(num_positions, self._size, dtype=torch.float32)
+        self._rotate = ops().rotary_embedding
+
+    def forward(self, positions: Tensor, query: Tensor) -> None:
+        """Scale query [T, H, D] in place; positions [T] int64."""
+        pieces = query.view(len(query), -1, self._size)
+        self._rotate(positions, pieces[:, :1], pieces[:, 1:], self._table)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        return iter(())
+
+    def process_weights_after_loading(self) -> None:
+        told = self._scaling
+        positions = torch.arange(len(self._table), device=self._table.device, dtype=torch.float32)
+        steps = ((positions + told.shift) / told.period).floor()
+        self._table[:, : self._size // 2] = (1.0 + told.strength * steps.log1p()).unsqueeze(1)
 
 
 def compute_frequencies(settings: RotarySettings, positions: Tensor) -> tuple[Tensor, float]:

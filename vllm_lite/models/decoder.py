@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec, LayerCacheSpec
-from vllm_lite.distributed.groups import head_shards
+from vllm_lite.distributed.groups import head_shards, tp_size
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
@@ -23,8 +24,8 @@ from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabPa
 from vllm_lite.layers.experts import Expert, Router, SparseMLP
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
-from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
-from vllm_lite.layers.rotary import RotaryEmbedding, RotaryTables
+from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
+from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.state import MixerParts, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.spec import (
@@ -73,14 +74,13 @@ class SelfAttention(nn.Module):
         spec: AttentionSpec,
         hidden_size: int,
         options: BuildOptions,
-        rotary: RotaryEmbedding | None,
+        tables: RotaryTables,
     ) -> None:
         super().__init__()
         heads, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
         self._split = [heads.size, kv_heads.size, kv_heads.size]
         self._shape = (-1, sum(self._split), spec.head_size)
         self._width = heads.size * spec.head_size
-        self._rotate = None if rotary is None else rotary.forward
         self.qkv_proj = QKVParallelLinear(
             options.at("qkv_proj").linear_method,
             hidden_size,
@@ -95,10 +95,15 @@ class SelfAttention(nn.Module):
             hidden_size,
             bias=spec.output_bias,
         )
-        self._qk_norm = spec.qk_norm is not None
+        self._steps: list[Callable[[Tensor, Tensor, Tensor], None]] = []
         if spec.qk_norm is not None:
-            self.q_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
-            self.k_norm = make_norm(spec.qk_norm, spec.head_size, options.dtype)
+            self._steps.append(self._make_norms(spec, spec.qk_norm, options.dtype))
+        if spec.rotary is not None:
+            rotate = tables.of(spec.rotary).forward
+            self._steps.insert(0 if spec.is_normed_after_rotation else len(self._steps), rotate)
+        if spec.query_scaling is not None:
+            scale = tables.scale_of(spec.query_scaling, spec.head_size).forward
+            self._steps.append(lambda positions, query, key: scale(positions, query))
         terms = ScoreTerms(
             heads=heads,
             softcap=spec.softcap,
@@ -108,6 +113,35 @@ class SelfAttention(nn.Module):
         self.attn = attention(
             spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales
         )
+        if spec.qkv_clip is not None:
+            self._clip = partial(ops().scaled_add, limit=spec.qkv_clip)
+            self.forward = self._forward_clipped  # type: ignore[method-assign]
+
+    def _make_norms(
+        self, spec: AttentionSpec, norm: NormSpec, dtype: torch.dtype
+    ) -> Callable[[Tensor, Tensor, Tensor], None]:
+        """Build the norms of queries and keys; return what applies them in place."""
+        shards = head_shards(spec.num_heads, spec.num_kv_heads)
+        is_one_row = spec.qk_norm_weight == "one row"
+        if is_one_row and tp_size() > 1:
+            raise CheckpointError(
+                "tensor parallelism does not divide a model that normalises all heads as one row; "
+                "use --tensor-parallel-size 1"
+            )
+        widths = [spec.head_size * (heads.size if is_one_row else 1) for heads in shards]
+        q_norm, k_norm = (
+            make_norm(norm, width, dtype, heads if spec.qk_norm_weight == "by head" else None)
+            for width, heads in zip(widths, shards, strict=True)
+        )
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+        def apply(positions: Tensor, query: Tensor, key: Tensor) -> None:
+            if is_one_row:
+                query, key = query.view(-1, widths[0]), key.view(-1, widths[1])
+            q_norm.norm_heads(query)
+            k_norm.norm_heads(key)
+
+        return apply
 
     @property
     def first(self) -> LinearKernel:
@@ -118,12 +152,13 @@ class SelfAttention(nn.Module):
         """Positions [T] and qkv_proj's output -> [T, N]."""
         qkv = projected.view(self._shape)
         query, key, value = qkv.split_with_sizes(self._split, 1)
-        if self._qk_norm:
-            query, key = self.q_norm.norm_heads(query), self.k_norm.norm_heads(key)
-        if self._rotate is not None:
-            self._rotate(positions, query, key)
+        for step in self._steps:
+            step(positions, query, key)
         mixed = self.attn.forward(query, key, value)
         return self.o_proj.kernel(mixed.view(-1, self._width))
+
+    def _forward_clipped(self, positions: Tensor, projected: Tensor) -> Tensor:
+        return SelfAttention.forward(self, positions, self._clip(projected, out=projected))
 
 
 class DecoderLayer(nn.Module):
@@ -134,7 +169,7 @@ class DecoderLayer(nn.Module):
         spec: LayerSpec,
         decoder: DecoderSpec,
         options: BuildOptions,
-        rotary: RotaryEmbedding | None,
+        tables: RotaryTables,
         previous: DecoderLayer | None,
     ) -> None:
         super().__init__()
@@ -145,9 +180,10 @@ class DecoderLayer(nn.Module):
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
 
         self.input_layernorm = norm("before")
-        self._mixer = self._make_mixer(spec.mixer, decoder.hidden_size, options, rotary)
+        self._mixer = self._make_mixer(spec.mixer, decoder.hidden_size, options, tables)
         self.mixer_output_norm = norm("after")
-        self._enter = join_stream(self.input_layernorm, previous)
+        scale = decoder.residual_scale
+        self._enter = join_stream(self.input_layernorm, previous, scale)
         self._add = ops().scaled_add
         if spec.ffn is None:
             self.forward = self._forward_mixer  # type: ignore[method-assign]
@@ -155,7 +191,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = None if spec.parallel == "one norm" else norm("before")
         self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
         self.ffn_output_norm = norm("after")
-        self._between = ResidualNorm(self.post_attention_layernorm, self.mixer_output_norm)
+        self._between = ResidualNorm(self.post_attention_layernorm, self.mixer_output_norm, scale)
         if spec.parallel != "no":
             self.forward = self._forward_side_by_side  # type: ignore[method-assign]
 
@@ -169,11 +205,11 @@ class DecoderLayer(nn.Module):
         spec: AttentionSpec | StateSpec,
         hidden_size: int,
         options: BuildOptions,
-        rotary: RotaryEmbedding | None,
+        tables: RotaryTables,
     ) -> SelfAttention | StateMixer:
         """Build the mixer, a submodule named after its kind."""
         if isinstance(spec, AttentionSpec):
-            self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), rotary)
+            self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), tables)
             return self.self_attn
         self.mixer = spec.make(options.at("mixer").parts(hidden_size))
         return self.mixer
@@ -207,9 +243,9 @@ class DecoderLayer(nn.Module):
         return self._add(mixed, fed, out=mixed), residual
 
 
-def join_stream(before: Norm | None, previous: DecoderLayer | None) -> ResidualNorm:
+def join_stream(before: Norm | None, previous: DecoderLayer | None, scale: float) -> ResidualNorm:
     """The residual step between the layer `previous`, or the embedding, and the next layer."""
-    return ResidualNorm(before, None if previous is None else previous.last_norm)
+    return ResidualNorm(before, None if previous is None else previous.last_norm, scale)
 
 
 def make_mlp(
@@ -259,19 +295,14 @@ class Decoder(nn.Module):
         )
         # Rounded as the embedding is.
         self._scale = torch.tensor(spec.embedding_scale, device="cpu").to(options.dtype).item()
-        rotaries = [
-            layer.mixer.rotary if isinstance(layer.mixer, AttentionSpec) else None
-            for layer in spec.layers
-        ]
-        self.rotary_emb = RotaryTables(rotaries, options.max_model_len)
+        self.rotary_emb = RotaryTables(options.max_model_len)
         self.layers = nn.ModuleList()
         last: DecoderLayer | None = None
         for i, layer in enumerate(spec.layers):
-            rotary = self.rotary_emb.of(rotaries[i])
-            last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), rotary, last)
+            last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
             self.layers.append(last)
         self.norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
-        self._leave = join_stream(self.norm, last)
+        self._leave = join_stream(self.norm, last, spec.residual_scale)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
@@ -298,6 +329,8 @@ class DecoderForCausalLM(nn.Module):
             spec.vocab_size,
             spec.hidden_size,
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
+            scale=spec.logit_scale,
+            soft_cap=spec.logit_cap,
         )
         mixers = [layer.mixer for layer in spec.layers]
         self._cache_spec = KVCacheSpec(

@@ -20,9 +20,9 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         plain = gemma_spec(facts)
         scale = positive(facts, "query_pre_attn_scalar", 256) ** -0.5
         layers = []
-        for layer in plain.layers:
+        for layer, is_local in zip(plain.layers, facts.local_layers, strict=True):
             assert isinstance(layer.mixer, AttentionSpec)
-            kind = "full_attention" if layer.mixer.window is None else "sliding_attention"
+            kind = "sliding_attention" if is_local else "full_attention"
             mixer = replace(
                 layer.mixer, scale=scale, rotary=rotary_settings(facts, kind), qk_norm=plain.norm
             )

@@ -7,13 +7,14 @@ from ModelFacts, which has the defaults of the family's configuration.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.layers.rotary import RotarySettings
+from vllm_lite.layers.rotary import QueryScaling, RotarySettings
 from vllm_lite.layers.state import StateSpec
 
 
@@ -32,8 +33,14 @@ class AttentionSpec:
     window: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    # Each head of the queries and of the keys is normalised before it is rotated.
+    # Projections are clamped to +-qkv_clip.
+    qkv_clip: float | None = None
+    # Of queries and of keys: each head by itself, with one weight for all heads or one for each,
+    # or all heads as one row.
     qk_norm: NormSpec | None = None
+    qk_norm_weight: Literal["shared", "by head", "one row"] = "shared"
+    is_normed_after_rotation: bool = False
+    query_scaling: QueryScaling | None = None
     # Scores become softcap * tanh(score / softcap); 0: they stay.
     softcap: float = 0.0
     # Of each head, see layers.attention.alibi_slopes.
@@ -88,6 +95,11 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     tie_word_embeddings: bool
     embedding_scale: float = 1.0
+    # Of what a block adds to the residual stream.
+    residual_scale: float = 1.0
+    # Logits are multiplied by it, then become cap * tanh(x / cap).
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
     # Rows of a table of learned positions, which are added to the embedding.
     num_learned_positions: int = 0
 
@@ -132,6 +144,30 @@ def decoder_spec(
         layers=layers,
         tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings", False)),
     )
+
+
+def with_layers(spec: DecoderSpec, mixer: Mapping[str, Any], **layer: Any) -> DecoderSpec:
+    """`spec`, whose layers all attend, with other fields in each layer and in its mixer."""
+    changed = (replace(attention, **mixer) for attention in _attentions(spec))
+    layers = (
+        replace(old, mixer=new, **layer) for old, new in zip(spec.layers, changed, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def with_rotaries(spec: DecoderSpec, rotaries: Sequence[RotarySettings | None]) -> DecoderSpec:
+    """`spec`, whose layers all attend, with another rotation in each."""
+    layers = (
+        replace(layer, mixer=replace(attention, rotary=rotary))
+        for layer, attention, rotary in zip(spec.layers, _attentions(spec), rotaries, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def _attentions(spec: DecoderSpec) -> Iterator[AttentionSpec]:
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, AttentionSpec)
+        yield layer.mixer
 
 
 def rotary_settings(facts: ModelFacts, kind: str = "full_attention") -> RotarySettings:

@@ -40,6 +40,18 @@ inline Vec gelu_tanh(Vec x) {
   return x / (1.0f + exponential(-bent));
 }
 
+// Near zero by the series of Cephes' tanhf, since the powers of e would cancel out.
+inline Vec tanh(Vec x) {
+  const Vec square = x * x;
+  Vec sum = broadcast(-5.70498872745e-3f);
+  sum = multiply_add(sum, square, broadcast(2.06390887954e-2f));
+  sum = multiply_add(sum, square, broadcast(-5.37397155531e-2f));
+  sum = multiply_add(sum, square, broadcast(1.33314422036e-1f));
+  sum = multiply_add(sum, square, broadcast(-3.33332819422e-1f));
+  const Vec far = 1.0f - 2.0f / (1.0f + exponential(2.0f * x));
+  return square < 0.39f ? multiply_add(sum * square, x, x) : far;
+}
+
 inline Vec relu(Vec x) { return max_lanes(x, Vec{}); }
 
 // Equation 4 of arXiv:2411.13010; e^y - 1 - y is summed where the difference would lose digits.
@@ -65,6 +77,7 @@ void with_activation(ActivationKind kind, Body&& body) {
       return body([](Vec x) { return x / (1.0f + exponential(-1.702f * x)); });
     case ActivationKind::kRelu: return body([](Vec x) { return relu(x); });
     case ActivationKind::kRelu2: return body([](Vec x) { return relu(x) * relu(x); });
+    case ActivationKind::kTanh: return body([](Vec x) { return tanh(x); });
     case ActivationKind::kXielu: return;
   }
 }

@@ -59,6 +59,7 @@ void activate_rows(const Activation& p, int64_t begin, int64_t end, Function&& f
 template <class T>
 void scaled_add_rows(const ScaledAdd& p, int64_t begin, int64_t end) {
   const Vec x_scale = broadcast(p.x_scale), y_scale = broadcast(p.y_scale);
+  const Vec most = broadcast(p.limit), least = -most;
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
     const T* y = static_cast<const T*>(p.y) + row * p.y_stride;
@@ -66,6 +67,7 @@ void scaled_add_rows(const ScaledAdd& p, int64_t begin, int64_t end) {
     for_each_vector(p.size, [&](int64_t i, int64_t count) {
       Vec sum = load_upto(x + i, count) * x_scale;
       if (p.y != nullptr) sum = multiply_add(load_upto(y + i, count), y_scale, sum);
+      sum = sum > most ? most : sum < least ? least : sum;  // a NaN stays one
       store_upto(out + i, sum, count);
     });
   }

@@ -23,8 +23,8 @@ float mean_of(const T* row, int64_t size, Add&& add) {
 inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
 
 template <class T, class W>
-void rms_norm_row(const Norm& p, const T* x, T* out) {
-  const W* weight = static_cast<const W*>(p.weight);
+void rms_norm_row(const Norm& p, const T* x, int64_t head, T* out) {
+  const W* weight = static_cast<const W*>(p.weight) + head * p.weight_head_stride;
   const float square =
       mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
   const Vec scale = broadcast(inverse_root(square + p.eps));
@@ -37,8 +37,10 @@ void rms_norm_row(const Norm& p, const T* x, T* out) {
 }
 
 template <class T, class W>
-void layer_norm_row(const Norm& p, const T* x, T* out) {
-  const W *weight = static_cast<const W*>(p.weight), *bias = static_cast<const W*>(p.bias);
+void layer_norm_row(const Norm& p, const T* x, int64_t head, T* out) {
+  const int64_t start = head * p.weight_head_stride;
+  const W* weight = static_cast<const W*>(p.weight) + start;
+  const W* bias = p.bias == nullptr ? nullptr : static_cast<const W*>(p.bias) + start;
   const Vec mean = broadcast(mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return sum + v; }));
   const float variance = mean_of(x, p.size, [&](Vec v, Vec sum, int64_t count) {
     // Mask lanes beyond the row's end.
@@ -68,7 +70,7 @@ void norm_rows(const Norm& p, int64_t begin, int64_t end) {
       x = residual;
     }
     for (int64_t head = 0; head < p.num_heads; ++head) {
-      norm_row(p, x + head * p.x_head_stride, out + head * p.out_head_stride);
+      norm_row(p, x + head * p.x_head_stride, head, out + head * p.out_head_stride);
     }
   }
 }

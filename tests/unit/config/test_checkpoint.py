@@ -117,7 +117,7 @@ def test_without_its_window_a_model_is_as_long_as_the_window(tmp_path: Path) -> 
     path = str(write_hf(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128))
     facts = read_facts(path, disable_sliding_window=True)
     assert (facts.layer_windows, facts.max_position) == ((None, None), 128)
-    assert facts.hf_config["sliding_window"] is None
+    assert facts.local_layers == (True, True)
 
 
 def test_a_null_window_is_no_window(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
@@ -56,6 +58,7 @@ def scaled_add(
     x_scale: float = 1.0,
     y_scale: float = 1.0,
     out: Tensor | None = None,
+    limit: float = inf,
 ) -> Tensor:
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -73,6 +76,7 @@ def scaled_add(
         row_stride("scaled_add", out),
         x_scale,
         y_scale,
+        limit,
     )
     return out
 

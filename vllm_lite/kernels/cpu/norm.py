@@ -60,6 +60,7 @@ def _norm(
         *_row_strides(operation, x),
         0,
         *_row_strides(operation, out),
+        0 if weight.dim() == 1 else weight.shape[1],
         eps,
         operation == "layer_norm",
     )
@@ -88,6 +89,7 @@ def _add_and_norm(
         row_stride(operation, residual),
         stride,
         0,
+        0,
         eps,
         operation == "fused_add_layer_norm",
     )
@@ -95,10 +97,15 @@ def _add_and_norm(
 
 
 def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
-    """Check and return the addresses of a norm's weight and bias, of x's type or float32."""
+    """Check and return the addresses of a norm's weight and bias, of x's type or float32.
+
+    They are [N], or [H, N] for heads.
+    """
     for factors in (weight,) if bias is None else (weight, bias):
-        if factors.shape != x.shape[-1:] or not factors.is_contiguous():
+        if factors.shape not in (x.shape[-1:], x.shape[1:]) or not factors.is_contiguous():
             raise refuse(operation, "weight and bias must match x")
+        if factors.shape != weight.shape:
+            raise refuse(operation, "weight and bias must have one shape")
         if factors.dtype not in (x.dtype, torch.float32) or factors.dtype != weight.dtype:
             raise refuse(
                 operation, f"weight and bias must both be {x.dtype}, or both torch.float32"

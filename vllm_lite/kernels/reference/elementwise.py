@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_quick": _gelu_quick,
     "relu": F.relu,
     "relu2": _relu2,  # arXiv:2109.08668
+    "tanh": torch.tanh,
 }
 
 
@@ -65,14 +67,16 @@ def scaled_add(
     x_scale: float = 1.0,
     y_scale: float = 1.0,
     out: Tensor | None = None,
+    limit: float = inf,
 ) -> Tensor:
     """Return x * x_scale + y * y_scale, or x * x_scale alone, [T, N], in float32 and rounded once.
 
-    `out` may be x or y.
+    What is beyond +-limit becomes that. `out` may be x or y.
     """
     wide = x.float() * x_scale
     if y is not None:
         wide = wide + y.float() * y_scale
+    wide = wide.clamp(-limit, limit)
     return wide.to(x.dtype) if out is None else out.copy_(wide)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """Scale rows of x to unit root mean square, then by weight [N] (arXiv:1910.07467).
 
-    x is [T, N], or [T, H, N]: then each head is a row. `out` may be x itself. A weight of x's own
-    type multiplies rounded rows; a float32 weight multiplies before the one rounding.
+    x is [T, N], or [T, H, N]: then each head is a row, with a weight of its own if the weight is
+    [H, N]. `out` may be x itself. A weight of x's own type multiplies rounded rows; a float32
+    weight multiplies before the one rounding.
     """
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

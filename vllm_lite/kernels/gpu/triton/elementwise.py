@@ -5,6 +5,8 @@ One program for each span of a row; a token's rotation is one program.
 
 from __future__ import annotations
 
+from math import inf
+
 import triton
 import triton.language as tl
 from torch import Tensor, empty_like
@@ -25,6 +27,8 @@ def activated(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-bent))
     elif ACTIVATION == "gelu_quick":
         return x / (1.0 + tl.exp(-1.702 * x))
+    elif ACTIVATION == "tanh":
+        return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
     else:
         positive = tl.where(x < 0.0, 0.0, x)
         if ACTIVATION == "relu2":
@@ -102,6 +106,7 @@ def scaled_add_kernel(
     size,
     x_scale,
     y_scale,
+    limit,
     HAS_Y: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -113,6 +118,8 @@ def scaled_add_kernel(
     if HAS_Y:
         y = tl.load(y_ptr + row * y_stride + columns, mask=mask, other=0.0).to(tl.float32)
         total += y * y_scale
+    # A NaN stays one.
+    total = tl.where(total > limit, limit, tl.where(total < -limit, -limit, total))
     tl.store(out_ptr + row * out_stride + columns, total, mask=mask)
 
 
@@ -155,6 +162,7 @@ def scaled_add(
     x_scale: float = 1.0,
     y_scale: float = 1.0,
     out: Tensor | None = None,
+    limit: float = inf,
 ) -> Tensor:
     if out is None:
         out = empty_like(x)
@@ -170,6 +178,7 @@ def scaled_add(
         size,
         float(x_scale),
         float(y_scale),
+        limit,
         HAS_Y=y is not None,
         BLOCK=_BLOCK,
     )

@@ -40,6 +40,7 @@ def norm_kernel(
     out_head_stride,
     x_stride,
     x_head_stride,
+    weight_head_stride,
     num_heads,
     size,
     eps,
@@ -51,6 +52,8 @@ def norm_kernel(
     head = tl.program_id(0) % num_heads
     out_ptr += token * out_stride + head * out_head_stride
     x_ptr += token * x_stride + head * x_head_stride
+    weight_ptr += head * weight_head_stride
+    bias_ptr += head * weight_head_stride
     columns = tl.arange(0, BLOCK)
     mask = columns < size
     x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
@@ -131,6 +134,7 @@ def _norm(
         out.stride(-2),
         x.stride(0),
         x.stride(-2),
+        0 if weight.dim() == 1 else size,
         num_heads,
         size,
         eps,
