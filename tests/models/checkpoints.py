@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.models.families import FAMILIES
@@ -35,10 +37,16 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.25)
+    model.rewrite = told.rewrite
     return model
 
 
 def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
     """Write `model` where a serving engine would find it."""
     model.save_pretrained(directory, **options)
+    if rewrite := getattr(model, "rewrite", None):
+        weights, config = directory / "model.safetensors", directory / "config.json"
+        settings = json.loads(config.read_text())
+        save_file(rewrite(settings, load_file(weights)), weights)
+        config.write_text(json.dumps(settings))
     return directory

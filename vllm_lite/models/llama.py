@@ -16,8 +16,12 @@ class LlamaForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         bias = bool(facts.hf_config.get("attention_bias"))
-        mlp_bias = bool(facts.hf_config.get("mlp_bias"))
-        return decoder_spec(facts, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+        return decoder_spec(
+            facts,
+            qkv_bias=bias,
+            output_bias=bool(facts.hf_config.get("attention_out_bias", bias)),
+            mlp_bias=bool(facts.hf_config.get("mlp_bias")),
+        )
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,3 +36,16 @@ class Family:
     cases: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     # Fields of TINY that its configuration does not have.
     absent: tuple[str, ...] = ()
+    # Makes files of `architecture` those of a family that transformers does not have: changes the
+    # configuration, and returns the tensors by their names there.
+    rewrite: Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Tensor]] | None = None
+
+
+def named(architecture: str) -> Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Tensor]]:
+    """The same files under another architecture's name."""
+
+    def rewrite(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        config["architectures"] = [architecture]
+        return tensors
+
+    return rewrite

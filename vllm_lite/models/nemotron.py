@@ -1,0 +1,50 @@
+"""Nemotron and Arcee's AFM: Llama's attention, MLPs without gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.loader.weight_rules import Rule
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
+from vllm_lite.models.spec import DecoderSpec, MLPSpec, positive, size, with_layers
+
+
+class ArceeForCausalLM(DecoderForCausalLM):
+    """Llama without gates."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        ffn = MLPSpec(
+            intermediate_size=size(facts, "intermediate_size"),
+            act=facts.hf_config.get("hidden_act", "relu2"),
+            is_gated=False,
+            bias=bool(facts.hf_config.get("mlp_bias")),
+        )
+        return with_layers(LlamaForCausalLM.spec(facts), {}, ffn=ffn)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        return gguf_pairs(facts)
+
+
+class NemotronForCausalLM(ArceeForCausalLM):
+    """Parmar et al., 2024: layer norms, whose weights are stored minus 1."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        norm = NormSpec(
+            kind="layer",
+            eps=positive(facts, "norm_eps", 1e-5),
+            bias=True,
+            in_float32=True,
+            weight_offset=1.0 if facts.format == "hf" else 0.0,
+        )
+        return replace(ArceeForCausalLM.spec(facts), norm=norm)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        return ()

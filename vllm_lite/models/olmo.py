@@ -1,0 +1,77 @@
+"""OLMo, OLMo 2 and OLMo 3: layer norms without weights, then norms after the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.llama import gguf_pairs
+from vllm_lite.models.spec import (
+    DecoderSpec,
+    decoder_spec,
+    positive,
+    rotary_settings,
+    with_layers,
+    with_rotaries,
+)
+
+
+class OlmoForCausalLM(DecoderForCausalLM):
+    """Groeneveld et al., 2024: no norm has parameters; projections may be clamped."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config.get("attention_bias"))
+        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        norm = NormSpec(kind="layer", eps=1e-5, has_weight=False)
+        is_clipped = facts.hf_config.get("clip_qkv") is not None
+        clip = positive(facts, "clip_qkv", 0) if is_clipped else None
+        return with_layers(replace(plain, norm=norm), {"qkv_clip": clip})
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        return gguf_pairs(facts)
+
+
+class Olmo2ForCausalLM(DecoderForCausalLM):
+    """OLMo Team, 2024: blocks' outputs are normalised, and all heads of queries and of keys."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config.get("attention_bias"))
+        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        norm = replace(plain.norm, in_float32=True)
+        attention = {"qk_norm": norm, "qk_norm_weight": "one row"}
+        return with_layers(replace(plain, norm=norm), attention, norms="after")
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        return norms_after()
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    """OLMo 2 with windows; layers that have one are rotated without scaling."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        spec = Olmo2ForCausalLM.spec(facts)
+        full, local = rotary_settings(facts), rotary_settings(facts, "sliding_attention")
+        if full == local:
+            theta = full.number("rope_theta")
+            local = replace(full, parameters={"rope_type": "default", "rope_theta": theta})
+        return with_rotaries(spec, [local if is_local else full for is_local in facts.local_layers])
+
+
+def norms_after() -> Sequence[Rule]:
+    """The names of norms after the blocks, in layers that have no others."""
+    layer = "model.layers.*"
+    return renamed(
+        {
+            f"{layer}.post_attention_layernorm": f"{layer}.mixer_output_norm",
+            f"{layer}.post_feedforward_layernorm": f"{layer}.ffn_output_norm",
+        }
+    )
