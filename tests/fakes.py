@@ -7,7 +7,7 @@ wrong table or slot shows as a wrong token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import islice
@@ -29,6 +29,7 @@ from vllm_lite.core.step import (
 from vllm_lite.executor.commands import Command
 from vllm_lite.executor.executor import Executor
 from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.worker.interface import MemoryTag
 
 _MASK = (1 << 64) - 1
 _LOGPROB = -0.5
@@ -175,7 +176,9 @@ class ScriptedExecutor(Executor):
     def call(self, command: Command) -> list[Any]:
         return [command.run(self)]
 
-    def release_cache(self) -> int:
+    def refill_weights(self) -> None: ...
+
+    def release(self, tags: Collection[MemoryTag]) -> int:
         self._cache = [0] * len(self._cache)
         return len(self._cache)
 

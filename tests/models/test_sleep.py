@@ -1,9 +1,10 @@
-"""An engine that sleeps gives its cache's memory back, and wakes to the same tokens."""
+"""An engine that sleeps gives memory back, and wakes to the same tokens."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ from vllm_lite import LLM, AsyncLLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.kernels.cpu.mapped_memory import map_zeros, release_pages
+from vllm_lite.kernels.cpu.mapped_memory import (
+    Allocations,
+    MappedPool,
+    map_zeros,
+    release_pages,
+)
 from vllm_lite.log import timeline
+from vllm_lite.quantization.storage import stored_weights
 from vllm_lite.worker import worker
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -78,8 +85,14 @@ def test_an_engine_wakes_to_the_same_tokens(model: str, in_process: bool) -> Non
         assert not llm.get_stats().is_asleep
         llm.wake_up(tags=["kv_cache"])
         assert tokens() == before
-        with pytest.raises(RequestError, match="level must be 0 or 1"):
-            llm.sleep(level=2)
+        llm.sleep(level=2)
+        llm.wake_up(tags=["kv_cache"])
+        with pytest.raises(RequestError, match=r"sleeps; call wake_up\(\)"):
+            tokens()
+        llm.wake_up(tags=["weights"])
+        assert tokens() == before
+        with pytest.raises(RequestError, match="level must be 0, 1 or 2"):
+            llm.sleep(level=3)
         with pytest.raises(RequestError, match="tags must be among weights, kv_cache, got 'all'"):
             llm.wake_up(tags=["all"])
 
@@ -102,6 +115,66 @@ def test_whole_cache_is_released(model: str, monkeypatch: pytest.MonkeyPatch) ->
         assert tensors and all(part.any() for part in tensors)
         llm.sleep()
         assert not any(part.any() for part in tensors)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_are_released_and_read_again_in_place(
+    tmp_path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    load = worker.load_model
+
+    def kept(*args: Any) -> Any:
+        models.append(load(*args))
+        return models[-1]
+
+    monkeypatch.setattr(worker, "load_model", kept)
+    path = str(save(make_model("llama", hidden_size=64, intermediate_size=96), tmp_path))
+    options = {**OPTIONS, "quantization": quantization, "dtype": "bfloat16"}
+    with LLM(path, **options, disable_frontend_multiprocessing=True) as llm:
+        before = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+        stored = stored_weights(models[0])
+        held = [weight.data.clone() for weight in stored]
+        assert len(held) > 8 and all(one.any() for one in held)
+        llm.sleep(level=2)
+        assert not any(weight.data.any() for weight in stored)
+        llm.wake_up()
+        assert all(torch.equal(weight.data, was) for weight, was in zip(stored, held, strict=True))
+        after = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+        assert after == before
+
+
+def test_memory_is_filled_again_by_the_same_pieces_only() -> None:
+    pool, owner = MappedPool(), Allocations()
+    other = pool.take(100)
+
+    def fill(layers: dict[int, list[int]]) -> dict[int, list[torch.Tensor]]:
+        taken = {}
+        with pool.owned_by(owner):
+            for layer, sizes in layers.items():
+                pool.begin_layer(layer)
+                taken[layer] = [pool.take(size) for size in sizes]
+        return taken
+
+    first = fill({1: [1000, 40 << 20], 2: [1000]})
+    for piece in (*first[1], *first[2], other):
+        piece.fill_(1)
+    assert owner.release() >= 100 << 20
+    assert not any(piece.any() for piece in (*first[1], *first[2])) and other.all()
+    again = fill({2: [1000], 1: [1000, 40 << 20]})
+    for layer in (1, 2):
+        assert [p.data_ptr() for p in again[layer]] == [p.data_ptr() for p in first[layer]]
+    for wrong in ({1: [1000, 5]}, {2: [1000, 7]}, {3: [1000]}):
+        with pytest.raises(RuntimeError, match="again"):
+            fill(wrong)
+    assert pool.take(10).data_ptr() not in (first[1][0].data_ptr(), first[2][0].data_ptr())
+
+
+def test_threads_never_share_a_piece() -> None:
+    pool = MappedPool()
+    with ThreadPoolExecutor(8) as threads:
+        pieces = list(threads.map(pool.take, [4096] * 4000))
+    assert len({piece.data_ptr() for piece in pieces}) == len(pieces)
 
 
 def test_an_asynchronous_engine_sleeps_once_its_requests_have_ended(model: str) -> None:

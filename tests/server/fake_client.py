@@ -17,7 +17,14 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt, check_sleep, wakes_up
+from vllm_lite.engine.client import (
+    NOBODY,
+    Origin,
+    PauseMode,
+    Prompt,
+    memory_to_release,
+    memory_to_wake,
+)
 from vllm_lite.engine.front.input_processor import InputProcessor, fan_out
 from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
@@ -201,11 +208,11 @@ class FakeEngineClient:
         return self.pause is not None
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        check_sleep(self.config, level, mode)
+        memory_to_release(self.config, level, mode)
         await self.pause_generation(mode)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        self.pause = None if wakes_up(tags) else self.pause
+        self.pause = None if "kv_cache" in memory_to_wake(tags) else self.pause
 
     async def is_sleeping(self) -> bool:
         return self.pause is not None

@@ -102,7 +102,8 @@ With `--batch-storage-dir`, `/v1/files` and `/v1/batches` are OpenAI's: [batches
 requests; running ones end with `abort` under `mode=abort`, finish before the answer under `wait`,
 and stop where they are under `keep`. `/resume` continues all. `clear_cache=false` keeps cached
 prefixes. With `--enable-sleep-mode`, `/sleep` pauses the same way and returns the KV cache's
-memory until `/wake_up`; `level=0` keeps it. `/abort_requests` ends the requests in `request_ids`,
+memory until `/wake_up`; `level=2` returns the weights' too, which are read again, and `level=0`
+keeps both. `/abort_requests` ends the requests in `request_ids`,
 or all that the answering process serves.
 """
 

@@ -64,7 +64,7 @@ async def test_an_engine_sleeps_where_it_may() -> None:
         assert bad.status_code == 400 and "--enable-sleep-mode" in error_of(bad)["message"]
         model = replace(client.config.model, enable_sleep_mode=True)
         client.config = replace(client.config, model=model)
-        for query in ("level=2", "level=one", "mode=keep", "mode=stop"):
+        for query in ("level=3", "level=one", "mode=keep", "mode=stop"):
             bad = await session.post(f"/sleep?{query}")
             assert (bad.status_code, error_of(bad)["param"]) == (400, query.partition("=")[0])
         assert (await session.post("/sleep?level=1&mode=wait")).status_code == 200

@@ -57,7 +57,7 @@ safetensors_prefetch_num_threads:int=8 safetensors_prefetch_block_size:size=1677
 [engine LoadConfig retired]
 qlora_adapter_name_or_path:str | adapters are not loaded
 [engine VllmConfig]
-kv_transfer_config:json? kv_events_config:json? ec_transfer_config:json? | caches are not shared
+kv_transfer_config:json? ec_transfer_config:json? | caches are not shared
 profiler_config:json | use an external profiler such as py-spy or perf
 additional_config:json,str diffusion_config/-dc:json? watermark_config:json? engram_config:json? |
   leave it out: nothing here uses it

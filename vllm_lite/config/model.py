@@ -144,5 +144,5 @@ class ModelConfig:
     enable_sleep_mode: bool = option(
         False,
         "Let LLM.sleep(), or POST /sleep with VLLM_SERVER_DEV_MODE=1, give the KV cache's memory "
-        "back until it wakes. Weights stay. CPU only.",
+        "back until it wakes. At level 2 the weights' too, which are then read again. CPU only.",
     )

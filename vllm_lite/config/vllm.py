@@ -18,6 +18,7 @@ from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gpu import check_device
 from vllm_lite.config.graphs import capture_sizes
+from vllm_lite.config.kv_events import KVEventsConfig
 from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.model import ModelConfig
@@ -56,6 +57,7 @@ class VllmConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     compilation: CompilationConfig = field(default_factory=CompilationConfig)
     device: Literal["cpu", "cuda"] = option(
         "cpu",

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vllm_lite.core.block import NULL_BLOCK_ID, Block
+from vllm_lite.core.block_events import BlockEvents
 
 
 class BlockPool:
     """All blocks of one KV cache; block 0 is the null block and never allocated."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: BlockEvents | None = None) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.null_block.ref_count = 1
@@ -24,6 +25,7 @@ class BlockPool:
         self.num_unused = 0
         self.num_cached = 0
         self._by_hash: dict[bytes, Block] = {}
+        self._events = events
         # Two sentinels in one ring, in order of eviction: after `_ring` the blocks without content
         # or hardly of use, after `_of_use` the others, least recently used first.
         self._ring, self._of_use = Block(-1), Block(-1)
@@ -63,8 +65,7 @@ class BlockPool:
             assert block is not None
             self._unlink(block)
             if block.content_hash is not None:
-                del self._by_hash[block.content_hash]
-                block.content_hash = None
+                self._forget(block)
                 self.num_cached -= 1
             block.ref_count = 1
             taken.append(block)
@@ -109,8 +110,7 @@ class BlockPool:
         """Remove blocks from the prefix map; their holders keep them."""
         for block in blocks:
             if block.content_hash is not None:
-                del self._by_hash[block.content_hash]
-                block.content_hash = None
+                self._forget(block)
                 self.num_cached -= block.ref_count == 0
 
     def put_first(self, block: Block) -> None:
@@ -127,7 +127,16 @@ class BlockPool:
             block.content_hash = None
         self._by_hash.clear()
         self.num_cached = 0
+        if self._events is not None:
+            self._events.cleared()
         return True
+
+    def _forget(self, block: Block) -> None:
+        assert block.content_hash is not None
+        del self._by_hash[block.content_hash]
+        if self._events is not None:
+            self._events.removed(block.content_hash)
+        block.content_hash = None
 
     def _insert_before(self, where: Block, block: Block) -> None:
         previous = where.previous

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_lite.core.block import Block, BlockHasher
+from vllm_lite.core.block_events import BlockEvents
 from vllm_lite.core.block_pool import BlockPool
 from vllm_lite.core.kv_group import AttentionRule, attention_rule
 from vllm_lite.core.kv_plan import KVCachePlan
@@ -73,10 +74,12 @@ class KVCacheManager:
         enable_caching: bool = True,
         max_step_tokens: int = 1 << 62,
         reserve: Reserve = _WHOLE_PROMPTS,
+        events: BlockEvents | None = None,
     ) -> None:
         self.block_size = plan.block_size
         self.enable_caching = enable_caching
-        self.pool = BlockPool(plan.num_blocks)
+        self.pool = BlockPool(plan.num_blocks, events)
+        self._events = events
         self._max_step_tokens = max_step_tokens
         self._spare_blocks = int(reserve.watermark * plan.num_blocks)
         self._reserves_whole_prompts = reserve.whole_prompts
@@ -94,6 +97,8 @@ class KVCacheManager:
                 interval=plan.state_interval,
             )
         self._tables: dict[str, _Tables] = {}
+        # Blocks that outlive their request, by its id.
+        self._deferred: dict[str, list[Block]] = {}
         self._nothing: list[list[int]] = []
 
     def get_computed_blocks(self, request: Request) -> Hits:
@@ -183,6 +188,9 @@ class KVCacheManager:
         for group, table in zip(self._groups, tables.of_group, strict=True):
             for index in range(tables.num_published, num_full):
                 self.pool.publish(table.blocks[index], group.key(hashes[index]))
+        if self._events is not None and self._groups:
+            start, tokens = tables.num_published, request.token_ids
+            self._events.stored(hashes, start, num_full, tokens, self.block_size)
         tables.num_published = num_full
         self.states.publish_computed(request)
 
@@ -201,6 +209,21 @@ class KVCacheManager:
                 # Tail first: a prefix outlives its continuation, so it can still be hit.
                 self.pool.release(table.blocks[::-1])
         self.states.free(request)
+
+    def defer_free(self, request: Request) -> None:
+        """Keep the blocks that a request holds now, also when it leaves, until `free_deferred`.
+
+        For whoever reads them without the scheduler's knowledge, such as a transfer.
+        """
+        assert request.request_id not in self._deferred
+        tables = self._tables[request.request_id].of_group
+        blocks = [block for table in tables for block in table.blocks]
+        self.pool.hold(blocks)
+        self._deferred[request.request_id] = blocks
+
+    def free_deferred(self, request_id: str) -> None:
+        """Free what `defer_free` kept."""
+        self.pool.release(self._deferred.pop(request_id)[::-1])
 
     def _release_out_of_window(self, tables: _Tables, request: Request) -> None:
         """Release what no later token sees; it is reused before blocks that prefixes need."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+from vllm_lite.core.block_events import BlockEvents
 from vllm_lite.core.kv_manager import KVCacheManager, Reserve
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
@@ -25,7 +26,7 @@ from vllm_lite.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from vllm_lite.core.step_builder import StepBuilder
+from vllm_lite.core.step_builder import StepBudget, StepBuilder
 from vllm_lite.core.stopping import append_tokens
 from vllm_lite.errors import RequestError
 from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 class Scheduler:
     """Continues running requests, admits waiting ones, preempts where memory is short."""
 
-    def __init__(self, config: VllmConfig, plan: KVCachePlan) -> None:
+    def __init__(
+        self, config: VllmConfig, plan: KVCachePlan, events: BlockEvents | None = None
+    ) -> None:
         self.config = config
         self.kv_manager = KVCacheManager(
             plan,
@@ -47,6 +50,7 @@ class Scheduler:
                 watermark=config.scheduler.watermark,
                 whole_prompts=config.scheduler.scheduler_reserve_full_isl,
             ),
+            events=events,
         )
         self.requests: dict[str, Request] = {}
         # In order of admission.
@@ -92,7 +96,13 @@ class Scheduler:
         Answer every call, in order, by update_from_output or fail_step.
         """
         self._is_short = False
-        step = StepBuilder(self.config.scheduler.step_tokens)
+        config = self.config.scheduler
+        budget = StepBudget(
+            tokens=config.step_tokens,
+            seqs=config.active_seqs - len(self.running),
+            states=self.kv_manager.states.num_unused,
+        )
+        step = StepBuilder(budget)
         self._prefill_limit.share_among(len(self.requests))
         self._continue_running(step)
         if not (step.has_preempted or self._is_short):  # memory is tight: admit no one
@@ -179,19 +189,19 @@ class Scheduler:
     def _continue_running(self, step: StepBuilder) -> None:
         chunk_limit = self._prefill_limit.chunk_limit
         allocate = self.kv_manager.try_allocate_slots
-        index = 0
+        budget, index = step.budget, 0
         # A preemption shortens the list, possibly before `index`.
-        while index < len(self.running) and step.budget > 0:
+        while index < len(self.running) and budget.tokens > 0:
             request = self.running[index]
             if request.must_wait:
                 index += 1
                 continue
             num_new = missing = request.num_missing_tokens
             if num_new > 1:
-                num_new = min(num_new, step.budget, chunk_limit)
+                num_new = min(num_new, budget.tokens, chunk_limit)
             num_verified = int(num_new == missing)
             if self._max_drafts and missing == 1:
-                num_new += request.num_drafts(min(self._max_drafts, step.budget - 1))
+                num_new += request.num_drafts(min(self._max_drafts, budget.tokens - 1))
                 num_verified = num_new
             blocks = allocate(request, num_new)
             if blocks is None and self._unanswered:
@@ -211,20 +221,16 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         config, limit, waiting = self.config.scheduler, self._prefill_limit, self.waiting
+        budget = step.budget
         limit.begin_step(self.running, step.num_scheduled_tokens)
         passed_over: list[Request] = []
-        while (
-            waiting
-            and step.budget > 0
-            and len(self.running) < config.active_seqs
-            and len(passed_over) < config.max_num_seqs
-        ):
+        while waiting and budget.admits and len(passed_over) < config.max_num_seqs:
             request = waiting.peek()
             hits = self.kv_manager.get_computed_blocks(request)
             missing = request.num_tokens - hits.num_tokens
-            if missing > step.budget and not config.enable_chunked_prefill:
+            if missing > budget.tokens and not config.enable_chunked_prefill:
                 break
-            chunk = min(missing, step.budget, limit.chunk_limit)
+            chunk = min(missing, budget.tokens, limit.chunk_limit)
             verdict = limit.judge(missing, chunk)
             if verdict is Verdict.PASS_OVER:
                 waiting.remove(request)

@@ -20,6 +20,8 @@ class NoStates:
     """The states of a model that has none."""
 
     usage = 0.0
+    # Slots that no request holds.
+    num_unused = 1 << 62
 
     def find_hit(self, hashes: Sequence[bytes]) -> tuple[int, Block | None]:
         """The longest prefix of `hashes` that has a snapshot behind it: its length and the slot."""
@@ -84,6 +86,11 @@ class StatePool(NoStates):
     def usage(self) -> float:  # type: ignore[override]
         """Share of the slots that requests hold, 0 to 1."""
         return self.pool.usage
+
+    @property
+    def num_unused(self) -> int:  # type: ignore[override]
+        """Slots that no request holds."""
+        return self.pool.num_unused
 
     def find_hit(self, hashes: Sequence[bytes]) -> tuple[int, Block | None]:
         """The longest prefix of `hashes` that has a snapshot behind it: its length and the slot."""

@@ -1,13 +1,35 @@
-"""Gathers the decisions of one step and its token budget; decides nothing itself."""
+"""Gathers the decisions of one step and what is left of its budget; decides nothing itself."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from vllm_lite.core.request import Request
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
 
 
+@dataclass(slots=True)
+class StepBudget:
+    """The rest of a step's resources; a request is admitted only where there is some of each.
+
+    Another scarce resource is another field. Blocks are not here: running requests have a claim
+    on them, and preempt for it.
+    """
+
+    tokens: int
+    # Sequences that may join those that run.
+    seqs: int
+    # Free slots of state-space layers.
+    states: int
+
+    @property
+    def admits(self) -> bool:
+        """Whether another request may begin."""
+        return self.tokens > 0 and self.seqs > 0 and self.states > 0
+
+
 class StepBuilder:
-    """A SchedulerOutput in the making; `budget` is what is left of the step's tokens."""
+    """A SchedulerOutput in the making."""
 
     __slots__ = (
         "_new",
@@ -18,7 +40,7 @@ class StepBuilder:
         "num_verified",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: StepBudget) -> None:
         self.budget = budget
         self._new: list[NewRequestData] = []
         self._new_block_ids: dict[str, list[list[int]]] = {}
@@ -46,6 +68,8 @@ class StepBuilder:
         self, request: Request, num_tokens: int, num_verified: int, block_ids: list[list[int]]
     ) -> None:
         """Compute the first `num_tokens` of a request that is new to the workers."""
+        self.budget.seqs -= 1
+        self.budget.states -= 1
         self._new.append(
             NewRequestData(
                 request_id=request.request_id,
@@ -65,7 +89,7 @@ class StepBuilder:
         self._preempted.append(request_id)
         num_tokens = self.num_scheduled_tokens.pop(request_id, 0)
         if num_tokens:
-            self.budget += num_tokens
+            self.budget.tokens += num_tokens
             del self.num_verified[request_id]
             self._new_block_ids.pop(request_id, None)
 
@@ -84,4 +108,4 @@ class StepBuilder:
     def _schedule(self, request: Request, num_tokens: int, num_verified: int) -> None:
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.num_verified[request.request_id] = num_verified if request.is_sampling else 0
-        self.budget -= num_tokens
+        self.budget.tokens -= num_tokens

@@ -11,6 +11,7 @@ from vllm_lite.errors import RequestError
 from vllm_lite.metrics.stats import EngineSnapshot
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker.interface import MemoryTag
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -30,8 +31,10 @@ Prompt = str | list[int] | PromptDict
 
 # Running requests end with "abort" when the engine pauses, run to their end, or stand still.
 PauseMode = Literal["abort", "wait", "keep"]
-# Memory that wake_up() may name. Weights lie in the host's memory and stay.
-SLEEP_TAGS = ("weights", "kv_cache")
+# Memory that a sleep may release.
+SLEEP_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+# By level of sleep.
+_RELEASED: dict[int, tuple[MemoryTag, ...]] = {0: (), 1: ("kv_cache",), 2: SLEEP_TAGS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +142,18 @@ class EngineClient(Protocol):
         ...
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pause and forget the cache; level 1 releases its memory until wake_up().
+        """Pause and forget the cache; level 1 releases its memory, level 2 that of weights too.
 
         Raises RequestError for an engine without --enable-sleep-mode, or an unknown level.
         """
         ...
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """End sleep(), unless `tags` name only weights, which stayed."""
+        """Take back the memory of `tags`, by default of all; ends sleep() once all is back."""
         ...
 
     async def is_sleeping(self) -> bool:
-        """Whether the cache's memory is released."""
+        """Whether memory is released."""
         ...
 
     async def snapshot(self) -> EngineSnapshot:
@@ -166,24 +169,28 @@ class EngineClient(Protocol):
         ...
 
 
-def check_sleep(config: VllmConfig, level: object, mode: object = "abort") -> None:
-    """Raise RequestError for a level or mode of sleep that the engine does not have.
+def memory_to_release(
+    config: VllmConfig, level: object, mode: object = "abort"
+) -> tuple[MemoryTag, ...]:
+    """The memory that a sleep releases; raises RequestError for an unknown level or mode.
 
-    At level 0 it is paused; level 1 gives the KV cache's memory back to the system as well.
+    At level 0 it is paused; level 1 gives the KV cache's memory back to the system as well, and
+    level 2 that of the weights, which are read again when it wakes up.
     """
     if not config.model.enable_sleep_mode:
         raise RequestError("the engine was started without --enable-sleep-mode")
-    if type(level) is not int or level not in (0, 1):
-        raise RequestError("level must be 0 or 1: weights stay while it sleeps", "level")
+    if type(level) is not int or level not in _RELEASED:
+        raise RequestError("level must be 0, 1 or 2", "level")
     if mode not in get_args(PauseMode) or (level and mode == "keep"):
         raise RequestError("mode must be abort or wait, or keep at level 0", "mode")
+    return _RELEASED[level]
 
 
-def wakes_up(tags: Collection[str] | None) -> bool:
-    """Whether `tags`, None for all, include the KV cache; raises RequestError for unknown ones."""
+def memory_to_wake(tags: Collection[str] | None) -> tuple[MemoryTag, ...]:
+    """The `tags`, all for None; raises RequestError for unknown ones."""
     unknown = [tag for tag in tags or () if tag not in SLEEP_TAGS]
     if unknown:
         raise RequestError(
             f"tags must be among {', '.join(SLEEP_TAGS)}, got {unknown[0]!r:.40}", "tags"
         )
-    return not tags or "kv_cache" in tags
+    return tuple(tag for tag in SLEEP_TAGS if not tags or tag in tags)

@@ -11,7 +11,7 @@ import msgspec
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.worker.interface import StepWorker
+from vllm_lite.worker.interface import MemoryTag, StepWorker
 
 
 class GetKVCacheSpec(msgspec.Struct, tag=True):
@@ -52,13 +52,24 @@ class Describe(msgspec.Struct, tag=True):
         return worker.describe()
 
 
-class ReleaseCache(msgspec.Struct, tag=True):
-    """Give the cache's memory back, whose contents are lost; its bytes."""
+class Release(msgspec.Struct, tag=True):
+    """Give the memory of `tags` back, whose contents are lost; its bytes."""
 
     answer: ClassVar[Any] = int
 
+    tags: tuple[MemoryTag, ...]
+
     def run(self, worker: StepWorker) -> int:
-        return worker.release_cache()
+        return worker.release(self.tags)
 
 
-Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe | ReleaseCache
+class RefillWeights(msgspec.Struct, tag=True):
+    """Read released weights again into the memory that they had."""
+
+    answer: ClassVar[Any] = type(None)
+
+    def run(self, worker: StepWorker) -> None:
+        worker.refill_weights()
+
+
+Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe | Release | RefillWeights

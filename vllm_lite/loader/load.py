@@ -20,6 +20,7 @@ from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import GGUF_RULES, open_gguf
@@ -48,12 +49,14 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
     with _refusals_name(config.facts.path):
         model, rules = _build(config, device)
-        jobs = _jobs(_fills(config, rules, weight_targets(model)))
+        numbers = {id(module): number for number, module in enumerate(model.modules())}
+        jobs = _jobs(_fills(config, rules, weight_targets(model)), numbers)
         _run_jobs(jobs, config.load.use_tqdm_on_load)
         # Layers without tensors of their own come last: they may depend on others'.
         filled = {id(job.layer) for job in jobs}
         for module in model.modules():
             if isinstance(module, WeightedLayer) and id(module) not in filled:
+                packed_weights.begin_layer(numbers[id(module)])
                 module.process_weights_after_loading()
     return model
 
@@ -179,12 +182,12 @@ def _listed(names: Sequence[str]) -> str:
     return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
 
 
-def _jobs(fills: Iterable[_Fill]) -> list[_LayerJob]:
-    """The layers in the order of the file, each with its tensors."""
+def _jobs(fills: Iterable[_Fill], numbers: Mapping[int, int]) -> list[_LayerJob]:
+    """The layers in the order of the file, each with its number in the model and its tensors."""
     jobs: dict[int, _LayerJob] = {}
     for fill in fills:
         layer = fill.target.layer
-        jobs.setdefault(id(layer), _LayerJob(layer)).fills.append(fill)
+        jobs.setdefault(id(layer), _LayerJob(layer, numbers[id(layer)])).fills.append(fill)
     return list(jobs.values())
 
 
@@ -193,6 +196,7 @@ class _LayerJob:
     """A layer and its tensors to read."""
 
     layer: WeightedLayer
+    number: int
     fills: list[_Fill] = field(default_factory=list)
 
     @property
@@ -209,6 +213,7 @@ class _LayerJob:
                 _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
         # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
+        packed_weights.begin_layer(self.number)
         self.layer.process_weights_after_loading()
         return nbytes
 

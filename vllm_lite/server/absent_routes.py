@@ -42,7 +42,7 @@ _ABSENT = {
     "fault tolerance (--enable-fault-tolerance)": """
         /fault_tolerance/apply /fault_tolerance/status
     """,
-    "events of the KV cache (--kv-events-config)": "/kv_event_sources",
+    "a list of event sources: see the endpoint of --kv-events-config": "/kv_event_sources",
 }
 _ABSENT_WITHOUT_STORAGE = {
     "a place for files and batches: start it with --batch-storage-dir DIR": """

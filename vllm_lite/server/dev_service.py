@@ -49,7 +49,7 @@ class DevService:
         return json_response({"is_paused": await self._context.client.is_paused()})
 
     async def sleep(self, request: Request) -> Response:
-        """Pause and forget the cache; ?level=1 gives its memory back, ?mode is that of a pause."""
+        """Pause and forget the cache; ?level=1 gives its memory back, ?level=2 the weights' too."""
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "abort")
         number = int(level) if level in ("0", "1", "2") else -1
@@ -62,7 +62,7 @@ class DevService:
         return Response()
 
     async def is_sleeping(self, request: Request) -> Response:
-        """Report whether the cache's memory is given back."""
+        """Report whether memory is given back."""
         return json_response({"is_sleeping": await self._context.client.is_sleeping()})
 
     async def abort_requests(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -41,6 +41,7 @@ from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
+from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.request_states import RequestStates
@@ -143,9 +144,12 @@ class GpuWorker(Worker):
         with _noticing(self._device):
             return _Watched(super().submit(step), self._device)
 
-    def release_cache(self) -> int:
-        """Refuse: graphs hold the cache's addresses, which need their memory."""
-        raise UsageError("the cache of a GPU cannot be given back in this build")
+    def release(self, tags: Collection[MemoryTag]) -> int:
+        """Refuse: graphs hold addresses, which need their memory."""
+        raise UsageError("the memory of a GPU cannot be given back in this build")
+
+    def refill_weights(self) -> None:
+        """Nothing is released."""
 
     def describe(self) -> str:
         """For the log: device, number type, kernels and weights."""

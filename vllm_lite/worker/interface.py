@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection
+from typing import Literal, Protocol
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
+
+# What memory is for: each kind can be given back by itself.
+MemoryTag = Literal["weights", "kv_cache"]
 
 
 class StepWorker(Protocol):
@@ -32,11 +36,16 @@ class StepWorker(Protocol):
         """Run a step after those submitted before it."""
         ...
 
-    def release_cache(self) -> int:
-        """Give the memory of the cache back, whose contents are lost; its bytes.
+    def release(self, tags: Collection[MemoryTag]) -> int:
+        """Give the memory of `tags` back, whose contents are lost; its bytes.
 
-        The cache stays where it is: steps may follow, and take memory anew.
+        All stays where it is. Steps may follow, once weights are refilled; the cache takes memory
+        anew as they use it.
         """
+        ...
+
+    def refill_weights(self) -> None:
+        """Read the weights again into the memory that they had."""
         ...
 
     def describe(self) -> str:

@@ -7,6 +7,7 @@ then submit.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import torch
 
@@ -19,12 +20,18 @@ from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.cpu.mapped_memory import release_pages
+from vllm_lite.kernels.cpu.mapped_memory import (
+    Allocations,
+    packed_weights,
+    release_pages,
+    return_unused_heap,
+)
 from vllm_lite.loader.load import load_model
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
 from vllm_lite.worker.block_table import BlockTables, block_tables
+from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.profile import activation_bytes
@@ -58,7 +65,9 @@ class Worker:
         # A tensor in each of the cache's mappings: one of the pages, one of the states.
         self._cache_memory: list[torch.Tensor] = []
         self._start_kernels(config.device, platform.num_compute_threads(tp_size()))
-        self._model = load_model(config, config.device)
+        self._weights = Allocations()
+        with packed_weights.owned_by(self._weights):
+            self._model = load_model(config, config.device)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""
@@ -101,9 +110,16 @@ class Worker:
             raise RuntimeError("initialize_cache comes before submit")
         return self._runner.submit(step)
 
-    def release_cache(self) -> int:
-        """Give the memory of the cache back, whose contents are lost; its bytes."""
-        return sum(map(release_pages, self._cache_memory))
+    def release(self, tags: Collection[MemoryTag]) -> int:
+        """Give the memory of `tags` back, whose contents are lost; its bytes."""
+        num_bytes = self._weights.release() if "weights" in tags else 0
+        return num_bytes + sum(map(release_pages, self._cache_memory if "kv_cache" in tags else ()))
+
+    def refill_weights(self) -> None:
+        """Read the weights into their memory again."""
+        with packed_weights.owned_by(self._weights):
+            load_model(self._config, self._config.device)
+        return_unused_heap()
 
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""

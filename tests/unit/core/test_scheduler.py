@@ -19,7 +19,7 @@ from vllm_lite.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from vllm_lite.core.step_builder import StepBuilder
+from vllm_lite.core.step_builder import StepBudget, StepBuilder
 from vllm_lite.errors import RequestError
 
 ABORTED = RequestStatus.FINISHED_ABORTED
@@ -184,11 +184,11 @@ def test_a_victim_that_the_step_already_holds_is_taken_out_of_it() -> None:
 
 
 def test_a_victim_gives_its_share_of_the_step_back() -> None:
-    step, victim = StepBuilder(budget=10), request(5)
+    step, victim = StepBuilder(StepBudget(tokens=10, seqs=4, states=4)), request(5)
     step.continue_request(victim, 3, 0, [])
-    assert step.budget == 7
+    assert step.budget.tokens == 7
     step.preempt_request(victim)
-    assert step.budget == 10 and step.has_preempted
+    assert step.budget.tokens == 10 and step.has_preempted
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

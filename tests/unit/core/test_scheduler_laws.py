@@ -1,9 +1,9 @@
 """Whatever comes, goes, fails or runs short: tokens stay right and no block is lost.
 
 Requests arrive, leave and fail at random moments under tiny caches, steps are planned before or
-after the one before is answered, drafts come true or do not, and some requests want a vector. The
-model is scripted:
-it reads its past through the block tables, so any wrong block shows as a wrong token.
+after the one before is answered, drafts come true or do not, some requests want a vector, and
+some leave blocks behind that are freed later. The model is scripted: it reads its past through the
+block tables, so any wrong block shows as a wrong token.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.builders import core_config, request
 from tests.fakes import ScriptedExecutor, scripted_tokens, scripted_vector
+from vllm_lite.core.block_events import AllBlocksCleared, BlockEvents, BlockStored
 from vllm_lite.core.kv_plan import min_states, plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec, StateCacheSpec
 from vllm_lite.core.request import Request, RequestStatus
@@ -118,7 +119,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.groups = plan.groups
         self.max_in_flight = max_in_flight
         self.in_flight: deque[SchedulerOutput] = deque()
-        self.scheduler = Scheduler(config, plan)
+        self.events = BlockEvents()
+        # The blocks that the events tell of.
+        self.told: set[int] = set()
+        # Blocks whose free is deferred, by the request that had them.
+        self.deferred: dict[str, list[int]] = {}
+        self.scheduler = Scheduler(config, plan, self.events)
         self.executor = ScriptedExecutor(spec=spec, vocab_size=VOCAB)
         self.executor.initialize_cache(plan)
         self.withdrawn: set[int] = set()
@@ -187,9 +193,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.answer()
             assert not self.executor.raise_next, step
 
+    @rule(data=st.data())
+    def defer(self, data: st.DataObject) -> None:
+        manager = self.scheduler.kv_manager
+        chosen = [r for r in self.scheduler.running if r.request_id not in self.deferred]
+        if chosen and self.groups:
+            r = data.draw(st.sampled_from(chosen))
+            self.deferred[r.request_id] = [i for ids in manager.block_ids(r) for i in ids if i]
+            manager.defer_free(r)
+
+    @rule(count=st.integers(1, 3))
+    def free_deferred(self, count: int) -> None:
+        for request_id in list(self.deferred)[:count]:
+            del self.deferred[request_id]
+            self.scheduler.kv_manager.free_deferred(request_id)
+
     @rule()
     def reset(self) -> None:
-        assert self.scheduler.reset_prefix_cache() == (not self.scheduler.running)
+        is_quiet = not (self.scheduler.running or self.deferred)
+        assert self.scheduler.reset_prefix_cache() == is_quiet
 
     @invariant()
     def books_balance(self) -> None:
@@ -202,11 +224,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         owners = Counter(block for ids in held for block in ids if block)
         total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
         assert total == stats.num_total_blocks == len(manager.pool.blocks) - 1
-        assert stats.num_used_blocks == len(owners)
+        kept = Counter(block for ids in self.deferred.values() for block in ids)
+        assert stats.num_used_blocks == len(owners.keys() | kept.keys())
         assert stats.num_running == len(running) <= self.scheduler.config.scheduler.max_num_seqs
         assert stats.num_running + stats.num_waiting == len(self.scheduler.requests)
         assert {name[:32] for name in manager.pool._by_hash} <= self.computed
-        for block_id, count in owners.items():
+        for block_id, count in (owners + kept).items():
             assert manager.pool.blocks[block_id].ref_count == count
         for r in running:
             num_full = r.num_computed_tokens // SIZE
@@ -220,6 +243,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                         assert block.content_hash == r.block_hashes[index] + suffix
                     else:
                         assert owners[block_id] <= 1 or block_id in self.withdrawn
+
+    @invariant()
+    def events_tell_what_can_be_hit(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for event in self.events.take():
+            if isinstance(event, AllBlocksCleared):
+                self.told.clear()
+            elif isinstance(event, BlockStored):
+                assert len(event.token_ids) == SIZE * len(event.block_hashes)
+                assert event.parent_block_hash is None or event.parent_block_hash in self.named()
+                self.told.update(event.block_hashes)
+            else:
+                self.told.difference_update(event.block_hashes)
+        names = self.scheduler.kv_manager.pool._by_hash
+        assert self.told == {int.from_bytes(n[-8:], "big") for n in names if len(n) == 32}
+
+    def named(self) -> set[int]:
+        return {int.from_bytes(name[-8:], "big") for name in self.computed}
 
     @invariant()
     def states_balance(self) -> None:
@@ -238,6 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        self.free_deferred(len(self.deferred))
         for _ in range(5000):
             if not (self.scheduler.has_requests() or self.in_flight):
                 break
@@ -265,7 +308,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         limit = self.scheduler.config.scheduler.max_num_batched_tokens
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens <= limit
         if not self.in_flight:
-            assert step.total_num_scheduled_tokens > 0 or not self.scheduler.requests
+            is_idle = not self.scheduler.requests or self.deferred
+            assert step.total_num_scheduled_tokens > 0 or is_idle
         elif step.preempted_request_ids:
             raise AssertionError("a step that is under way may lose no request")
         self.in_flight.append(step)

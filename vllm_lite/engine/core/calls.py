@@ -15,6 +15,7 @@ from vllm_lite.engine.link.messages import (
     Prepare,
     ResetPrefixCache,
     Resume,
+    WakeUp,
 )
 
 if TYPE_CHECKING:
@@ -48,9 +49,12 @@ def carry_out(core: EngineCore, command: Command[Any]) -> Generator[Future[Any] 
             while core.is_paused and not core.is_quiet:
                 yield None
             clears = core.is_paused and command.clear_cache and command.mode != "keep"
-            if clears and core.reset_prefix_cache() and command.releases_cache:
-                core.sleep()
+            if clears and core.reset_prefix_cache() and command.releases:
+                core.sleep(command.releases)
             return core.is_paused
+        case WakeUp():
+            core.wake_up(command.tags)
+            return None
         case Prepare():
             found = core.constraints.prepare(command.params)
             while not found.done():

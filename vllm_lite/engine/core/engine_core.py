@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.block_events import BlockEvents
 from vllm_lite.core.kv_plan import describe_plan, plan_kv_cache
 from vllm_lite.core.pending import DoneOutput, FailedOutput, PendingOutput
 from vllm_lite.core.request import Request, RequestStatus
@@ -26,16 +27,18 @@ from vllm_lite.core.step import (
     ModelRunnerOutput,
     SchedulerOutput,
 )
-from vllm_lite.engine.client import PauseMode
+from vllm_lite.engine.client import SLEEP_TAGS, PauseMode
 from vllm_lite.engine.core.constraints import Constraints
+from vllm_lite.engine.core.event_publisher import make_publisher
 from vllm_lite.engine.core.pause import PauseGate
 from vllm_lite.engine.core.snapshot import Snapshots
 from vllm_lite.engine.core.step_log import StepLog, StepTotals
 from vllm_lite.engine.link.messages import CoreReady, StepOutputs
 from vllm_lite.errors import EngineDeadError
-from vllm_lite.executor.commands import ReleaseCache
+from vllm_lite.executor.commands import RefillWeights, Release
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
+from vllm_lite.worker.interface import MemoryTag
 
 if TYPE_CHECKING:
     from vllm_lite.executor.executor import Executor
@@ -44,6 +47,7 @@ logger = init_logger(__name__)
 
 # Failed steps in a row after which the core gives up.
 MAX_FAILED_STEPS = 8
+_MEMORY: dict[MemoryTag, str] = {"weights": "weights", "kv_cache": "the KV cache"}
 # Steps that compute nothing while requests wait, after which none ever will.
 MAX_EMPTY_STEPS = 1000
 
@@ -72,13 +76,16 @@ class EngineCore:
         # Processor seconds that the largest step should take; 0: not known.
         self.largest_step = self._executor.initialize_cache(self.plan)
         timeline.mark("KV cache")
-        self._scheduler = Scheduler(config, self.plan)
+        self._publisher = make_publisher(config)
+        self._block_events = BlockEvents() if self._publisher is not None else None
+        self._scheduler = Scheduler(config, self.plan, self._block_events)
         self._log_stats = not config.observability.disable_log_stats
         is_told = config.observability.enable_logging_iteration_details
         self._step_log = StepLog() if is_told else StepTotals()
         self._snapshots = Snapshots(self._scheduler, self._step_log)
         self._gate = PauseGate()
-        self._is_asleep = False
+        # Memory that is given back.
+        self._released: set[MemoryTag] = set()
         self.constraints = Constraints(config)
         # Steps in flight, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
@@ -142,12 +149,13 @@ class EngineCore:
         is_full = len(self._in_flight) == self._max_in_flight
         if self._in_flight and (is_full or not can_plan or self._has_failed):
             outputs += self._collect()
+        self._publish_events()
         return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
 
     def make_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         stats = self._scheduler.make_stats()
-        stats.is_asleep = self._is_asleep
+        stats.is_asleep = bool(self._released)
         stats.num_waiting += self._gate.num_held + self.constraints.num_waiting
         return stats
 
@@ -180,20 +188,42 @@ class EngineCore:
                 for r in ended
             ]
 
-    def sleep(self) -> None:
-        """Give the cache's memory back until resume(); no request may run."""
-        num_bytes = sum(self._executor.call(ReleaseCache()))
-        self._is_asleep, self._stats_due = True, self._log_stats
-        logger.info("Asleep: the KV cache's %.2f GiB are given back", num_bytes / (1 << 30))
+    def sleep(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Give the memory of `tags` back until the engine wakes up; no request may run."""
+        num_bytes = sum(self._executor.call(Release(tags)))
+        self._released.update(tags)
+        self._stats_due = self._log_stats
+        what = " and ".join(_MEMORY[tag] for tag in tags)
+        logger.info("Asleep: %.2f GiB are given back, of %s", num_bytes / (1 << 30), what)
+
+    def wake_up(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Take the memory of `tags` back, and go on once nothing is missing.
+
+        Weights are read again; the cache's memory comes back as it is used.
+        """
+        if "weights" in tags and "weights" in self._released:
+            self._executor.call(RefillWeights())
+        was_whole = not self._released
+        self._released.difference_update(tags)
+        if not self._released and (not was_whole or "kv_cache" in tags):
+            self._stats_due = self._log_stats
+            self.add_requests(self._gate.open())
 
     def resume(self) -> None:
-        """Go on, and queue the held sequences; memory comes back as it is used."""
-        self._is_asleep, self._stats_due = False, self._log_stats
-        self.add_requests(self._gate.open())
+        """Wake up, and queue the held sequences."""
+        self.wake_up(SLEEP_TAGS)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where blocks are in use."""
-        return self._scheduler.reset_prefix_cache()
+        is_done = self._scheduler.reset_prefix_cache()
+        self._publish_events()
+        return is_done
+
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self._block_events is not None:
+            events = self._block_events.take()
+            if events:
+                self._publisher.publish(events)
 
     @property
     def failure_fd(self) -> int | None:
@@ -208,6 +238,8 @@ class EngineCore:
         """Release the executor's memory and threads."""
         self.constraints.shutdown()
         self._executor.shutdown()
+        if self._publisher is not None:
+            self._publisher.shutdown()
 
     def _is_step_due(self) -> bool:
         return self._gate.may_step and self._scheduler.has_requests()

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
-from vllm_lite.engine.client import NOBODY, Origin, PauseMode, Prompt, check_sleep, wakes_up
+from vllm_lite.engine.client import (
+    NOBODY,
+    Origin,
+    PauseMode,
+    Prompt,
+    memory_to_release,
+    memory_to_wake,
+)
 from vllm_lite.engine.front.admission import Admission, Place
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
@@ -44,6 +51,7 @@ from vllm_lite.engine.link.messages import (
     Prepare,
     ResetPrefixCache,
     Resume,
+    WakeUp,
 )
 from vllm_lite.errors import (
     EngineDeadError,
@@ -240,13 +248,12 @@ class AsyncLLM:
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """See EngineClient.sleep."""
-        check_sleep(self.config, level, mode)
-        await self._attached.call(Pause(mode, clear_cache=True, releases_cache=level > 0))
+        released = memory_to_release(self.config, level, mode)
+        await self._attached.call(Pause(mode, clear_cache=True, releases=released))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """See EngineClient.wake_up."""
-        if wakes_up(tags):
-            await self._attached.call(Resume())
+        await self._attached.call(WakeUp(memory_to_wake(tags)))
 
     async def is_sleeping(self) -> bool:
         """See EngineClient.is_sleeping."""

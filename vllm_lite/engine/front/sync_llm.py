@@ -12,7 +12,7 @@ from vllm_lite import envs
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
-from vllm_lite.engine.client import Prompt, check_sleep, wakes_up
+from vllm_lite.engine.client import Prompt, memory_to_release, memory_to_wake
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,
@@ -23,7 +23,14 @@ from vllm_lite.engine.front.output_processor import OutputProcessor
 from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
 from vllm_lite.engine.link.core_process import launch_core
-from vllm_lite.engine.link.messages import GetStats, Pause, Prepare, ResetPrefixCache, Resume
+from vllm_lite.engine.link.messages import (
+    GetStats,
+    IsPaused,
+    Pause,
+    Prepare,
+    ResetPrefixCache,
+    WakeUp,
+)
 from vllm_lite.errors import EngineDeadError, RequestError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
@@ -195,19 +202,22 @@ class LLMEngine:
     def sleep(self, level: int = 1) -> None:
         """Take no requests until wake_up(); raises RequestError, also while requests run.
 
-        Level 1 forgets the KV cache and gives its memory back to the system.
+        Level 1 forgets the KV cache and gives its memory back to the system; level 2 that of the
+        weights as well, which wake_up() reads again.
         """
-        check_sleep(self.config, level)
+        released = memory_to_release(self.config, level)
         if self.has_unfinished_requests():
             raise RequestError("requests are running; sleep once they have ended")
-        self._core.call(Pause("abort", clear_cache=True, releases_cache=level > 0))
+        self._core.call(Pause("abort", clear_cache=True, releases=released))
         self._is_asleep = True
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """End sleep(), unless `tags` name weights alone; raises RequestError."""
-        if wakes_up(tags):
-            self._core.call(Resume())
-            self._is_asleep = False
+        """Take back the memory of `tags`, by default of all; raises RequestError.
+
+        Ends sleep() once all is back.
+        """
+        self._core.call(WakeUp(memory_to_wake(tags)))
+        self._is_asleep = self._core.call(IsPaused())
 
     def shutdown(self) -> None:
         """End the engine core; calling it again does nothing."""

@@ -15,6 +15,7 @@ from vllm_lite.engine.client import PauseMode
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.grammar import Refusal
+from vllm_lite.worker.interface import MemoryTag
 
 Answer = TypeVar("Answer")
 
@@ -61,12 +62,18 @@ class Pause(Command[bool]):
 
     mode: PauseMode
     clear_cache: bool
-    # Give the cache's memory back until a resume.
-    releases_cache: bool = False
+    # Memory to give back until the engine wakes up.
+    releases: tuple[MemoryTag, ...] = ()
 
 
 class Resume(Command[bool]):
     """End a pause; False where there was none."""
+
+
+class WakeUp(Command[None]):
+    """Take back the memory of `tags`; ends the pause once all is back."""
+
+    tags: tuple[MemoryTag, ...]
 
 
 class IsPaused(Command[bool]):
@@ -86,7 +93,9 @@ class Prepare(Command[Refusal | None]):
             raise ValueError("there is no constraint to compile")
 
 
-AnyCommand = ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | IsPaused | Prepare
+AnyCommand = (
+    ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | WakeUp | IsPaused | Prepare
+)
 
 
 class Call(msgspec.Struct, tag="call", omit_defaults=True):

@@ -10,6 +10,8 @@ import contextlib
 import ctypes
 import mmap
 import os
+import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -45,6 +47,12 @@ def release_pages(memory: Tensor) -> int:
     return storage.nbytes()
 
 
+def return_unused_heap() -> None:
+    """Return what the allocator keeps of freed memory to the system, where it can."""
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class KeptRows:
     """Memory reused for a result [R, width] float32 of every step.
 
@@ -65,6 +73,19 @@ class KeptRows:
         return self._memory[:count]
 
 
+class Allocations:
+    """The pieces that one owner took from a pool, to release and fill again in place."""
+
+    def __init__(self) -> None:
+        # By layer, and by their order within it: several layers are filled at a time.
+        self.pieces: dict[tuple[int, int], Tensor] = {}
+
+    def release(self) -> int:
+        """Return all pages to the system; returns their bytes. The addresses stay valid."""
+        wholes = {piece.untyped_storage().data_ptr(): piece for piece in self.pieces.values()}
+        return sum(map(release_pages, wholes.values()))
+
+
 class MappedPool:
     """Pieces of large mappings for tensors smaller than a huge page.
 
@@ -73,9 +94,44 @@ class MappedPool:
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self._owner: Allocations | None = None
+        self._is_again = False
+        # Of each thread: the layer that it fills, and how many pieces that took.
+        self._filled = threading.local()
 
     def take(self, num_bytes: int) -> Tensor:
-        """Take [num_bytes] zeros, uint8, at the start of a cache line; raises as `map_zeros`."""
+        """Take [num_bytes] uint8 at the start of a cache line; raises as `map_zeros`.
+
+        Memory that is filled again raises RuntimeError for what it was not filled with first.
+        """
+        with self._lock:
+            if self._owner is None:
+                return self._take(num_bytes)
+            place = self._filled.layer, self._filled.count
+            self._filled.count += 1
+            if self._is_again:
+                piece = self._owner.pieces.get(place)
+                if piece is None or len(piece) != num_bytes:
+                    raise RuntimeError("what fills the memory again is not what filled it first")
+                return piece
+            piece = self._owner.pieces[place] = self._take(num_bytes)
+            return piece
+
+    @contextlib.contextmanager
+    def owned_by(self, owner: Allocations) -> Iterator[None]:
+        """Within this, `owner` keeps what is taken; what it has already is filled again."""
+        self._owner, self._is_again, self._free = owner, bool(owner.pieces), self._free[:0]
+        try:
+            yield
+        finally:
+            self._owner, self._free = None, self._free[:0]
+
+    def begin_layer(self, number: int) -> None:
+        """Take for this layer from now on in this thread."""
+        self._filled.layer, self._filled.count = number, 0
+
+    def _take(self, num_bytes: int) -> Tensor:
         if num_bytes > _POOL_BYTES // 2:
             return map_zeros(num_bytes)
         if num_bytes > len(self._free):
