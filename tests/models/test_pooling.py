@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from tests.checkpoints import write_hf
 from tests.models.checkpoints import make_model, save
-from tests.models.families import FAMILIES
 from tests.models.test_async_scheduling import EAGER, GRAPHS, on_stand_in
 from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
@@ -62,7 +61,8 @@ def vectors(llm: LLM, params: PoolingParams, repeats: int) -> tuple[list[bytes],
     return found[: len(PROMPTS)], sum(o.num_cached_tokens or 0 for o in outputs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Vectors are the decoder's business, not the family's: one of each kind of cache and of norms.
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "llama", "mamba2", "qwen3_moe"])
 def test_no_schedule_changes_a_bit_of_transformers_vectors(family: str, tmp_path: Path) -> None:
     reference = make_model(family)
     want = [last_hidden(reference, prompt) for prompt in PROMPTS]
