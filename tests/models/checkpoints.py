@@ -34,6 +34,7 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     settings = {**common, **told.settings, **changes}
     torch.manual_seed(sum(map(ord, family)))
     model = model_class(model_class.config_class(**settings, attn_implementation="eager")).eval()
+    told.prepare(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.25)

@@ -74,7 +74,7 @@ class XIELU(nn.Module):
         super().__init__()
         # Read once, on the host: kernels take them as floats.
         self._alphas = torch.empty(2, 1, dtype=torch.float32, device="cpu")
-        self._bounds = torch.empty(2, dtype=torch.float32, device="cpu")
+        self._bounds = torch.empty(2, 1, dtype=torch.float32, device="cpu")
         self._curve = (0.0, 0.0, 0.0, 0.0)
         self._xielu = ops().xielu
 
@@ -86,7 +86,7 @@ class XIELU(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         alpha_p, alpha_n = F.softplus(self._alphas).flatten().tolist()
-        beta, eps = self._bounds.tolist()
+        beta, eps = self._bounds.flatten().tolist()
         if not eps <= 0:
             raise CheckpointError(f"the eps of an xIELU is {eps}, not 0 or less")
         self._curve = (alpha_p, beta + alpha_n, beta, eps)

@@ -18,17 +18,22 @@ class ArceeForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=facts.hf_config.get("hidden_act", "relu2"),
-            is_gated=False,
-            bias=bool(facts.hf_config.get("mlp_bias")),
-        )
-        return with_layers(LlamaForCausalLM.spec(facts), {}, ffn=ffn)
+        return without_gates(facts, LlamaForCausalLM.spec(facts))
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         return gguf_pairs(facts)
+
+
+def without_gates(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:
+    """`spec` with an MLP that has no gate in each layer."""
+    ffn = MLPSpec(
+        intermediate_size=size(facts, "intermediate_size"),
+        act=facts.hf_config.get("hidden_act", "relu2"),
+        is_gated=False,
+        bias=bool(facts.hf_config.get("mlp_bias")),
+    )
+    return with_layers(spec, {}, ffn=ffn)
 
 
 class NemotronForCausalLM(ArceeForCausalLM):

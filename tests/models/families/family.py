@@ -36,6 +36,8 @@ class Family:
     cases: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     # Fields of TINY that its configuration does not have.
     absent: tuple[str, ...] = ()
+    # Changes the model of `architecture` before it gets its random weights.
+    prepare: Callable[[Any], None] = field(default=lambda model: None)
     # Makes files of `architecture` those of a family that transformers does not have: changes the
     # configuration, and returns the tensors by their names there.
     rewrite: Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Tensor]] | None = None

@@ -8,6 +8,34 @@ from torch import Tensor, cat
 
 from tests.models.families.family import LLAMA3, YARN, Family, named
 
+# Solar's lists for four layers: two streams are kept, and both taken up by the last.
+SOLAR = {"bskcn_1": [0, 1], "bskcn_2": [2], "bskcn_3": [2, 3], "bskcn_4": [3]}
+
+
+def skip_blocks(model: Any) -> None:
+    """Let Llama's layers keep streams and take them up, as SOLAR says."""
+    kept: dict[int, Tensor] = {}
+
+    def before(number: int, stream: Tensor) -> Tensor:
+        for pair in (1, 2):
+            if number in SOLAR[f"bskcn_{pair}"]:
+                kept[pair] = stream
+        for pair in (1, 2):
+            if number in SOLAR[f"bskcn_{pair + 2}"]:
+                stream = 0.8 * kept[pair] + 0.2 * stream
+        return stream
+
+    for number, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(
+            lambda _, args, number=number: (before(number, args[0]), *args[1:])
+        )
+
+
+def as_solar(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same files with Solar's lists."""
+    config |= {"architectures": ["SolarForCausalLM"], "sliding_window": 7, **SOLAR}
+    return tensors
+
 
 def as_internlm2(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Llama's weights as InternLM 2's: a group's queries before the key and the value it shares."""
@@ -220,6 +248,21 @@ FAMILIES = {
                 "tie_word_embeddings": True,
             },
         },
+    ),
+    "apertus": Family(
+        "ApertusForCausalLM",
+        cases={"": {}, "odd": {"attention_bias": True, "hidden_act": "relu2"}},
+    ),
+    "bitnet": Family(
+        "BitNetForCausalLM",
+        cases={"": {}, "odd": {"attention_bias": True, "num_key_value_heads": 1}},
+    ),
+    "solar": Family(
+        "LlamaForCausalLM",
+        {"num_hidden_layers": 4},
+        prepare=skip_blocks,
+        rewrite=as_solar,
+        cases={"": {}, "tied": {"tie_word_embeddings": True, "attention_bias": True}},
     ),
     "olmo": Family(
         "OlmoForCausalLM",

@@ -94,6 +94,23 @@ ROWS = (
         own_defaults={"scale_emb": 1, "dim_model_base": 1, "scale_depth": 1},
         reads="scale_emb dim_model_base scale_depth",
     ),
+    row("ApertusForCausalLM", "apertus"),
+    row("BitNetForCausalLM", "bitnet"),
+    row(
+        "SolarForCausalLM",
+        "solar",
+        like="LlamaForCausalLM",
+        own_defaults={
+            "bskcn_1": [12, 20, 32, 44],
+            "bskcn_2": [20, 32],
+            "bskcn_3": [16, 24, 36, 48],
+            "bskcn_4": [28, 40],
+            "bskcn_tv": [0.9, 0.8],
+        },
+        reads="bskcn_1 bskcn_2 bskcn_3 bskcn_4 bskcn_tv",
+        # Read by none of its programs.
+        harmless="sliding_window",
+    ),
     row("OlmoForCausalLM", "olmo", reads="clip_qkv"),
     row("Olmo2ForCausalLM", "olmo"),
     row(

@@ -1,0 +1,51 @@
+"""BitNet b1.58: Llama with a further norm before the last linear layer of each block."""
+
+from __future__ import annotations
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.distributed.groups import tp_size
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.linear import RowParallelLinear
+from vllm_lite.layers.mlp import GatedMLP
+from vllm_lite.layers.norm import Norm, make_norm
+from vllm_lite.models.decoder import BuildOptions, DecoderForCausalLM, DecoderLayer
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
+
+
+class BitNetForCausalLM(DecoderForCausalLM):
+    """Ma et al., 2025; its weights as any numbers, its activations as they are."""
+
+    def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
+        super().__init__(facts, options)
+        if tp_size() > 1:
+            raise CheckpointError(
+                "tensor parallelism does not divide BitNet, whose norms span all heads; "
+                "use --tensor-parallel-size 1"
+            )
+        norm, dtype = self.spec(facts).norm, options.dtype
+        width = facts.num_heads * facts.head_size
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            attention, mlp = layer.self_attn, layer.mlp
+            assert isinstance(mlp, GatedMLP)
+            attention.attn_sub_norm = make_norm(norm, width, dtype)
+            mlp.ffn_sub_norm = make_norm(norm, size(facts, "intermediate_size"), dtype)
+            _norm_inputs(attention.o_proj, attention.attn_sub_norm)
+            _norm_inputs(mlp.down_proj, mlp.ffn_sub_norm)
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config.get("attention_bias"))
+        return decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+
+
+def _norm_inputs(linear: RowParallelLinear, norm: Norm) -> None:
+    """Let `linear`, once loaded, normalise its inputs, in place."""
+    finish = linear.process_weights_after_loading
+
+    def process_weights_after_loading() -> None:
+        finish()
+        product = linear.kernel
+        linear.kernel = lambda x: product(norm.forward(x, out=x))
+
+    linear.process_weights_after_loading = process_weights_after_loading  # type: ignore[method-assign]
