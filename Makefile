@@ -89,10 +89,11 @@ compare: peers ## compare with them: some hours on two cores
 	$(BIN)/python benchmarks/compare_peers.py
 
 # Options are read from the sources, so nothing is installed or built for it.
-docs: ## write docs/cli.md, server.md and parsers.md from options, routes and formats
+docs: ## write docs/cli.md, server.md, parsers.md and models.md from what the code says
 	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
+	$(BIN)/python -m tests.unit.config.make_models_page > docs/models.md
 
 wheel: $(VENV)/.installed ## build a wheel into dist
 	$(BIN)/pip wheel --no-deps --no-build-isolation --wheel-dir dist .

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from vllm_lite.config.families import classics, experts, llama, qwen_phi_gemma, states
 from vllm_lite.config.families.architecture import Architecture
 
-_GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
+GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    row.name: row for group in _GROUPS for row in group.ROWS
+    row.name: row for group in GROUPS for row in group.ROWS
 }
 
 # GGUF's general.architecture to the row of the class that runs it.

@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from tests.checkpoints import LLAMA_GGUF, LLAMA_TENSORS, write_gguf, write_hf
+from tests.unit.config.make_models_page import page
 from tests.unit.config.write_defaults import class_defaults
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.checkpoint import ModelFacts, read_facts
@@ -283,3 +284,9 @@ def test_a_type_the_loader_lacks_is_refused_before_loading(tmp_path: Path) -> No
     path = write_gguf(tmp_path / "m.gguf", None, {"token_embd.weight": (100, 256)}, ggml_type=16)
     with pytest.raises(CheckpointError, match="stored as IQ2_XXS"):
         read_facts(str(path))
+
+
+def test_the_page_of_models_is_what_the_table_says() -> None:
+    written = Path(__file__).parents[3] / "docs" / "models.md"
+    advice = "run `python -m tests.unit.config.make_models_page > docs/models.md`"
+    assert written.read_text() == page(), advice

@@ -1,0 +1,53 @@
+"""docs/models.md, made from the table of architectures.
+
+`python -m tests.unit.config.make_models_page > docs/models.md`
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from vllm_lite.config.architectures import GROUPS
+from vllm_lite.config.families.architecture import Architecture
+
+INTRODUCTION = """\
+# Models
+
+Made by `python -m tests.unit.config.make_models_page > docs/models.md` from the table of
+architectures.
+
+A checkpoint is served if its `config.json` names one of these architectures, or its GGUF header one
+of the names in the last column. They share one decoder, so that all of them have continuous
+batching, chunked prefill, prefix caching, tensor parallelism, quantised weights (`--quantization`),
+structured output, and vectors of prompts (`--runner pooling`); what a model's shape forbids is
+refused when it starts. Adapters are not available.
+
+Each is compared with transformers on random tiny weights: logits within 1e-4 in float32, and the
+same tokens however its requests are scheduled.
+"""
+PAST = {"none": "keys and values", "every": "keys and values, of a window if it has one"}
+MIXED = "keys and values, in some layers of a window if it has one"
+
+
+def page() -> str:
+    """The whole document."""
+    return "\n".join([INTRODUCTION, *map(_table, GROUPS)])
+
+
+def _table(group: ModuleType) -> str:
+    head = f"## {str(group.__doc__).splitlines()[0].rstrip('.')}\n"
+    columns = "| architecture | its layers keep | GGUF |\n| --- | --- | --- |"
+    return "\n".join([head, columns, *map(_line, sorted(group.ROWS, key=_name)), ""])
+
+
+def _name(row: Architecture) -> str:
+    return row.name.lower()
+
+
+def _line(row: Architecture) -> str:
+    past = PAST.get(row.windows, MIXED) if row.mixer == "attention" else "a state"
+    return f"| {row.name} | {past} | {', '.join(f'`{name}`' for name in row.gguf)} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
