@@ -36,6 +36,7 @@ from vllm_lite.kernels.gpu.triton import ops, tuning
 from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
 from vllm_lite.kernels.gpu.triton.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
+from vllm_lite.kernels.reference.experts import ExpertStack
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 
 Work = Callable[[], object]
@@ -89,7 +90,7 @@ def experts_work(args: argparse.Namespace, device: str) -> Work:
     weights = torch.ones(tokens, top_k, device=device)
     up = x.new_zeros(experts, args.outputs, args.inputs)
     down = x.new_zeros(experts, args.inputs, args.outputs // 2)
-    return lambda: ops.experts_mlp(x, ids, weights, up, down)
+    return lambda: ops.experts_mlp(x, ids, weights, ExpertStack(up), ExpertStack(down))
 
 
 def attention_work(args: argparse.Namespace, device: str) -> Work:

@@ -72,12 +72,13 @@ RowCall activation_call(Address x, Address out, int dtype, int kind, bool is_gat
           num_tokens};
 }
 
-RowCall scaled_add_call(Address x, Address y, Address out, int dtype, int64_t num_tokens,
-                        int64_t size, int64_t x_stride, int64_t y_stride, int64_t out_stride,
-                        float x_scale, float y_scale, float limit) {
+RowCall scaled_add_call(Address x, Address y, Address gates, Address out, int dtype,
+                        int64_t num_tokens, int64_t size, int64_t x_stride, int64_t y_stride,
+                        int64_t out_stride, int64_t gates_stride, float x_scale, float y_scale,
+                        float limit) {
   return {ScaledAdd{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(y),
-                    pointer<void>(out), size, x_stride, y_stride, out_stride, x_scale, y_scale,
-                    limit},
+                    pointer<float>(gates), pointer<void>(out), size, x_stride, y_stride,
+                    out_stride, gates_stride, x_scale, y_scale, limit},
           num_tokens};
 }
 
@@ -173,21 +174,25 @@ QuantizedLinearCall quantized_linear_call(Address x, Address parts, Address bias
           num_tokens};
 }
 
-RowCall route_call(Address logits, Address weights, Address ids, int64_t num_tokens,
-                   int64_t num_experts, int64_t top_k, int64_t logits_stride,
-                   bool is_renormalized) {
-  return {Route{pointer<float>(logits), logits_stride, num_experts, top_k, is_renormalized,
-                pointer<float>(weights), pointer<int32_t>(ids)},
+RowCall route_call(Address logits, Address bias, Address weights, Address ids, int64_t num_tokens,
+                   int64_t num_experts, int64_t logits_stride, int64_t top_k, int64_t num_groups,
+                   int64_t top_groups, int64_t best_of_group, int scores, bool is_renormalized,
+                   float epsilon, float scale, float tolerance) {
+  return {Route{pointer<float>(logits), pointer<float>(bias), logits_stride, num_experts, top_k,
+                num_groups, top_groups, best_of_group, static_cast<ExpertScores>(scores),
+                is_renormalized, epsilon, scale, tolerance, pointer<float>(weights),
+                pointer<int32_t>(ids)},
           num_tokens};
 }
 
 ExpertsCall experts_call(Address x, Address ids, Address weights, Address gate_up, Address down,
                          Address places, Address rows, Address hidden, Address out, int dtype,
-                         int out_dtype, int act, bool is_quantized, int64_t num_tokens, int64_t top_k,
+                         int out_dtype, int act, float limit, float shift, bool is_quantized,
+                         bool has_gates, bool scales_inputs, int64_t num_tokens, int64_t top_k,
                          int64_t first_expert, int64_t num_experts, int64_t size,
                          int64_t intermediate_size, int64_t x_stride) {
   return {{static_cast<DType>(dtype), static_cast<DType>(out_dtype),
-           static_cast<ActivationKind>(act), is_quantized,
+           static_cast<ActivationKind>(act), limit, shift, is_quantized, has_gates, scales_inputs,
            pointer<void>(x), x_stride, pointer<int32_t>(ids), pointer<float>(weights),
            pointer<ExpertWeight>(gate_up), pointer<ExpertWeight>(down), pointer<int32_t>(places),
            pointer<void>(rows), pointer<void>(hidden), pointer<void>(out), top_k, first_expert,

@@ -17,6 +17,7 @@ from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
+from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -336,9 +337,13 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     experts = reference
     logits = torch.randn(rows, 12)
     yield Case(
-        "route_topk", experts, lambda o, t, _: o.route_topk(t[0], 3), [logits], tolerance=1e-5
+        "route_topk",
+        experts,
+        lambda o, t, _: o.route_topk(t[0], Routing(top_k=3)),
+        [logits],
+        tolerance=1e-5,
     )
-    shares, ids = experts.route_topk(logits, 3)
+    shares, ids = experts.route_topk(logits, Routing(top_k=3))
     yield Case(
         "order_by_expert",
         experts,
@@ -350,7 +355,7 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     yield Case(
         f"experts_mlp {dtype}",
         experts,
-        lambda o, t, _: [o.experts_mlp(*t)],
+        lambda o, t, _: [o.experts_mlp(*t[:3], *map(ExpertStack, t[3:]))],
         [x, ids, shares, up, down],
         dtype,
         ROUNDING[dtype],

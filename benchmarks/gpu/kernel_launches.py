@@ -17,6 +17,7 @@ from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
+from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
 MODELS = (
@@ -181,9 +182,11 @@ def launch_grouped(rows: int) -> None:
 
 def launch_experts(rows: int) -> None:
     """Launch a mixture of 128 experts, 8 for a token."""
-    weights, ids = ops.route_topk(tensor(rows, 128), 8)
+    weights, ids = ops.route_topk(tensor(rows, 128), Routing(top_k=8))
     gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
-    ops.experts_mlp(tensor(16 * rows, 2048), ids.repeat(16, 1), weights, gate_up, down)
+    ops.experts_mlp(
+        tensor(16 * rows, 2048), ids.repeat(16, 1), weights, *map(ExpertStack, (gate_up, down))
+    )
     for dtype in NARROW:
         ops.act_and_mul_quantized(tensor(rows, 2048), "gelu", dtype)
 

@@ -46,15 +46,22 @@ std::vector<Block> sort_pairs(const Experts& p, int64_t num_tokens, int64_t rows
   return blocks;
 }
 
-// Copies each token's row to the places of its choices.
+// Copies each token's row to the places of its choices, scaled where weights are of inputs.
 void gather_rows(const Experts& p, int64_t num_tokens) {
   const int64_t row_bytes = p.size * bytes_of(p.dtype);
   const int64_t stride_bytes = p.x_stride * bytes_of(p.dtype);
   parallel_rows(num_tokens, p.size * p.top_k, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin * p.top_k; pair < end * p.top_k; ++pair) {
       if (p.places[pair] < 0) continue;
-      std::memcpy(static_cast<char*>(p.rows) + p.places[pair] * row_bytes,
-                  static_cast<const char*>(p.x) + pair / p.top_k * stride_bytes, row_bytes);
+      char* row = static_cast<char*>(p.rows) + p.places[pair] * row_bytes;
+      const char* x = static_cast<const char*>(p.x) + pair / p.top_k * stride_bytes;
+      if (p.scales_inputs) {
+        kernels().scaled_add({p.dtype, x, nullptr, nullptr, row, p.size, p.size, 0, p.size, 0,
+                              p.weights[pair], 0.0f, INFINITY},
+                             0, 1);
+      } else {
+        std::memcpy(row, x, row_bytes);
+      }
     }
   });
 }
@@ -79,8 +86,10 @@ void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Bl
       const int64_t last = std::min(num_panels, panel + end - begin);
       Linear part = p;
       part.packed_weight = weights[block.expert].data;
+      part.bias = weights[block.expert].bias;
       table.linear(part, block.begin, block.end, panel, last);
       if (is_gated) {
+        if (part.bias != nullptr) part.bias += p.num_outputs;
         part.packed_weight = static_cast<const char*>(part.packed_weight) +
                              num_panels * packed_panel_bytes(p.dtype, p.num_inputs);
         part.is_gated = true;
@@ -100,7 +109,7 @@ void multiply_quantized(const Linear& p, const ExpertWeight* weights,
     const ExpertWeight& weight = weights[block.expert];
     quantized_linear({p.dtype, p.out_dtype, static_cast<const char*>(p.x) + block.begin * in_bytes,
                       p.x_stride, static_cast<const QuantizedPart*>(weight.data), weight.num_parts,
-                      nullptr, static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride,
+                      weight.bias, static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride,
                       p.num_inputs},
                      block.end - block.begin);
   }
@@ -109,9 +118,9 @@ void multiply_quantized(const Linear& p, const ExpertWeight* weights,
 }  // namespace
 
 void experts(const Experts& p, int64_t num_tokens) {
-  const int64_t inner = p.intermediate_size;
-  const bool is_gated =
-      !p.is_quantized && p.act == ActivationKind::kSilu && inner % kPanel == 0;
+  const int64_t inner = p.intermediate_size, made = p.has_gates ? 2 * inner : inner;
+  const bool is_gated = p.has_gates && !p.is_quantized && p.act == ActivationKind::kSilu &&
+                        p.limit == INFINITY && inner % kPanel == 0;
   const auto blocks = sort_pairs(p, num_tokens, p.is_quantized ? INT64_MAX / 2 : kRowsPerBlock);
   gather_rows(p, num_tokens);
   const auto product = [&](const Linear& linear, const ExpertWeight* weights, bool gated) {
@@ -121,20 +130,21 @@ void experts(const Experts& p, int64_t num_tokens) {
       multiply(linear, weights, blocks, gated);
     }
   };
-  product({p.dtype, p.dtype, p.rows, p.size, nullptr, nullptr, p.hidden, 2 * inner,
-           is_gated ? inner : 2 * inner, p.size, false},
+  product({p.dtype, p.dtype, p.rows, p.size, nullptr, nullptr, p.hidden, made,
+           is_gated ? inner : made, p.size, false},
           p.gate_up, is_gated);
   const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end;
   if (!is_gated) {
     // Over the gates: each is read before it is written.
-    run(Activation{p.dtype, p.act, true, p.hidden, p.hidden, inner, 2 * inner, 2 * inner},
+    run(Activation{p.dtype, p.act, p.has_gates, p.hidden, p.hidden, inner, made, made, {}, p.limit,
+                   p.shift},
         num_rows);
   }
-  product({p.dtype, DType::kFloat32, p.hidden, 2 * inner, nullptr, nullptr, p.rows, p.size, p.size,
+  product({p.dtype, DType::kFloat32, p.hidden, made, nullptr, nullptr, p.rows, p.size, p.size,
            inner, false},
           p.down, false);
-  const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows), p.places, p.weights, p.top_k,
-                         p.size, p.out};
+  const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows), p.places,
+                         p.scales_inputs ? nullptr : p.weights, p.top_k, p.size, p.out};
   parallel_rows(num_tokens, p.size * p.top_k,
                 [&](int64_t begin, int64_t end) { kernels().sum_experts(sum, begin, end); });
 }

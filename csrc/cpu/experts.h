@@ -7,27 +7,32 @@
 
 namespace vllm_lite {
 
-// One expert's packed weight. Two 64-bit numbers, so that Python can write a table of them.
+// One expert's packed weight. 64-bit numbers, so that Python can write a table of them.
 struct ExpertWeight {
-  const void* data;  // panels, or QuantizedParts
+  const void* data;   // panels, or QuantizedParts
   int64_t num_parts;  // of QuantizedParts
+  const float* bias;  // of the outputs, or null
 };
 
 struct Experts {
   DType dtype;  // of x and hidden
   DType out_dtype;
   ActivationKind act;
+  float limit;  // as of Activation
+  float shift;
   bool is_quantized;
+  bool has_gates;      // else down(act(up(x)))
+  bool scales_inputs;  // whether weights scale an expert's input rather than its output
   const void* x;  // [T, N]
   int64_t x_stride;
   const int32_t* ids;           // [T, K], dense
   const float* weights;         // [T, K], dense
-  const ExpertWeight* gate_up;  // [E], each [2 I, N]
+  const ExpertWeight* gate_up;  // [E], each [2 I, N], or [I, N] without gates
   const ExpertWeight* down;     // [E], each [N, I]
   // Scratch memory.
   int32_t* places;  // [T, K]
   void* rows;       // [T K, N] float32
-  void* hidden;     // [T K, 2 I]
+  void* hidden;     // [T K, 2 I], or [T K, I]
   void* out;        // [T, N], dense
   int64_t top_k;
   int64_t first_expert;  // the id of the first of the E; other ids add nothing

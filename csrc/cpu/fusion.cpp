@@ -36,7 +36,7 @@ bool comes_before(const Activation& p, const Ends& product) {
 }
 bool comes_before(const ScaledAdd& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.out_stride) && product.are_apart(p.x, product.out.start) &&
-         (p.y == nullptr || product.are_apart(p.y, product.out.start));
+         (p.y == nullptr || product.are_apart(p.y, product.out.start)) && p.gates == nullptr;
 }
 bool comes_before(const GatedNorm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.size) && product.are_apart(p.x, product.out.start) &&
@@ -60,7 +60,8 @@ bool comes_after(const Norm& p, const Ends& product) {
 }
 bool comes_after(const Activation& p, const Ends& product) { return changes_rows(p, product); }
 bool comes_after(const ScaledAdd& p, const Ends& product) {
-  return (p.y == nullptr || product.are_apart(p.y, p.out)) && changes_rows(p, product);
+  return (p.y == nullptr || product.are_apart(p.y, p.out)) && p.gates == nullptr &&
+         changes_rows(p, product);
 }
 bool comes_after(const RotaryRows& rotary, const Ends& product) {
   const Rotary& p = rotary.p;

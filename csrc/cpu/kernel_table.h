@@ -6,6 +6,7 @@
 // library, since the linker would merge an AVX-512 copy into code that must run everywhere.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 
 namespace vllm_lite {
@@ -82,17 +83,23 @@ struct Activation {
   int64_t x_stride;
   int64_t out_stride;
   XieluCurve curve;  // of kXielu
+  // Where it is gated: gates are at most the limit, factors no further from 0, and `shift` is added
+  // to them.
+  float limit = INFINITY;
+  float shift = 0.0f;
 };
 
 struct ScaledAdd {
   DType dtype;
   const void* x;
-  const void* y;  // or null
+  const void* y;       // or null
+  const float* gates;  // null, or [T]: the logistic function of each scales the row of y too
   void* out;
   int64_t size;
   int64_t x_stride;
   int64_t y_stride;
   int64_t out_stride;
+  int64_t gates_stride;
   float x_scale;
   float y_scale;
   float limit;  // what is beyond it, or below -limit, becomes that
@@ -174,14 +181,27 @@ static inline int64_t scan_scratch_floats(const SelectiveScan& p) {
 // Experts that a router may choose among.
 constexpr int64_t kMaxExperts = 1024;
 
+// What experts' scores are, in the order of reference/experts.py.
+enum class ExpertScores : int { kSoftmax, kSigmoid, kSparsemixer };
+
 struct Route {
   const float* logits;  // [T, E]
+  const float* bias;    // null, or [E]: added to scores to choose by
   int64_t logits_stride;
   int64_t num_experts;  // E, at most kMaxExperts
   int64_t top_k;        // K
+  // The experts are in so many groups of equal size; only the best top_groups are chosen from. A
+  // group is as good as the sum of its best one or two experts' scores.
+  int64_t num_groups;
+  int64_t top_groups;
+  int64_t best_of_group;
+  ExpertScores scores;
   bool is_renormalized;
-  float* weights;  // [T, K], dense
-  int32_t* ids;    // [T, K], dense
+  float epsilon;    // added to the sum that weights are divided by
+  float scale;      // of the weights
+  float tolerance;  // of the sparsemixer
+  float* weights;   // [T, K], dense
+  int32_t* ids;     // [T, K], dense
 };
 
 // Weighted sum of the outputs of a token's experts, in the order of its choices.
@@ -189,7 +209,7 @@ struct ExpertSum {
   DType dtype;            // of out
   const float* rows;      // [P, N], one for each place
   const int32_t* places;  // [T, K]: of each choice; -1: made elsewhere
-  const float* weights;   // [T, K]
+  const float* weights;   // [T, K]; null: ones
   int64_t top_k;          // K
   int64_t size;           // N
   void* out;              // [T, N], dense

@@ -51,6 +51,7 @@ template <class Visit>
 void each_tensor(ScaledAdd& p, Visit&& visit) {
   visit(p.x, Use::kRead);
   if (p.y != nullptr) visit(p.y, Use::kRead);
+  if (p.gates != nullptr) visit(p.gates, Use::kRead);
   visit(p.out, Use::kWrite);
 }
 template <class Visit>

@@ -111,7 +111,6 @@ void RankGroup::all_reduce(const AllReduce& p, int64_t num_tokens) {
   if (rows_per_turn == 0) throw std::invalid_argument("a row is larger than a slot of the group");
   const int64_t part = rows_per_turn * p.size;
   places_.resize(std::min(rows_per_turn, num_tokens) * num_ranks_);
-  ones_.assign(places_.size(), 1.0f);
   for (size_t i = 0; i < places_.size(); ++i) {
     places_[i] = static_cast<int32_t>(i % num_ranks_ * rows_per_turn + i / num_ranks_);
   }
@@ -125,7 +124,7 @@ void RankGroup::all_reduce(const AllReduce& p, int64_t num_tokens) {
       widen(x, p.dtype, begin * p.size, end * p.size, own);
     });
     meet();
-    const ExpertSum sum = {p.out_dtype, all, places_.data(), ones_.data(), num_ranks_, p.size, out};
+    const ExpertSum sum = {p.out_dtype, all, places_.data(), nullptr, num_ranks_, p.size, out};
     parallel_rows(num_rows, p.size * num_ranks_,
                   [&](int64_t begin, int64_t end) { kernels().sum_experts(sum, begin, end); });
   }

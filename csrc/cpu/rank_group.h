@@ -61,7 +61,6 @@ class RankGroup {
   uint32_t turn_ = 0;
   // Of a sum: where each rank's part of a row lies, added once.
   std::vector<int32_t> places_;
-  std::vector<float> ones_;
 };
 
 }  // namespace vllm_lite

@@ -104,6 +104,10 @@ def test_scaled_add(dtype: torch.dtype, size: int, num_rows: int) -> None:
         assert torch.equal(limited, actual.clamp(-0.75, 0.75))
     # Plain sums are those of torch, to the bit, and may go to either.
     assert torch.equal(cpu.scaled_add(x, y), x + y)
+    gates = torch.randn(num_rows, 3)[:, :1]
+    gated = cpu.scaled_add(x, y, 0.5, -2.0, gates=gates)
+    expected = reference.scaled_add(x, y, 0.5, -2.0, gates=gates)
+    torch.testing.assert_close(gated, expected)
     total = x + y
     assert cpu.scaled_add(x, y, out=y) is y
     assert torch.equal(y, total)

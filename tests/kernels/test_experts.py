@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.online import to_q4_1, to_q8_0
@@ -30,51 +31,106 @@ CASES = [
 def make(case: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Any, Any]:
     """x, ids, weights, and the two weights of every expert."""
     tokens, experts, choices, inputs, hidden = case
-    weights, ids = reference.route_topk(torch.randn(tokens, experts), choices)
+    weights, ids = reference.route_topk(torch.randn(tokens, experts), Routing(top_k=choices))
     gate_up = (torch.randn(experts, 2 * hidden, inputs) / inputs**0.5).to(dtype)
     down = (torch.randn(experts, inputs, hidden) / hidden**0.5).to(dtype)
     return torch.randn(tokens, inputs).to(dtype), ids, weights, gate_up, down
 
 
-def packed(stack: Tensor) -> Any:
-    return cpu.pack_experts([cpu.pack_linear(weight) for weight in stack])
+def packed(stack: Tensor, bias: Tensor | None = None) -> Any:
+    weights = [cpu.pack_linear(weight) for weight in stack]
+    return cpu.pack_experts(weights, None if bias is None else list(bias))
+
+
+FORMS = [
+    ExpertForm(),
+    ExpertForm(act="gelu"),
+    ExpertForm(act="gelu_quick", limit=0.5, shift=1.0),
+    ExpertForm(scales_inputs=True),
+]
+
+
+# Tokens and experts, how they are chosen, and whether there is a bias.
+ROUTINGS = [
+    (1, 8, Routing(top_k=2), False),
+    (300, 5, Routing(top_k=5, is_renormalized=False), False),
+    (20, 129, Routing(top_k=8), True),
+    (0, 3, Routing(top_k=1), False),
+    (7, 1024, Routing(top_k=3, scale=2.5), False),
+    (33, 12, Routing(top_k=3, scores="sigmoid", epsilon=1e-3, scale=1.5), True),
+    (33, 12, Routing(top_k=3, num_groups=4, top_groups=2, is_renormalized=False), False),
+    (
+        33,
+        30,
+        Routing(top_k=8, scores="sigmoid", num_groups=3, top_groups=2, best_of_group=2),
+        True,
+    ),
+    (
+        40,
+        16,
+        Routing(top_k=2, scores="sparsemixer", tolerance=0.4, is_renormalized=False),
+        False,
+    ),
+]
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("is_renormalized", [True, False])
-def test_routing(is_renormalized: bool) -> None:
-    for tokens, experts, choices in [(1, 8, 2), (300, 5, 5), (20, 129, 8), (0, 3, 1), (7, 1024, 3)]:
-        logits = torch.randn(tokens, experts + 3)[:, :experts].round(decimals=1)  # some are equal
-        weights, ids = cpu.route_topk(logits, choices, is_renormalized)
-        expected = reference.route_topk(logits, choices, is_renormalized)
-        assert torch.equal(ids, expected[1])
-        torch.testing.assert_close(weights, expected[0])
+@pytest.mark.parametrize(("tokens", "experts", "routing", "has_bias"), ROUTINGS)
+def test_routing(tokens: int, experts: int, routing: Routing, has_bias: bool) -> None:
+    logits = torch.randn(tokens, experts + 3)[:, :experts].round(decimals=1)  # some are equal
+    bias = torch.randn(experts) if has_bias else None
+    weights, ids = cpu.route_topk(logits, routing, bias)
+    expected = reference.route_topk(logits, routing, bias)
+    if has_bias:  # sums that differ in the last bit may change places
+        ids, by_id = ids.sort(-1)
+        weights, expected = weights.gather(1, by_id), by_order(*expected)
+    assert torch.equal(ids, expected[1])
+    torch.testing.assert_close(weights, expected[0])
+
+
+def by_order(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    ordered = ids.sort(-1)
+    return weights.gather(1, ordered.indices), ordered.values
 
 
 @pytest.mark.usefixtures("isa")
-def test_routing_of_nan_gives_valid_ids() -> None:
-    logits = torch.full((4, 6), torch.nan)
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(top_k=3),
+        Routing(top_k=3, scores="sigmoid", num_groups=3, top_groups=2, best_of_group=2),
+        Routing(top_k=3, scores="sparsemixer", tolerance=0.1),
+    ],
+)
+def test_routing_of_nan_gives_valid_ids(routing: Routing) -> None:
+    logits = torch.full((5, 6), torch.nan)
     logits[1] = -torch.inf
     logits[2, 4] = torch.inf
     logits[3, ::2] = 1.0
-    for row in cpu.route_topk(logits, 3)[1].tolist():
+    logits[4] = torch.inf
+    for row in cpu.route_topk(logits, routing)[1].tolist():
         assert len(set(row) & set(range(6))) == 3
 
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("act", ["silu", "gelu"])
-def test_experts_mlp(dtype: torch.dtype, act: str) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_gates", [False, True])
+def test_experts_mlp(dtype: torch.dtype, form: ExpertForm, has_bias: bool, has_gates: bool) -> None:
     _cpu.set_num_threads(3)
     for case in CASES:
-        x, ids, weights, gate_up, down = make(case, dtype)
-        expected = reference.experts_mlp(x, ids, weights, gate_up, down, act)
-        actual = cpu.experts_mlp(x, ids, weights, packed(gate_up), packed(down), act)
-        tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+        x, ids, weights, *stacks = make(case, dtype)
+        if not has_gates:
+            stacks[0] = stacks[0][:, : case[-1]].contiguous()
+        biases = [torch.randn(stack.shape[:2]) if has_bias else None for stack in stacks]
+        ours = [packed(*layer) for layer in zip(stacks, biases, strict=True)]
+        theirs = [ExpertStack(*layer) for layer in zip(stacks, biases, strict=True)]
+        actual = cpu.experts_mlp(x, ids, weights, *ours, form)
+        expected = reference.experts_mlp(x, ids, weights, *theirs, form)
+        tolerance = 1e-4 if dtype is torch.float32 else 4e-2
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-        wide = cpu.experts_mlp(
-            x, ids, weights, packed(gate_up), packed(down), act, out_dtype=torch.float32
-        )
+        wide = cpu.experts_mlp(x, ids, weights, *ours, form, out_dtype=torch.float32)
         assert torch.equal(wide.to(dtype), actual)
 
 
@@ -99,10 +155,10 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, sto
             assert torch.equal(alone, whole[rows])
 
 
-def quantized(stack: Tensor, storage: str) -> Any:
+def quantized(stack: Tensor, storage: str, biases: list[Tensor] | None = None) -> Any:
     convert, kind = {"Q8_0": (to_q8_0, 8), "Q4_1": (to_q4_1, 3)}[storage]
     rows = [QuantizedRows(convert(weight), kind, weight.shape[1]) for weight in stack]
-    return cpu.pack_experts([cpu.pack_quantized([weight]) for weight in rows])
+    return cpu.pack_experts([cpu.pack_quantized([weight]) for weight in rows], biases)
 
 
 @pytest.mark.usefixtures("isa")
@@ -110,14 +166,21 @@ def quantized(stack: Tensor, storage: str) -> Any:
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_1"])
 def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage: str) -> None:
     x, ids, weights, *stacks = make((21, 6, 3, 64, 96), dtype)
-    gate_up, down = (quantized(stack, storage) for stack in stacks)
-    actual = cpu.experts_mlp(x, ids, weights, gate_up, down, "gelu")
+    biases = [torch.randn(stack.shape[:2]) for stack in stacks]
+    gate_up, down = (
+        quantized(stack, storage, list(bias)) for stack, bias in zip(stacks, biases, strict=True)
+    )
+    actual = cpu.experts_mlp(x, ids, weights, gate_up, down, ExpertForm(act="gelu"))
     expected = torch.zeros(x.shape)
     for token, experts in enumerate(ids.tolist()):
         for choice, expert in enumerate(experts):
-            hidden = cpu.quantized_linear(x[token : token + 1], gate_up.weights[expert])
+            hidden = cpu.quantized_linear(
+                x[token : token + 1], gate_up.weights[expert], biases[0][expert]
+            )
             hidden = cpu.act_and_mul(hidden, "gelu")
-            made = cpu.quantized_linear(hidden, down.weights[expert], None, torch.float32)
+            made = cpu.quantized_linear(
+                hidden, down.weights[expert], biases[1][expert], torch.float32
+            )
             expected[token] += made[0] * weights[token, choice]
     # The same products, bit by bit; sums may be rounded once less.
     tolerance = 1e-6 if dtype is torch.float32 else 8e-3
@@ -127,14 +190,14 @@ def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage
 @pytest.mark.usefixtures("isa")
 def test_other_experts_add_nothing() -> None:
     x, ids, weights, gate_up, down = make((17, 7, 3, 40, 32), torch.float32)
-    for module, pack in ((cpu, packed), (reference, lambda stack: stack)):
+    for module, pack in ((cpu, packed), (reference, ExpertStack)):
         parts = [
             module.experts_mlp(
-                x, ids, weights, pack(gate_up[first:end]), pack(down[first:end]), "silu", first
+                x, ids, weights, pack(gate_up[first:end]), pack(down[first:end]), first_expert=first
             )
             for first, end in ((0, 3), (3, 7))
         ]
-        whole = reference.experts_mlp(x, ids, weights, gate_up, down)
+        whole = reference.experts_mlp(x, ids, weights, ExpertStack(gate_up), ExpertStack(down))
         torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-4)
 
 
@@ -152,8 +215,10 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ValueError, match="experts_mlp"):
             cpu.experts_mlp(*broken)
     with pytest.raises(ValueError, match="route_topk"):
-        cpu.route_topk(torch.randn(2, 3), 4)
+        cpu.route_topk(torch.randn(2, 3), Routing(top_k=4))
+    with pytest.raises(ValueError, match="groups of one size"):
+        cpu.route_topk(torch.randn(2, 5), Routing(top_k=1, num_groups=2))
     with pytest.raises(ValueError, match="unknown"):
-        cpu.experts_mlp(x, ids, weights, gate_up, down, "swoosh")
+        cpu.experts_mlp(x, ids, weights, gate_up, down, ExpertForm(act="swoosh"))
     with pytest.raises(ValueError, match="one form"):
         cpu.pack_experts([cpu.pack_linear(stacks[0][0]), cpu.pack_linear(stacks[1][0])])

@@ -9,17 +9,35 @@ pytest.importorskip("triton")
 
 from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.reference import experts as reference_experts
+from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 
 # tokens, experts, experts of a token: one token, all experts, an odd number, only one choice
 CASES = [(1, 8, 2), (7, 5, 5), (20, 12, 3), (33, 3, 1)]
 
 
-@pytest.mark.parametrize(("tokens", "experts", "choices"), CASES)
-@pytest.mark.parametrize("is_renormalized", [True, False])
-def test_routing(tokens: int, experts: int, choices: int, is_renormalized: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "experts", "routing"),
+    [
+        (1, 8, Routing(top_k=2)),
+        (7, 5, Routing(top_k=5, is_renormalized=False, scale=2.5)),
+        (20, 12, Routing(top_k=3, scores="sigmoid", epsilon=1e-3)),
+        (9, 15, Routing(top_k=3, num_groups=5, top_groups=2)),
+        (9, 15, Routing(top_k=4, scores="sigmoid", num_groups=3, top_groups=2, best_of_group=2)),
+        (
+            33,
+            6,
+            Routing(top_k=2, scores="sparsemixer", tolerance=0.4, is_renormalized=False),
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_routing(tokens: int, experts: int, routing: Routing, has_bias: bool) -> None:
     logits = torch.randn(tokens, experts).round(decimals=1)  # some are equal
-    ours = ops.route_topk(logits, choices, is_renormalized)
-    theirs = reference_experts.route_topk(logits, choices, is_renormalized)
+    bias = torch.randn(experts) if has_bias else None
+    if has_bias and routing.scores == "sparsemixer":
+        pytest.skip("its scores are logits, which nothing is added to")
+    ours = ops.route_topk(logits, routing, bias)
+    theirs = reference_experts.route_topk(logits, routing, bias)
     torch.testing.assert_close(ours, theirs)
 
 
@@ -41,13 +59,27 @@ def test_experts_mlp(dtype: torch.dtype) -> None:
         x = torch.randn(tokens, 48).to(dtype)
         gate_up = (torch.randn(experts, 72, 48) / 7).to(dtype)
         down = (torch.randn(experts, 48, 36) / 6).to(dtype)
-        weights, ids = reference_experts.route_topk(torch.randn(tokens, experts), choices)
-        ours, theirs = (
-            module.experts_mlp(x, ids, weights, gate_up, down)
-            for module in (ops, reference_experts)
+        weights, ids = reference_experts.route_topk(
+            torch.randn(tokens, experts), Routing(top_k=choices)
         )
-        tolerance = 1e-4 if dtype is torch.float32 else 4e-3
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        down_bias = torch.randn(experts, 48)
+        forms = [
+            ExpertForm(),
+            ExpertForm(scales_inputs=True),
+            ExpertForm(act="gelu_quick", limit=0.5, shift=1.0),
+        ]
+        for form in forms:
+            for first in (gate_up, gate_up[:, :36].contiguous()):
+                layers = (
+                    ExpertStack(first, torch.randn(first.shape[:2])),
+                    ExpertStack(down, down_bias),
+                )
+                ours, theirs = (
+                    module.experts_mlp(x, ids, weights, *layers, form)
+                    for module in (ops, reference_experts)
+                )
+                tolerance = 1e-4 if dtype is torch.float32 else 6e-3
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def test_any_routing_fits_the_tiles() -> None:

@@ -16,6 +16,7 @@ from tests.models.test_families import expected, ids_of
 from tests.models.test_gguf import SIZES, write_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.reference.experts import ExpertForm
 from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.quantization import experts
 from vllm_lite.quantization.experts import check_experts, experts_kernel
@@ -114,7 +115,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_experts_whose_products_are_none_of_the_operation_s_are_refused() -> None:
     with pytest.raises(CheckpointError, match="--quantization dequantize"):
-        experts_kernel([lambda x: x], [lambda x: x], "silu")
+        experts_kernel([lambda x: x], [lambda x: x], ExpertForm())
 
 
 def test_deterministic_refuses_batch_dependent_kernels(

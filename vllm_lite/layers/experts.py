@@ -7,39 +7,92 @@ are loaded and packed one by one as their tensors arrive, in any storage format.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard, tp_group
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.activation import activation_name
-from vllm_lite.layers.linear import MergedColumnParallelLinear, ParallelLinear
-from vllm_lite.layers.weights import NamedSlot
-from vllm_lite.quantization.experts import ExpertsKernel, check_experts, experts_kernel
+from vllm_lite.kernels.reference.experts import ExpertForm, Routing
+from vllm_lite.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, ParallelLinear
+from vllm_lite.layers.mlp import GatedMLP
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.quantization.experts import ExpertsKernel, check_experts, drop_bias, experts_kernel
 from vllm_lite.quantization.method import LinearKernel, LinearMethod
 
 
 class Router(ParallelLinear):
     """Maps rows to float32 logits of experts, on every rank."""
 
-    def __init__(self, method: LinearMethod, hidden_size: int, num_experts: int) -> None:
-        super().__init__(method, Shard.whole(hidden_size), {"": Shard.whole(num_experts)})
+    def __init__(
+        self,
+        method: LinearMethod,
+        hidden_size: int,
+        num_experts: int,
+        *,
+        bias: bool = False,
+        has_choice_bias: bool = False,
+    ) -> None:
+        outputs = {"": Shard.whole(num_experts)}
+        super().__init__(method, Shard.whole(hidden_size), outputs, bias=bias)
         self._out_dtype = torch.float32
+        # Added to scores to choose by; never rounded, as training moves it by tiny steps.
+        self.choice_bias = (
+            torch.empty(num_experts, dtype=torch.float32) if has_choice_bias else None
+        )
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        yield from super().weight_slots()
+        if self.choice_bias is not None:
+            yield NamedSlot("", "e_score_correction_bias", WeightSlot.whole(self.choice_bias))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The sizes of an expert's layers, and which parts they have."""
+
+    hidden_size: int
+    intermediate_size: int
+    is_gated: bool = True
+    bias: bool = False
 
 
 class Expert(nn.Module):
     """One expert's weights; its sum over ranks follows the sum over experts."""
 
-    def __init__(
-        self, gate_up: LinearMethod, down: LinearMethod, hidden_size: int, intermediate_size: int
-    ) -> None:
+    def __init__(self, first: LinearMethod, down: LinearMethod, shape: ExpertShape) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            gate_up, hidden_size, [intermediate_size] * 2
-        )
-        inputs = Shard.even(intermediate_size, "features")
-        self.down_proj = ParallelLinear(down, inputs, {"": Shard.whole(hidden_size)})
+        hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.bias
+        self.up_proj: ParallelLinear | None = None
+        if shape.is_gated:
+            self.gate_up_proj = MergedColumnParallelLinear(first, hidden, [inner] * 2, bias=bias)
+        else:
+            self.up_proj = ColumnParallelLinear(first, hidden, inner, bias=bias)
+        inputs = Shard.even(inner, "features")
+        self.down_proj = ParallelLinear(down, inputs, {"": Shard.whole(hidden)}, bias=bias)
+
+    @property
+    def first(self) -> LinearKernel:
+        """The kernel of the first layer."""
+        return self.gate_up_proj.kernel if self.up_proj is None else self.up_proj.kernel
+
+
+class SharedExpert(nn.Module):
+    """An MLP that every token passes beside its experts, perhaps scaled by a gate."""
+
+    def __init__(self, mlp: GatedMLP, gate: Router | None, scale: float) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.gate = gate
+        self._scale = scale
+        self._add = ops().scaled_add
+
+    def add_to(self, routed: Tensor, x: Tensor) -> Tensor:
+        """Add its output for x [T, N] to `routed` [T, N] in place."""
+        made = self.mlp.forward(self.mlp.first(x))
+        gates = None if self.gate is None else self.gate.kernel(x)
+        return self._add(routed, made, 1.0, self._scale, out=routed, gates=gates)
 
 
 class SparseMLP(nn.Module):
@@ -51,20 +104,24 @@ class SparseMLP(nn.Module):
         self,
         gate: Router,
         experts: list[Expert],
-        top_k: int,
-        hidden_act: str,
-        is_renormalized: bool,
+        routing: Routing,
+        form: ExpertForm,
+        shared: SharedExpert | None = None,
     ) -> None:
         super().__init__()
         check_experts()
         self.gate = gate
         self.experts = nn.ModuleList(experts)
-        self._top_k = top_k
-        self._act = activation_name(hidden_act)
-        self._is_renormalized = is_renormalized
+        self._routing = routing
+        self._form = form
         self._route = ops().route_topk
         self._group = tp_group()
         self._sum_dtype = torch.float32 if self._group.size > 1 else None
+        if shared is not None:
+            self.shared_experts = shared.mlp
+            self.shared_expert_gate = shared.gate
+            self._add_shared = shared.add_to
+            self.forward = self._forward_with_shared  # type: ignore[method-assign]
 
     @property
     def first(self) -> LinearKernel:
@@ -73,8 +130,11 @@ class SparseMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised hidden states [T, N] -> [T, N]."""
-        weights, ids = self._route(self.gate.kernel(x), self._top_k, self._is_renormalized)
+        weights, ids = self._route(self.gate.kernel(x), self._routing, self.gate.choice_bias)
         return self._group.all_reduce(self.kernel(x, ids, weights, self._sum_dtype), x.dtype)
+
+    def _forward_with_shared(self, x: Tensor) -> Tensor:
+        return self._add_shared(SparseMLP.forward(self, x), x)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield from ()
@@ -83,10 +143,13 @@ class SparseMLP(nn.Module):
         """Pack all experts into one kernel."""
         experts = [expert for expert in self.experts if isinstance(expert, Expert)]
         self.experts = nn.ModuleList()
+        if self._group.rank > 0:  # the sum over ranks must contain biases once
+            for expert in experts:
+                drop_bias(expert.down_proj.kernel)
         self.kernel = experts_kernel(
-            [expert.gate_up_proj.kernel for expert in experts],
+            [expert.first for expert in experts],
             [expert.down_proj.kernel for expert in experts],
-            self._act,
+            self._form,
         )
 
 

@@ -28,8 +28,9 @@ from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
-from vllm_lite.models.decoder import BuildOptions, DecoderForCausalLM
+from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.registry import get_model_class
 from vllm_lite.progress import progress_bar
 from vllm_lite.quantization.registry import LinearMethods
@@ -83,7 +84,9 @@ def _build(config: VllmConfig, device: str) -> tuple[DecoderForCausalLM, WeightR
             config.cache.kv_cache_dtype, CacheFormat(config.model.dtype)
         ),
         max_model_len=config.model.max_model_len,
-        methods=lambda path: methods.of([rules.source_of(layer) for layer in parts_of_layer(path)]),
+        methods=lambda path: methods.of(
+            path, [rules.source_of(layer) for layer in parts_of_layer(path)]
+        ),
         cache_has_scales=isinstance(form, ScaledCodes)
         and form.has_cache_scales
         and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
@@ -130,10 +133,13 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         return _match(facts.path, open_gguf(facts), rules, targets)
 
     def wanted(name: str) -> torch.dtype | None:
-        takers = [target for target, _ in rules.parts_of(name) if target in targets]
+        parts = rules.parts_of(rules.item_of(name) or name)
+        takers = [target for target, _ in parts if target in targets]
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
-    return _match(facts.path, open_safetensors(Path(facts.path), wanted), rules, targets)
+    stored = open_safetensors(Path(facts.path), wanted)
+    tensors = (item for tensor in stored for item in tensor.items(rules.item_of))
+    return _match(facts.path, tensors, rules, targets)
 
 
 def _match(

@@ -7,8 +7,8 @@ ones. Nothing is read before a slot asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,30 @@ _NARROW = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """One tensor of an open file."""
+    """One tensor of an open file, or a slice of it."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
     path: Path
     file: Any
+    # Where it is a slice: the stored tensor's name, and its place there.
+    stack: tuple[str, int] | None = None
+
+    def items(self, name_of: Callable[[str, int], str | None]) -> Iterator[SafetensorsTensor]:
+        """The tensor, or the slices of one that name_of(name, number) names."""
+        if name_of(self.name, 0) is None or not self.shape:
+            yield self
+            return
+        count = self.shape[0]
+        for number in range(count):
+            yield replace(
+                self,
+                name=name_of(self.name, number) or self.name,
+                shape=self.shape[1:],
+                nbytes=self.nbytes // count,
+                stack=(self.name, number),
+            )
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         try:
@@ -50,12 +67,18 @@ class SafetensorsTensor:
         write_weights(slot.tensor, part.values(stored))
 
     def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
+        if self.stack is not None:
+            stored, number = self.stack
+            return self._part(stored, (slice(number, number + 1), *region))[0]
         sizes = zip(region, self.shape, strict=False)
         if all(isinstance(r, slice) and (r.start, r.stop) == (0, size) for r, size in sizes):
             whole: Tensor = self.file.get_tensor(self.name)
             return whole
+        return self._part(self.name, region)
+
+    def _part(self, stored: str, region: tuple[slice | Tensor, ...]) -> Tensor:
         slices = tuple(r if isinstance(r, slice) else slice(None) for r in region)
-        part: Tensor = self.file.get_slice(self.name)[slices]
+        part: Tensor = self.file.get_slice(stored)[slices]
         for dim, chosen in enumerate(region):
             if not isinstance(chosen, slice):
                 part = part.index_select(dim, chosen)

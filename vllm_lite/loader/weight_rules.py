@@ -7,7 +7,7 @@ and their scales. A layer without a rule fills the layer of the same name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -99,6 +99,44 @@ class Rule:
 
     source: str
     parts: tuple[Part, ...] = ()
+    # Another layout of layers that the model's own names, or other rules, stand for in messages.
+    is_alternative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A tensor `source` whose slices [0], [1], ... are read as tensors of their own.
+
+    The last `*` of `item`, their name, stands for a slice's number.
+    """
+
+    source: str
+    item: str
+
+
+def stacked_experts(
+    source: str,
+    layers: str,
+    intermediate_size: int,
+    *,
+    suffixes: tuple[str, str] = ("gate_up_proj", "down_proj"),
+    is_transposed: bool = False,
+) -> list[Rule | Stack]:
+    """A mixture whose tensors source.suffix hold all experts, gates and factors as one matrix.
+
+    They fill gate_proj, up_proj and down_proj of `layers`, where `*` stands for an expert.
+    """
+    first, last = suffixes
+    sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+    item = f"{source}.*"
+    gate_up = fused(f"{item}.gate_up", layers, sizes, is_transposed=is_transposed)
+    down = Part(f"{layers}.down_proj", is_transposed=is_transposed)
+    return [
+        Stack(f"{source}.{first}", f"{item}.gate_up.weight"),
+        Stack(f"{source}.{last}", f"{item}.down.weight"),
+        replace(gate_up, is_alternative=True),
+        Rule(f"{item}.down", (down,), is_alternative=True),
+    ]
 
 
 def renamed(
@@ -159,11 +197,22 @@ WHOLE = Part("")
 class WeightRules:
     """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules = {rule.source: rule for rule in rules}
+    def __init__(self, rules: Iterable[Rule | Stack]) -> None:
+        rules = list(rules)
+        self._stacks = {rule.source: rule.item for rule in rules if isinstance(rule, Stack)}
+        self._rules = {rule.source: rule for rule in rules if isinstance(rule, Rule)}
         self._sources = {
-            part.target: rule.source for rule in self._rules.values() for part in rule.parts
+            part.target: rule.source
+            for rule in self._rules.values()
+            if not rule.is_alternative
+            for part in rule.parts
         }
+
+    def item_of(self, name: str, number: int = 0) -> str | None:
+        """The name of a slice of the tensor `name`; None where it is one tensor."""
+        pattern, numbers = _pattern(name)
+        item = self._stacks.get(pattern)
+        return None if item is None else _numbered(item, [*numbers, str(number)])
 
     def parts_of(self, name: str) -> list[tuple[str, Part]]:
         """The model's tensors that the tensor `name` fills, each with its view."""

@@ -8,7 +8,8 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.linear import RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP
 from vllm_lite.layers.norm import Norm, make_norm
-from vllm_lite.models.decoder import BuildOptions, DecoderForCausalLM, DecoderLayer
+from vllm_lite.models.decoder import DecoderForCausalLM, DecoderLayer
+from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
 
 

@@ -7,7 +7,6 @@ Modules have the names of Hugging Face's checkpoints. Blocks call each other's `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -21,49 +20,15 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
-from vllm_lite.layers.experts import Expert, Router, SparseMLP
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
-from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
-from vllm_lite.layers.state import MixerParts, StateCache, StateMixer, StateSpec
-from vllm_lite.loader.weight_rules import Rule
-from vllm_lite.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-    decoder_spec,
-)
-from vllm_lite.quantization.method import LinearKernel, LinearMethod
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """Options of building layers: storage and caches, for any architecture."""
-
-    dtype: torch.dtype
-    cache_format: CacheFormat
-    max_model_len: int
-    # By the path of a layer.
-    methods: Callable[[str], LinearMethod]
-    # Whether the checkpoint has scales for each layer's cached keys and values.
-    cache_has_scales: bool = False
-    path: str = ""
-
-    def at(self, name: str) -> BuildOptions:
-        """Options of the child `name`."""
-        return replace(self, path=f"{self.path}.{name}" if self.path else name)
-
-    @property
-    def linear_method(self) -> LinearMethod:
-        """How the layer at `path` stores its weights."""
-        return self.methods(self.path)
-
-    def parts(self, hidden_size: int) -> MixerParts:
-        """Options of a mixer with a state at `path`."""
-        return MixerParts(hidden_size, lambda name: self.at(name).linear_method, self.dtype)
+from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
+from vllm_lite.loader.weight_rules import Rule, Stack
+from vllm_lite.models.ffn import make_mlp
+from vllm_lite.models.options import BuildOptions
+from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, decoder_spec
+from vllm_lite.quantization.method import LinearKernel
 
 
 class SelfAttention(nn.Module):
@@ -248,38 +213,6 @@ def join_stream(before: Norm | None, previous: DecoderLayer | None, scale: float
     return ResidualNorm(before, None if previous is None else previous.last_norm, scale)
 
 
-def make_mlp(
-    spec: MLPSpec | ExpertsSpec, hidden_size: int, options: BuildOptions
-) -> GatedMLP | PlainMLP | SparseMLP:
-    """The block that `spec` describes."""
-    if isinstance(spec, ExpertsSpec):
-        return make_experts(spec, hidden_size, options)
-    kind, first = (GatedMLP, "gate_up_proj") if spec.is_gated else (PlainMLP, "up_proj")
-    return kind(
-        options.at(first).linear_method,
-        options.at("down_proj").linear_method,
-        hidden_size,
-        spec.intermediate_size,
-        spec.act,
-        bias=spec.bias,
-    )
-
-
-def make_experts(spec: ExpertsSpec, hidden_size: int, options: BuildOptions) -> SparseMLP:
-    """The mixture that `spec` describes; raises CheckpointError where it has too few experts."""
-    if spec.top_k > spec.num_experts:
-        raise CheckpointError(
-            f"the configuration asks for {spec.top_k} of {spec.num_experts} experts for each token"
-        )
-    gate = Router(options.at("gate").linear_method, hidden_size, spec.num_experts)
-    experts = []
-    for i in range(spec.num_experts):
-        of_expert = options.at(f"experts.{i}")
-        gate_up, down = (of_expert.at(name).linear_method for name in ("gate_up_proj", "down_proj"))
-        experts.append(Expert(gate_up, down, hidden_size, spec.intermediate_size))
-    return SparseMLP(gate, experts, spec.top_k, spec.act, spec.is_renormalized)
-
-
 class Decoder(nn.Module):
     """Embedding, layers and the last norm."""
 
@@ -348,7 +281,7 @@ class DecoderForCausalLM(nn.Module):
         return decoder_spec(facts)
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
         """Rules for layers of this family's checkpoints that have other names."""
         return ()
 

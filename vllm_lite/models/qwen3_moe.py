@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.loader.weight_rules import Rule, Stack
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, decoder_spec, size
+from vllm_lite.models.mixtures import expert_rules, with_experts
+from vllm_lite.models.qwen2_moe import routed_experts, sparse_layers
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
 
 
 class Qwen3MoeForCausalLM(DecoderForCausalLM):
-    """Qwen3's attention; the shares of a token's experts sum to 1 where norm_topk_prob says so."""
+    """Qwen3's attention and Qwen2-MoE's experts, without one for every token."""
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        hf = facts.hf_config
-        bias = bool(hf.get("attention_bias"))
+        bias = bool(facts.hf_config.get("attention_bias"))
         dense = decoder_spec(facts, qkv_bias=bias, output_bias=bias, has_qk_norm=True)
-        if not hf.get("num_experts"):
+        if not facts.hf_config.get("num_experts"):
             return dense
-        experts = ExpertsSpec(
-            num_experts=size(facts, "num_experts"),
-            top_k=size(facts, "num_experts_per_tok"),
-            intermediate_size=size(facts, "moe_intermediate_size"),
-            act=hf.get("hidden_act", "silu"),
-            is_renormalized=bool(hf.get("norm_topk_prob")),
-        )
-        period, dense_layers = size(facts, "decoder_sparse_step"), hf.get("mlp_only_layers") or ()
-        layers = tuple(
-            layer if (i + 1) % period or i in dense_layers else replace(layer, ffn=experts)
-            for i, layer in enumerate(dense.layers)
-        )
-        return replace(dense, layers=layers)
+        return with_experts(dense, routed_experts(facts), sparse_layers(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
+        return expert_rules(size(facts, "moe_intermediate_size"))

@@ -7,8 +7,9 @@ from torch import Tensor
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.models.decoder import BuildOptions, DecoderLayer
+from vllm_lite.models.decoder import DecoderLayer
 from vllm_lite.models.llama import LlamaForCausalLM
+from vllm_lite.models.options import BuildOptions
 
 # The lists of layers that keep a stream, and of those that take it up again.
 _PAIRS = (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4"))

@@ -7,12 +7,14 @@ from ModelFacts, which has the defaults of the family's configuration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.rotary import QueryScaling, RotarySettings
 from vllm_lite.layers.state import StateSpec
@@ -61,15 +63,28 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """top_k of num_experts gated MLPs for each token, and how much of each."""
+    """Some of num_experts MLPs for each token, chosen and weighted by `routing`."""
 
     num_experts: int
-    top_k: int
     # Of one expert.
     intermediate_size: int
     act: str
-    # Whether weights sum to 1 over a token's chosen experts, rather than over all experts.
-    is_renormalized: bool = True
+    routing: Routing
+    is_gated: bool = True
+    bias: bool = False
+    # Gates are at most the limit, factors no further from 0, and the shift is added to them.
+    limit: float = math.inf
+    shift: float = 0.0
+    router_bias: bool = False
+    # Whether each expert has a bias that is added to its score to choose by.
+    has_choice_bias: bool = False
+    # Whether weights scale experts' inputs rather than their outputs.
+    scales_inputs: bool = False
+    # A gated MLP for every token, whose output is scaled and added.
+    shared: MLPSpec | None = None
+    shared_scale: float = 1.0
+    # Whether a logistic gate of the token scales it too.
+    shared_is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
+from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
@@ -27,7 +28,7 @@ class ExpertsKernel:
 
     gate_up: Any
     down: Any
-    act: str
+    form: ExpertForm
     ops: Ops
     # For the log line at start.
     stored: tuple[StoredWeight, ...]
@@ -36,7 +37,13 @@ class ExpertsKernel:
         self, x: Tensor, ids: Tensor, weights: Tensor, out_dtype: torch.dtype | None = None
     ) -> Tensor:
         return self.ops.experts_mlp(
-            x, ids, weights, self.gate_up, self.down, self.act, out_dtype=out_dtype
+            x,
+            ids,
+            weights,
+            self.gate_up,
+            self.down,
+            self.form,
+            out_dtype=out_dtype,
         )
 
 
@@ -50,21 +57,36 @@ def check_experts() -> None:
 
 
 def experts_kernel(
-    gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel], act: str
+    gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel], form: ExpertForm
 ) -> ExpertsKernel:
     """Pack each expert's two kernels; raises CheckpointError if their storage has no kernel."""
     stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
     packed = [_pack(kernels) for kernels in (gate_up, down)]
-    return ExpertsKernel(packed[0], packed[1], act, ops(), stored)
+    return ExpertsKernel(packed[0], packed[1], form, ops(), stored)
 
 
 def _pack(kernels: Sequence[LinearKernel]) -> Any:
     if all(isinstance(kernel, TorchKernel) for kernel in kernels):
-        return torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
+        weight = torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
+        biases = _biases(kernels)
+        return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
     kinds = (PackedKernel, QuantizedKernel) if is_compiled() else (PackedKernel,)
     if not any(all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds):
         raise CheckpointError(
             "the experts of a mixture cannot be multiplied here as they are quantised; use "
             "--quantization dequantize for a quantised checkpoint, else leave --quantization out"
         )
-    return ops().pack_experts([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
+    weights = [kernel.weight for kernel in kernels]  # type: ignore[attr-defined]
+    return ops().pack_experts(weights, _biases(kernels))
+
+
+def drop_bias(kernel: LinearKernel) -> None:
+    """Set the bias of an expert's layer to zeros."""
+    bias: Tensor | None = getattr(kernel, "bias", None)
+    if bias is not None:
+        bias.zero_()
+
+
+def _biases(kernels: Sequence[LinearKernel]) -> list[Tensor] | None:
+    biases = [kernel.bias for kernel in kernels]  # type: ignore[attr-defined]
+    return None if biases[0] is None else biases

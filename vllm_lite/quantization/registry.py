@@ -31,11 +31,13 @@ class LinearMethods:
     ) -> None:
         self._method = get_linear_method(quantization, dtype, form)
         self._plain = UnquantizedLinearMethod(dtype)
-        self._is_plain = form.is_plain if form is not None else _is_router
+        self._form = form
 
-    def of(self, layers: Sequence[str]) -> LinearMethod:
-        """The method of `layers`, named as in the checkpoint, that are fused here."""
-        plain = [layer for layer in layers if self._is_plain(layer)]
+    def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
+        """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
+        if self._form is None:
+            return self._plain if _is_router(path) else self._method
+        plain = [layer for layer in layers if self._form.is_plain(layer)]
         if plain and len(plain) < len(layers):
             raise CheckpointError(
                 f"{plain[0]} is not quantised but fused with layers that are: "
@@ -44,9 +46,9 @@ class LinearMethods:
         return self._plain if plain else self._method
 
 
-def _is_router(layer: str) -> bool:
+def _is_router(path: str) -> bool:
     """Whether the layer is a router, which is small and would choose other experts if rounded."""
-    return layer.endswith(".mlp.gate")
+    return path.endswith((".mlp.gate", ".mlp.shared_expert_gate"))
 
 
 def get_linear_method(

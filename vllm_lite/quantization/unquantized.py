@@ -73,7 +73,7 @@ def plain_kernel(
     """The fastest kernel by an unquantised weight [output_size, input_size]."""
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if weight.device.type != "cpu" or weight.dtype is torch.float16:
-        return TorchKernel(weight, _torch_product(weight, bias, out_dtype))
+        return TorchKernel(weight, bias, _torch_product(weight, bias, out_dtype))
     wide = None if bias is None else bias.float()
     return PackedKernel(ops().pack_linear(weight), wide, out_dtype, ops())
 
@@ -93,6 +93,7 @@ class TorchKernel:
     """[T, input_size] -> [T, output_size] by an unpacked weight."""
 
     weight: Tensor
+    bias: Tensor | None
     product: LinearKernel
 
     def __call__(self, x: Tensor) -> Tensor:

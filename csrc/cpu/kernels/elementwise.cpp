@@ -44,13 +44,24 @@ void rotary_rows(const Rotary& p, int64_t begin, int64_t end) {
 
 template <class T, class Function>
 void activate_rows(const Activation& p, int64_t begin, int64_t end, Function&& function) {
+  const bool is_bounded = p.is_gated && (p.limit != INFINITY || p.shift != 0.0f);
+  const Vec most = broadcast(p.limit), shift = broadcast(p.shift);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
     T* out = static_cast<T*>(p.out) + row * p.out_stride;
     for_each_vector(p.size, [&](int64_t i, int64_t count) {
-      Vec result = function(load_upto(x + i, count));
+      Vec gate = load_upto(x + i, count);
+      if (is_bounded) gate = gate > most ? most : gate;
+      Vec result = function(gate);
       // Rounded as if it had been stored in between.
-      if (p.is_gated) result = rounded_to(out, result) * load_upto(x + p.size + i, count);
+      if (p.is_gated) {
+        Vec factor = load_upto(x + p.size + i, count);
+        if (is_bounded) {
+          factor = factor > most ? most : factor < -most ? -most : factor;
+          factor = rounded_to(out, factor + shift);
+        }
+        result = rounded_to(out, result) * factor;
+      }
       store_upto(out + i, result, count);
     });
   }
@@ -58,9 +69,12 @@ void activate_rows(const Activation& p, int64_t begin, int64_t end, Function&& f
 
 template <class T>
 void scaled_add_rows(const ScaledAdd& p, int64_t begin, int64_t end) {
-  const Vec x_scale = broadcast(p.x_scale), y_scale = broadcast(p.y_scale);
+  const Vec x_scale = broadcast(p.x_scale);
   const Vec most = broadcast(p.limit), least = -most;
   for (int64_t row = begin; row < end; ++row) {
+    const float gate =
+        p.gates == nullptr ? 1.0f : 1.0f / (1.0f + exponential(-p.gates[row * p.gates_stride]));
+    const Vec y_scale = broadcast(p.y_scale * gate);
     const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
     const T* y = static_cast<const T*>(p.y) + row * p.y_stride;
     T* out = static_cast<T*>(p.out) + row * p.out_stride;

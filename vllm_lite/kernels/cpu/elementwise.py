@@ -59,21 +59,26 @@ def scaled_add(
     y_scale: float = 1.0,
     out: Tensor | None = None,
     limit: float = inf,
+    gates: Tensor | None = None,
 ) -> Tensor:
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     given = (x, out) if y is None else (x, out, y)
     if any(tensor.shape != x.shape for tensor in given):
         raise refuse("scaled_add", "y and out must match x")
+    if gates is not None and (gates.shape != (len(x), 1) or gates.dtype != torch.float32):
+        raise refuse("scaled_add", "gates must be [T, 1] float32")
     calls.get().scaled_add(
         x.data_ptr(),
         0 if y is None else y.data_ptr(),
+        0 if gates is None else gates.data_ptr(),
         out.data_ptr(),
         dtype_number("scaled_add", *given),
         *x.shape,
         row_stride("scaled_add", x),
         0 if y is None else row_stride("scaled_add", y),
         row_stride("scaled_add", out),
+        0 if gates is None else gates.stride(0),
         x_scale,
         y_scale,
         limit,

@@ -15,6 +15,7 @@ import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
+from vllm_lite.kernels.reference.experts import EXPERT_SCORES, SWIGLU, ExpertForm, Routing
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
 
@@ -24,7 +25,8 @@ class PackedExperts:
     """Weights [M, N] of E experts, all plain or all quantised."""
 
     weights: tuple[PackedLinear | QuantizedWeight, ...]
-    table: Tensor  # [E, 2] int64: ExpertWeight (csrc/cpu/experts.h)
+    biases: tuple[Tensor, ...]
+    table: Tensor  # [E, 3] int64: ExpertWeight (csrc/cpu/experts.h)
     num_outputs: int  # M
     num_inputs: int  # N
 
@@ -33,35 +35,56 @@ class PackedExperts:
         return isinstance(self.weights[0], QuantizedWeight)
 
 
-def pack_experts(weights: Sequence[PackedLinear | QuantizedWeight]) -> PackedExperts:
+def pack_experts(
+    weights: Sequence[PackedLinear | QuantizedWeight], biases: Sequence[Tensor] | None = None
+) -> PackedExperts:
     first = weights[0]
     sizes = (first.num_outputs, first.num_inputs)
     entries = []
-    for weight in weights:
+    for i, weight in enumerate(weights):
         if type(weight) is not type(first) or (weight.num_outputs, weight.num_inputs) != sizes:
             raise refuse("pack_experts", "experts must be of one form and size")
+        bias = 0
+        if biases is not None:
+            check_dense("pack_experts", biases[i], torch.float32, first.num_outputs)
+            bias = biases[i].data_ptr()
         if isinstance(weight, QuantizedWeight):
-            entries.append((weight.table.data_ptr(), len(weight.parts)))
+            entries.append((weight.table.data_ptr(), len(weight.parts), bias))
         else:
-            entries.append((weight.data.data_ptr(), 0))
-    return PackedExperts(tuple(weights), torch.tensor(entries), *sizes)
+            entries.append((weight.data.data_ptr(), 0, bias))
+    return PackedExperts(tuple(weights), tuple(biases or ()), torch.tensor(entries), *sizes)
 
 
-def route_topk(logits: Tensor, top_k: int, is_renormalized: bool = True) -> tuple[Tensor, Tensor]:
+def route_topk(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits.shape
+    top_k, groups = routing.top_k, routing.num_groups
     if logits.dtype != torch.float32 or not 0 < top_k <= num_experts <= _cpu.MAX_EXPERTS:
         raise refuse("route_topk", f"takes float32 logits of up to {_cpu.MAX_EXPERTS} experts")
+    if num_experts % groups or not 0 < routing.top_groups <= groups:
+        raise refuse("route_topk", "takes groups of one size, and no more than there are")
+    if bias is not None:
+        check_dense("route_topk", bias, torch.float32, num_experts)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32)
     ids = torch.empty(num_tokens, top_k, dtype=torch.int32)
     calls.get().route_topk(
         logits.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         weights.data_ptr(),
         ids.data_ptr(),
         num_tokens,
         num_experts,
-        top_k,
         row_stride("route_topk", logits),
-        is_renormalized,
+        top_k,
+        groups,
+        routing.top_groups,
+        routing.best_of_group,
+        EXPERT_SCORES.index(routing.scores),
+        routing.is_renormalized,
+        routing.epsilon,
+        routing.scale,
+        routing.tolerance,
     )
     return weights, ids
 
@@ -72,19 +95,19 @@ def experts_mlp(
     weights: Tensor,
     gate_up: PackedExperts,
     down: PackedExperts,
-    act: str = "silu",
+    form: ExpertForm = SWIGLU,
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     num_tokens, top_k = ids.shape
     size, inner = gate_up.num_inputs, down.num_inputs
     _check(x, ids, weights, gate_up, down)
-    if act not in KINDS:
-        raise refuse("experts_mlp", f"{act!r} is unknown; known: {', '.join(KINDS)}")
+    if form.act not in KINDS:
+        raise refuse("experts_mlp", f"{form.act!r} is unknown; known: {', '.join(KINDS)}")
     # One row a token, as recorded steps count memory.
     places = torch.empty(num_tokens, top_k, dtype=torch.int32)
     rows = torch.empty(num_tokens, top_k * size, dtype=torch.float32)
-    hidden = torch.empty(num_tokens, top_k * 2 * inner, dtype=x.dtype)
+    hidden = torch.empty(num_tokens, top_k * gate_up.num_outputs, dtype=x.dtype)
     out = torch.empty(num_tokens, size, dtype=out_dtype or x.dtype)
     calls.get().experts_mlp(
         x.data_ptr(),
@@ -98,8 +121,12 @@ def experts_mlp(
         out.data_ptr(),
         dtype_number("experts_mlp", x),
         dtype_number("experts_mlp", out),
-        KINDS[act],
+        KINDS[form.act],
+        form.limit,
+        form.shift,
         gate_up.is_quantized,
+        gate_up.num_outputs == 2 * inner,
+        form.scales_inputs,
         num_tokens,
         top_k,
         first_expert,
@@ -118,7 +145,7 @@ def _check(
     check_dense("experts_mlp", weights, torch.float32, *ids.shape)
     fits = (
         x.shape[1] == gate_up.num_inputs == down.num_outputs
-        and gate_up.num_outputs == 2 * down.num_inputs
+        and gate_up.num_outputs in (2 * down.num_inputs, down.num_inputs)
         and len(gate_up.weights) == len(down.weights)
         and gate_up.is_quantized == down.is_quantized
     )

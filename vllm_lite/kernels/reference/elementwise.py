@@ -68,14 +68,17 @@ def scaled_add(
     y_scale: float = 1.0,
     out: Tensor | None = None,
     limit: float = inf,
+    gates: Tensor | None = None,
 ) -> Tensor:
     """Return x * x_scale + y * y_scale, or x * x_scale alone, [T, N], in float32 and rounded once.
 
-    What is beyond +-limit becomes that. `out` may be x or y.
+    Gates [T, 1] float32 scale rows of y too, by their logistic function. What is beyond +-limit
+    becomes that. `out` may be x or y.
     """
     wide = x.float() * x_scale
     if y is not None:
-        wide = wide + y.float() * y_scale
+        gated = 1.0 if gates is None else gates.sigmoid()
+        wide = wide + y.float() * (gated * y_scale)
     wide = wide.clamp(-limit, limit)
     return wide.to(x.dtype) if out is None else out.copy_(wide)
 

@@ -6,8 +6,10 @@ token p // K. Pairs are sorted by expert, so that an expert's pairs are the rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,23 +27,109 @@ class ExpertOrder:
     tile_size: int
 
 
-def route_topk(logits: Tensor, top_k: int, is_renormalized: bool = True) -> tuple[Tensor, Tensor]:
-    """Choose the top_k likeliest experts by logits [T, E]; ties go to the first.
+# Names of Routing.scores, in the order of ExpertScores in csrc/cpu/kernel_table.h.
+EXPERT_SCORES = ("softmax", "sigmoid", "sparsemixer")
 
-    Returns their probabilities [T, K] float32, which sum to 1 if renormalized, and their
-    ids [T, K] int32, both in descending order.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How top_k experts are chosen for a token by the router's logits, and with what weights."""
+
+    top_k: int
+    # Of the logits; sparsemixer's are the logits, and a choice's weight is its softmax share of
+    # those left that are within `tolerance` of it (arXiv:2310.00811).
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    # Whether weights are divided by their sum plus `epsilon`.
+    is_renormalized: bool = True
+    epsilon: float = 0.0
+    # Of the weights, in the end.
+    scale: float = 1.0
+    # Experts are in groups of equal size, and chosen from the best top_groups of them; a group is
+    # as good as the sum of its best_of_group best experts (arXiv:2405.04434, arXiv:2412.19437).
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: Literal[1, 2] = 1
+    tolerance: float = 0.0
+
+
+def route_topk(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose each token's experts by logits [T, E] as `routing` says; ties go to the first.
+
+    They are chosen by scores plus the bias [E], and weighted by scores alone. Returns weights
+    [T, K] float32 and ids [T, K] int32, the best first.
     """
-    shares = torch.softmax(logits.float(), dim=-1)
-    ordered = shares.sort(dim=-1, descending=True, stable=True)
-    weights, ids = ordered.values[:, :top_k], ordered.indices[:, :top_k]
-    if is_renormalized:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights.contiguous(), ids.int().contiguous()
+    scores = _scores(logits.float(), routing)
+    order = (scores if bias is None else scores + bias).clone()
+    if routing.top_groups < routing.num_groups:
+        groups = order.view(len(order), routing.num_groups, -1)
+        best = groups.sort(dim=-1, descending=True).values[..., : routing.best_of_group].sum(-1)
+        ranks = best.sort(dim=-1, descending=True, stable=True).indices
+        groups.scatter_(1, _columns(ranks[:, routing.top_groups :], groups), -torch.inf)
+    ids = order.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+    if routing.scores == "sparsemixer":
+        weights = _shares_of_near(scores, ids, routing.tolerance)
+    else:
+        weights = scores.gather(1, ids)
+    if routing.is_renormalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
+    return (weights * routing.scale).contiguous(), ids.int().contiguous()
 
 
-def pack_experts(weights: Sequence[PackedLinear]) -> Tensor:
-    """Prepare weights [M, N] of E experts, which pack_linear made, for `experts_mlp`."""
-    return torch.stack([weight.data for weight in weights])
+def _scores(logits: Tensor, routing: Routing) -> Tensor:
+    if routing.scores == "softmax":
+        return torch.softmax(logits, dim=-1)
+    return torch.sigmoid(logits) if routing.scores == "sigmoid" else logits
+
+
+def _columns(groups: Tensor, like: Tensor) -> Tensor:
+    return groups.unsqueeze(-1).expand(-1, -1, like.shape[-1])
+
+
+def _shares_of_near(logits: Tensor, ids: Tensor, tolerance: float) -> Tensor:
+    left, shares = logits.clone(), []
+    for chosen in ids.long().unbind(1):
+        best = left.gather(1, chosen[:, None])
+        distance = (best - left) / torch.maximum(left.abs(), best)
+        near = left.masked_fill(distance > tolerance, -torch.inf)
+        shares.append(torch.softmax(near, dim=-1).gather(1, chosen[:, None]))
+        left = left.scatter(1, chosen[:, None], -torch.inf)
+    return torch.cat(shares, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """A linear layer of E experts: weights [E, M, N] and maybe biases [E, M] float32."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertForm:
+    """How an expert computes with its two layers."""
+
+    act: str = "silu"
+    # Gates are at most the limit, factors no further from 0, and the shift is added to them.
+    limit: float = math.inf
+    shift: float = 0.0
+    # Whether a choice's weight scales the expert's input, instead of its output.
+    scales_inputs: bool = False
+
+
+SWIGLU = ExpertForm()
+
+
+def pack_experts(
+    weights: Sequence[PackedLinear], biases: Sequence[Tensor] | None = None
+) -> ExpertStack:
+    """Prepare weights [M, N] of E experts, which pack_linear made, for `experts_mlp`.
+
+    Biases are [M] float32.
+    """
+    bias = None if biases is None else torch.stack(list(biases))
+    return ExpertStack(torch.stack([weight.data for weight in weights]), bias)
 
 
 def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrder:
@@ -70,26 +158,45 @@ def experts_mlp(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    act: str = "silu",
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    form: ExpertForm = SWIGLU,
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The weighted sum [T, N] of the experts ids [T, K] applied to x [T, N]; weights are [T, K].
 
-    Expert first_expert + e applies gate_up[e], act(gate) * up, then down[e]; gate_up [E, 2I, N] and
-    down [E, N, I] come from pack_experts. Ids of other experts add nothing. The hidden row is
-    rounded to x's type; the sum runs in float32, in the order of a token's choices, and is rounded
-    to out_dtype (default: x's type).
+    Expert first_expert + e applies gate_up[e], act(gate) * factor, then down[e]; gate_up
+    [E, 2I, N] and down [E, N, I] come from pack_experts. Where gate_up has I outputs, there are no
+    gates: the activation is all that lies between. Ids of other experts add nothing. What an expert
+    reads and its hidden row are rounded to x's type; the sum runs in float32, in the order of a
+    token's choices, and is rounded to out_dtype (default: x's type).
     """
     total = torch.zeros(x.shape, dtype=torch.float32)
     local = ids - first_expert
     for choice in range(ids.shape[1]):
         for token, expert in enumerate(local[:, choice].tolist()):
-            if not 0 <= expert < len(gate_up):
+            if not 0 <= expert < len(gate_up.weight):
                 continue
-            gate, up = (gate_up[expert].float() @ x[token].float()).to(x.dtype).chunk(2)
-            hidden = ACTIVATIONS[act](gate.float()).to(x.dtype) * up
-            total[token] += (down[expert].float() @ hidden.float()) * weights[token, choice]
+            row, weight = x[token], weights[token, choice]
+            if form.scales_inputs:
+                row, weight = (row * weight).to(x.dtype), torch.ones(())
+            made = _product(gate_up, expert, row).to(x.dtype)
+            if len(made) == down.weight.shape[2]:
+                hidden = ACTIVATIONS[form.act](made.float()).to(x.dtype)
+            else:
+                hidden = gated_rows(made[None], form)[0]
+            total[token] += _product(down, expert, hidden) * weight
     return total.to(out_dtype or x.dtype)
+
+
+def gated_rows(x: Tensor, form: ExpertForm) -> Tensor:
+    """act(gate) * factor [T, I] of x [T, 2I], whose halves are gates and factors."""
+    gate, factor = x.chunk(2, dim=-1)
+    factor = factor.clamp(-form.limit, form.limit) + form.shift
+    return ACTIVATIONS[form.act](gate.clamp(max=form.limit).float()).to(x.dtype) * factor
+
+
+def _product(stack: ExpertStack, expert: int, row: Tensor) -> Tensor:
+    made = stack.weight[expert].float() @ row.float()
+    return made if stack.bias is None else made + stack.bias[expert]

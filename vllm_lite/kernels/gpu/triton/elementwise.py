@@ -100,14 +100,17 @@ def scaled_add_kernel(
     out_ptr,
     x_ptr,
     y_ptr,
+    gates_ptr,
     x_stride,
     y_stride,
     out_stride,
+    gates_stride,
     size,
     x_scale,
     y_scale,
     limit,
     HAS_Y: tl.constexpr,
+    HAS_GATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -117,6 +120,8 @@ def scaled_add_kernel(
     total *= x_scale
     if HAS_Y:
         y = tl.load(y_ptr + row * y_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        if HAS_GATES:
+            y_scale /= 1.0 + tl.exp(-tl.load(gates_ptr + row * gates_stride))
         total += y * y_scale
     # A NaN stays one.
     total = tl.where(total > limit, limit, tl.where(total < -limit, -limit, total))
@@ -163,6 +168,7 @@ def scaled_add(
     y_scale: float = 1.0,
     out: Tensor | None = None,
     limit: float = inf,
+    gates: Tensor | None = None,
 ) -> Tensor:
     if out is None:
         out = empty_like(x)
@@ -172,14 +178,17 @@ def scaled_add(
         out,
         x,
         other,
+        other if gates is None else gates,
         x.stride(0),
         other.stride(0),
         out.stride(0),
+        0 if gates is None else gates.stride(0),
         size,
         float(x_scale),
         float(y_scale),
         limit,
         HAS_Y=y is not None,
+        HAS_GATES=gates is not None,
         BLOCK=_BLOCK,
     )
     return out

@@ -6,17 +6,31 @@ not depend on the routing, return at once. Sorting counts first, so that results
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton import tuning
-from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
 from vllm_lite.kernels.gpu.triton.linear import tile_of
-from vllm_lite.kernels.reference.experts import ExpertOrder, max_tiles
+from vllm_lite.kernels.reference.experts import (
+    SWIGLU,
+    ExpertForm,
+    ExpertOrder,
+    ExpertStack,
+    Routing,
+    max_tiles,
+)
 
 _SORT_BLOCK = 1024
+
+
+# What a choice skips, and what it takes last: NaN and experts of other groups.
+_TAKEN = tl.constexpr(float("-inf"))
+_LAST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
@@ -24,10 +38,20 @@ def route_kernel(
     weights_ptr,
     ids_ptr,
     logits_ptr,
+    bias_ptr,
     logits_stride,
     num_experts,
     top_k,
+    top_groups,
+    group_size,
+    epsilon,
+    scale,
+    tolerance,
+    SCORES: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
 ):
@@ -35,24 +59,53 @@ def route_kernel(
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
     logits = tl.load(logits_ptr + row * logits_stride + experts, mask=is_expert, other=0.0)
-    logits = tl.where(is_expert, logits.to(tl.float32), float("-inf"))
-    shares = tl.exp(logits - tl.max(logits, axis=0))
-    shares = shares / tl.sum(shares, axis=0)
-    # Padding sorts below any expert, even one of probability zero.
-    left = tl.where(is_expert, shares, -1.0)
+    scores = tl.where(is_expert, logits.to(tl.float32), float("-inf"))
+    if SCORES == "softmax":
+        scores = tl.exp(scores - tl.max(scores, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
+    elif SCORES == "sigmoid":
+        scores = 1.0 / (1.0 + tl.exp(-scores))
+    left = scores
+    if HAS_BIAS:
+        left += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
+    left = tl.where(left >= _LAST, left, _LAST)
+    if GROUPS > 1:
+        group_of = experts // group_size
+        groups = tl.arange(0, GROUPS)
+        is_member = (group_of[None, :] == groups[:, None]) & is_expert[None, :]
+        members = tl.where(is_member, left[None, :], _TAKEN)
+        totals = tl.max(members, axis=1)
+        if BEST_OF_GROUP == 2:
+            first = tl.argmax(members, axis=1)
+            others = tl.where(experts[None, :] == first[:, None], _TAKEN, members)
+            totals += tl.max(others, axis=1)
+        is_chosen = experts < 0
+        for _ in range(top_groups):
+            best_group = tl.argmax(totals, axis=0)
+            is_chosen = is_chosen | (group_of == best_group)
+            totals = tl.where(groups == best_group, _TAKEN, totals)
+        left = tl.where(is_chosen, left, _LAST)
+    left = tl.where(is_expert, left, _TAKEN)
     places = tl.arange(0, CHOICES)
     weights = tl.zeros([CHOICES], tl.float32)
     ids = tl.zeros([CHOICES], tl.int32)
     for choice in range(top_k):
         best = tl.max(left, axis=0)
         expert = tl.argmax(left, axis=0)
-        weights = tl.where(places == choice, best, weights)
+        is_best = experts == expert
+        if SCORES == "sparsemixer":
+            size = tl.maximum(tl.abs(left), best)
+            is_far = (left == _TAKEN) | ((best - left) / size > tolerance)
+            weight = 1.0 / tl.sum(tl.where(is_far, 0.0, tl.exp(left - best)), axis=0)
+        else:
+            weight = tl.sum(tl.where(is_best, scores, 0.0), axis=0)
+        weights = tl.where(places == choice, weight, weights)
         ids = tl.where(places == choice, expert, ids)
-        left = tl.where(experts == expert, -2.0, left)
+        left = tl.where(is_best, _TAKEN, left)
     if IS_RENORMALIZED:
-        weights = weights / tl.sum(weights, axis=0)
+        weights = weights / (tl.sum(weights, axis=0) + epsilon)
     is_choice = places < top_k
-    tl.store(weights_ptr + row * top_k + places, weights, mask=is_choice)
+    tl.store(weights_ptr + row * top_k + places, weights * scale, mask=is_choice)
     tl.store(ids_ptr + row * top_k + places, ids, mask=is_choice)
 
 
@@ -120,6 +173,7 @@ def experts_linear_kernel(
     out_ptr,
     x_ptr,
     weight_ptr,
+    bias_ptr,
     pair_weights_ptr,
     pairs_ptr,
     expert_of_tile_ptr,
@@ -131,6 +185,7 @@ def experts_linear_kernel(
     x_stride,
     expert_stride,
     weight_stride,
+    HAS_BIAS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -156,26 +211,41 @@ def experts_linear_kernel(
             weight_ptrs + first, mask=is_input[:, None] & is_output[None, :], other=0.0
         )
         acc = tl.dot(x, weight, acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + expert * num_outputs + outputs, mask=is_output, other=0.0)[None]
     if HAS_WEIGHTS:
         acc *= tl.load(pair_weights_ptr + pairs, mask=is_pair, other=0.0)[:, None]
     place = pairs[:, None] * num_outputs + outputs[None, :]
     tl.store(out_ptr + place, acc, mask=is_pair[:, None] & is_output[None, :])
 
 
-def route_topk(logits: Tensor, top_k: int, is_renormalized: bool = True) -> tuple[Tensor, Tensor]:
+def route_topk(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     num_rows, num_experts = logits.shape
-    weights = logits.new_empty((num_rows, top_k), dtype=torch.float32)
-    ids = logits.new_empty((num_rows, top_k), dtype=torch.int32)
+    weights = logits.new_empty((num_rows, routing.top_k), dtype=torch.float32)
+    ids = logits.new_empty((num_rows, routing.top_k), dtype=torch.int32)
+    has_groups = routing.top_groups < routing.num_groups
     route_kernel[(num_rows,)](
         weights,
         ids,
         logits,
+        logits if bias is None else bias,
         logits.stride(0),
         num_experts,
-        top_k,
-        IS_RENORMALIZED=is_renormalized,
+        routing.top_k,
+        routing.top_groups,
+        num_experts // routing.num_groups,
+        float(routing.epsilon),
+        float(routing.scale),
+        float(routing.tolerance),
+        SCORES=routing.scores,
+        IS_RENORMALIZED=routing.is_renormalized,
+        HAS_BIAS=bias is not None,
+        GROUPS=triton.next_power_of_2(routing.num_groups) if has_groups else 1,
+        BEST_OF_GROUP=routing.best_of_group,
         EXPERTS=triton.next_power_of_2(num_experts),
-        CHOICES=triton.next_power_of_2(top_k),
+        CHOICES=triton.next_power_of_2(routing.top_k),
         num_warps=1,
     )
     return weights, ids
@@ -207,31 +277,47 @@ def experts_mlp(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    act: str = "silu",
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    form: ExpertForm = SWIGLU,
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As in `reference`; weighted results are rounded to x's type before they are summed."""
     num_tokens, top_k = ids.shape
-    num_experts = len(gate_up)
+    num_experts = len(gate_up.weight)
     tile = tuning.product_tile("experts", triton.cdiv(num_tokens * top_k, num_experts), x.device)
     order = order_by_expert(ids - first_expert, num_experts, tile.block_m)
-    hidden = _experts_linear(x, gate_up, order, tile, top_k, None)
-    results = _experts_linear(act_and_mul(hidden, act), down, order, tile, 1, weights.contiguous())
+    shares: Tensor | None = weights.contiguous()
+    if form.scales_inputs:
+        scaled = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
+        made, shares = _experts_linear(scaled, gate_up, order, tile, 1, None), None
+    else:
+        made = _experts_linear(x, gate_up, order, tile, top_k, None)
+    results = _experts_linear(_hidden(made, down, form), down, order, tile, 1, shares)
     return results.view(num_tokens, top_k, -1).sum(1, dtype=out_dtype)
+
+
+def _hidden(made: Tensor, down: ExpertStack, form: ExpertForm) -> Tensor:
+    size = down.weight.shape[2]
+    if made.shape[1] == size:
+        return activation(made, form.act, out=made)
+    if form.limit != math.inf or form.shift != 0.0:
+        made[:, :size].clamp_(max=form.limit)
+        made[:, size:].clamp_(-form.limit, form.limit).add_(form.shift)
+    return act_and_mul(made, form.act)
 
 
 def _experts_linear(
     x: Tensor,
-    weight: Tensor,
+    stack: ExpertStack,
     order: ExpertOrder,
     tile: tuning.ProductTile,
     pairs_per_row: int,
     pair_weights: Tensor | None,
 ) -> Tensor:
     """Multiply each pair's row of x by its expert's weight [E, M, N] and its share: [T * K, M]."""
+    weight = stack.weight
     num_outputs, num_inputs = weight.shape[1:]
     num_pairs = len(x) * pairs_per_row
     tiles = len(order.expert_of_tile)
@@ -241,6 +327,7 @@ def _experts_linear(
         out,
         x,
         weight,
+        out if stack.bias is None else stack.bias,
         out if pair_weights is None else pair_weights,
         order.pairs,
         order.expert_of_tile,
@@ -252,6 +339,7 @@ def _experts_linear(
         x.stride(0),
         weight.stride(0),
         weight.stride(1),
+        HAS_BIAS=stack.bias is not None,
         HAS_WEIGHTS=pair_weights is not None,
         **tile.launch(),
     )
