@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.gemma import FOUR_NORMS, gemma_spec, stored_minus_one
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, positive, rotary_settings
+from vllm_lite.models.gemma import FOUR_NORMS, capped_spec, stored_minus_one
+from vllm_lite.models.spec import DecoderSpec, rotary_settings, with_layers, with_rotaries
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
@@ -17,17 +16,10 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        plain = gemma_spec(facts)
-        scale = positive(facts, "query_pre_attn_scalar", 256) ** -0.5
-        layers = []
-        for layer, is_local in zip(plain.layers, facts.local_layers, strict=True):
-            assert isinstance(layer.mixer, AttentionSpec)
-            kind = "sliding_attention" if is_local else "full_attention"
-            mixer = replace(
-                layer.mixer, scale=scale, rotary=rotary_settings(facts, kind), qk_norm=plain.norm
-            )
-            layers.append(replace(layer, mixer=mixer, norms="both"))
-        return replace(plain, layers=tuple(layers))
+        plain = capped_spec(facts)
+        names = {True: "sliding_attention", False: "full_attention"}
+        rotaries = [rotary_settings(facts, names[is_local]) for is_local in facts.local_layers]
+        return with_layers(with_rotaries(plain, rotaries), {"qk_norm": plain.norm}, norms="both")
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -18,6 +18,31 @@ FAMILIES = {
             },
         },
     ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        {"head_dim": 20, "sliding_window": 9},
+        cases={
+            "": {"query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.0},
+            "odd": {
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": 3.0,
+                "num_key_value_heads": 4,
+                "tie_word_embeddings": False,
+            },
+        },
+    ),
+    "vault_gemma": Family(
+        "VaultGemmaForCausalLM",
+        {"head_dim": 12, "sliding_window": 5},
+        cases={
+            "": {"attn_logit_softcapping": 1.5, "num_key_value_heads": 1},
+            "plain": {
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+        },
+    ),
     "gemma3": Family(
         "Gemma3ForCausalLM",
         {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 9},
@@ -30,6 +55,32 @@ FAMILIES = {
                     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
                     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
                 },
+            },
+        },
+    ),
+    "glm": Family(
+        "GlmForCausalLM",
+        {"head_dim": 16, "pad_token_id": None},
+        cases={
+            "": {},
+            "odd": {
+                "head_dim": 20,
+                "attention_bias": False,
+                "num_key_value_heads": 1,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.4},
+            },
+        },
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        {"head_dim": 24, "pad_token_id": None},
+        cases={
+            "": {"rms_norm_eps": 1e-3},
+            "odd": {
+                "num_attention_heads": 6,
+                "num_key_value_heads": 3,
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
             },
         },
     ),

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from vllm_lite.config.families.architecture import row
 
+# Gemma's from the second generation on.
+_CAPPED = (
+    "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping sliding_window_pattern"
+)
+
 ROWS = (
     row(
         "Qwen2ForCausalLM",
@@ -31,12 +36,25 @@ ROWS = (
         # Never another form than that of hidden_act.
         harmless="hidden_activation",
     ),
+    *(
+        row(
+            name,
+            "gemma",
+            own_defaults={"sliding_window_pattern": 2},
+            aliases={"hidden_activation": "hidden_act"},
+            reads=_CAPPED,
+            windows="pattern",
+        )
+        for name in ("Gemma2ForCausalLM", "VaultGemmaForCausalLM")
+    ),
     row(
         "Gemma3ForCausalLM",
         "gemma3",
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         aliases={"hidden_activation": "hidden_act"},
-        reads="query_pre_attn_scalar rope_local_base_freq sliding_window_pattern",
+        reads=f"{_CAPPED} rope_local_base_freq",
         windows="pattern",
     ),
+    row("GlmForCausalLM", "glm"),
+    row("Glm4ForCausalLM", "glm"),
 )

@@ -1,0 +1,42 @@
+"""GLM: neighbouring pairs of a part of each head are rotated; gate and up are stored as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.loader.weight_rules import Rule, fused, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, rotary_settings, size, with_layers
+
+
+class GlmForCausalLM(DecoderForCausalLM):
+    """GLM Team, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        plain = decoder_spec(facts, qkv_bias=bool(facts.hf_config["attention_bias"]))
+        rotary = replace(rotary_settings(facts), is_interleaved=True)
+        return with_layers(plain, {"rotary": rotary})
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        layer, up = "model.layers.*", size(facts, "intermediate_size")
+        halves = {"gate_proj": up, "up_proj": up}
+        return (fused(f"{layer}.mlp.gate_up_proj", f"{layer}.mlp", halves),)
+
+
+class Glm4ForCausalLM(GlmForCausalLM):
+    """GLM-4-0414: norms after both blocks as well."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_layers(GlmForCausalLM.spec(facts), {}, norms="both")
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        layer = "model.layers.*"
+        names = {"post_self_attn_layernorm": "mixer", "post_mlp_layernorm": "ffn"}
+        norms = {f"{layer}.{old}": f"{layer}.{new}_output_norm" for old, new in names.items()}
+        return (*GlmForCausalLM.weight_rules(facts), *renamed(norms))
