@@ -11,15 +11,15 @@ from typing import Any
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
-from vllm_lite.config.families.architecture import Architecture
-from vllm_lite.config.family_config import family_config, layer_windows
+from vllm_lite.config.families.architecture import FALLBACK, Architecture
+from vllm_lite.config.family_config import LENGTHS, family_config, layer_windows
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
 from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
-from vllm_lite.errors import CheckpointError
+from vllm_lite.errors import CheckpointError, UsageError
 
 __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_config"]
 
@@ -33,6 +33,15 @@ LOADABLE_GGML_TYPES = (
 _LARGEST_SIZE = 2**31 - 1
 # Some things are listed by layer.
 _MOST_LAYERS = 2**14
+# Other names of sizes, in configurations that only transformers reads.
+_USUAL_NAMES = {
+    **dict.fromkeys(("n_embd", "d_model", "dim"), "hidden_size"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads"), "num_attention_heads"),
+    **dict.fromkeys(LENGTHS, "max_position_embeddings"),
+}
+# Endings of the names of transformers' decoders.
+_GENERATES = ("ForCausalLM", "LMHeadModel")
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
@@ -44,6 +53,7 @@ def read_facts(
     hf_overrides: Json | None = None,
     hf_config_path: str | None = None,
     disable_sliding_window: bool = False,
+    model_impl: str = "auto",
 ) -> ModelFacts:
     """The facts of the model at `path`, a directory or a .gguf file, with overrides applied.
 
@@ -59,7 +69,9 @@ def read_facts(
     overrides = hf_overrides or {}
     merged = {**raw, **overrides}
     check_sendable(path, merged)
-    row = _architecture(path, merged)
+    row = _architecture(path, merged, model_impl)
+    if row is None:
+        return _of_transformers(path, merged, disable_sliding_window)
     hf = family_config(path, row, merged, has_class_defaults=gguf is None)
     stored_form(path, hf)
     take_rope_parameters(path, hf, overrides)
@@ -162,14 +174,37 @@ class _NumberReader:
         return value
 
 
-def _architecture(path: str, hf: Json) -> Architecture:
+def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
+    """The row of the native family; None for transformers' implementation."""
     named = hf.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
-    for name in names:
+    if model_impl == "transformers" and path.endswith(".gguf"):
+        raise UsageError(f"--model-impl transformers: {path} is a GGUF file; leave it out")
+    for name in names if model_impl != "transformers" else ():
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
+    if model_impl != "vllm" and any(name.endswith(_GENERATES) for name in names):
+        return None
     found = f"the architecture {', '.join(names)}" if names else "a model without architectures"
     raise CheckpointError(f"{path} holds {found}; supported are {', '.join(ARCHITECTURES)}")
+
+
+def _of_transformers(path: str, raw: Json, disable_sliding_window: bool) -> ModelFacts:
+    """Facts that the engine needs; transformers reads the rest from `raw` itself."""
+    if disable_sliding_window:
+        raise UsageError(
+            f"--disable-sliding-window: {path} runs by transformers' implementation, which has no "
+            "such option; leave it out"
+        )
+    usual = {usual: raw[own] for own, usual in _USUAL_NAMES.items() if raw.get(own) is not None}
+    read: Json = {**usual, **raw, "layer_types": None, "sliding_window": None}
+    read["rope_parameters"] = {"rope_type": "default"}
+    name = next(name for name in raw["architectures"] if str(name).endswith(_GENERATES))
+    row = replace(FALLBACK, name=name)
+    facts = replace(_facts(path, row, read), hf_config=raw, implementation="transformers")
+    if (Path(path) / _GENERATION_CONFIG).is_file():
+        facts = with_generation_config(facts, Path(path))
+    return facts
 
 
 def _max_position(path: str, row: Architecture, hf: Json) -> int:

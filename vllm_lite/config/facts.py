@@ -17,7 +17,8 @@ class ModelFacts:
     """Read from config.json or a GGUF header.
 
     `hf_config` has Hugging Face's keys, with rotary settings always as one
-    `rope_parameters` dict that holds rope_type and rope_theta.
+    `rope_parameters` dict that holds rope_type and rope_theta; for transformers' own
+    implementation it is the configuration as it was written.
     """
 
     # A local directory (hf) or .gguf file (gguf).
@@ -47,6 +48,9 @@ class ModelFacts:
     normalizes_vectors: bool = True
     # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.
     has_rope_freqs: bool = False
+    # Whose implementation of the architecture runs, and whether it may be the checkpoint's code.
+    implementation: Literal["vllm", "transformers"] = "vllm"
+    trusts_code: bool = False
 
     @property
     def quantization(self) -> str | None:

@@ -55,7 +55,7 @@ HARMLESS = _names(
 # Names that begin like this are a program's own notes.
 _HARMLESS_PREFIXES = ("_", "unsloth_")
 # The first of these that a configuration holds is the longest context it was made for.
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _KINDS = ("full_attention", "sliding_attention")
 # A field that is not known and says nothing.
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -78,7 +78,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
                 f"""pass --hf-overrides '{{"{name}": null}}'"""
             )
         hf[usual] = value
-    lengths = [hf[name] for name in _LENGTHS if hf.get(name) is not None]
+    lengths = [hf[name] for name in LENGTHS if hf.get(name) is not None]
     if lengths:
         hf["max_position_embeddings"] = lengths[0]
     if has_class_defaults:

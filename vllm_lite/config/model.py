@@ -47,9 +47,10 @@ class ModelConfig:
     )
     model_impl: Literal["auto", "vllm", "transformers", "terratorch"] = option(
         "auto",
-        "Implementation of the model; vllm: this package's own.",
-        works=("auto", "vllm"),
-        remedy="use auto: supported architectures are implemented here",
+        "Implementation of the model; vllm: this package's own, transformers: its module with our "
+        "cache and linear layers, auto: our own where there is one.",
+        works=("auto", "vllm", "transformers"),
+        remedy="use auto",
     )
     tokenizer: str = option(
         "",
@@ -64,7 +65,7 @@ class ModelConfig:
     )
     skip_tokenizer_init: bool = option(False, "Load no tokenizer: take and give token ids only.")
     trust_remote_code: bool = option(
-        False, "Allow Python code that comes with a tokenizer to run here."
+        False, "Allow Python code that comes with a model or a tokenizer to run here."
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32",

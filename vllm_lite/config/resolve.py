@@ -103,7 +103,9 @@ def _find_model(values: Json) -> ModelFacts:
         hf_overrides=overrides,
         hf_config_path=values.get("hf_config_path"),
         disable_sliding_window=values.get("disable_sliding_window", False),
+        model_impl=values.get("model_impl", "auto"),
     )
+    facts = replace(facts, trusts_code=values.get("trust_remote_code", False))
     if values.get("load_format") != "dummy":
         resolve_model_source(name, **source)
         check_sizes(facts)

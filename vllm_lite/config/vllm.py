@@ -99,6 +99,11 @@ class VllmConfig:
             )
         check_quantization(self.model.quantization, self.facts)
         self._check_states()
+        if self.model.deterministic and self.facts.implementation == "transformers":
+            raise UsageError(
+                "--deterministic cannot be kept by --model-impl transformers, which computes in "
+                "torch; leave one of them out"
+            )
         if self.model.runner == "pooling" and self.speculative.method is not None:
             raise UsageError(
                 "--speculative-config: --runner pooling makes vectors of prompts and generates "

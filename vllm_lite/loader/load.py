@@ -28,10 +28,9 @@ from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
-from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.registry import get_model_class
+from vllm_lite.models.registry import AnyModel, get_model_class
 from vllm_lite.progress import progress_bar
 from vllm_lite.quantization.registry import LinearMethods
 
@@ -68,12 +67,12 @@ def cache_spec(config: VllmConfig) -> KVCacheSpec:
         return _build(config, "meta")[0].kv_cache_spec()
 
 
-def _build(config: VllmConfig, device: str) -> tuple[DecoderForCausalLM, WeightRules]:
+def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     """The model of `config` without its weights, and the rules for the checkpoint's names."""
     facts = config.facts
     dtype = _DTYPES[config.model.dtype]
     form = stored_form(facts.path, facts.hf_config)
-    model_class = get_model_class(facts.architecture)
+    model_class = get_model_class(facts.architecture, facts.implementation)
     rules = WeightRules(
         (*(GGUF_RULES if facts.format == "gguf" else ()), *model_class.weight_rules(facts))
     )

@@ -66,5 +66,5 @@ def _layer_name(path: str, shard: str) -> str:
     parent, _, module = path.rpartition(".")
     if module == "attn":  # has no module of its own in checkpoints
         return parent
-    name = FUSED[module][shard] if module in FUSED else module
+    name = FUSED[module][shard] if shard else module
     return f"{parent}.{name}" if parent else name

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, TypeAlias
 
 from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.families.architecture import FALLBACK
 from vllm_lite.errors import CheckpointError
 from vllm_lite.models.decoder import DecoderForCausalLM
 
+if TYPE_CHECKING:
+    from vllm_lite.models.transformers_model import TransformersForCausalLM
 
-def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
+AnyModel: TypeAlias = "DecoderForCausalLM | TransformersForCausalLM"
+
+
+def get_model_class(architecture: str, implementation: str = "vllm") -> type[AnyModel]:
     """The class of the Hugging Face architecture; raises CheckpointError for an unknown one."""
-    row = ARCHITECTURES.get(architecture)
+    row = FALLBACK if implementation == "transformers" else ARCHITECTURES.get(architecture)
     if row is None:
         raise CheckpointError(
             f"the architecture {architecture} is not supported; known: {', '.join(ARCHITECTURES)}"
         )
     home = importlib.import_module(f"vllm_lite.models.{row.module}")
-    model_class: type[DecoderForCausalLM] = getattr(home, row.model_class or architecture)
+    model_class: type[DecoderForCausalLM | TransformersForCausalLM] = getattr(
+        home, row.model_class or architecture
+    )
     return model_class

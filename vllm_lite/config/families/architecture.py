@@ -46,6 +46,10 @@ class Architecture:
         return {**_class_defaults().get(self.like or self.name, {}), **self.own_defaults}
 
 
+# For architectures without a family: transformers' own module.
+FALLBACK = Architecture(name="", module="transformers_model", model_class="TransformersForCausalLM")
+
+
 def row(
     name: str, module: str, *, reads: str = "", harmless: str = "", **other: Any
 ) -> Architecture:
