@@ -20,9 +20,14 @@ FAMILIES = {
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
-        {"head_dim": 20, "sliding_window": 9},
+        {"head_dim": 20, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
         cases={
-            "": {"query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.0},
+            "": {
+                "num_hidden_layers": 3,
+                "layer_types": None,
+                "query_pre_attn_scalar": 12,
+                "attn_logit_softcapping": 2.0,
+            },
             "odd": {
                 "attn_logit_softcapping": None,
                 "final_logit_softcapping": 3.0,
