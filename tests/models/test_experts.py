@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGML
+from safetensors.torch import load_file, save_file
 
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
@@ -45,12 +47,41 @@ def own_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def stack_experts(path: Path) -> Path:
+    """Write each layer's experts as the two tensors that transformers computes with."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    stacks: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for name in list(tensors):
+        layer, is_expert, rest = name.partition(".experts.")
+        if is_expert and not rest.endswith("up_proj.weight"):
+            number, last, _ = rest.split(".")
+            values = tensors.pop(name)
+            if last == "gate_proj":
+                up = tensors.pop(f"{layer}.experts.{number}.up_proj.weight")
+                last, values = "gate_up_proj", torch.cat((values, up))
+            stacks.setdefault(f"{layer}.experts.{last}", []).append((int(number), values))
+    for name, parts in stacks.items():
+        tensors[name] = torch.stack([values for _, values in sorted(parts, key=itemgetter(0))])
+    save_file(tensors, file)
+    return path
+
+
+def test_experts_may_be_stored_as_one_tensor(tmp_path: Path) -> None:
+    path = save(make_model("qwen3_moe"), tmp_path)
+    want = logits(load(path))
+    assert torch.equal(logits(load(stack_experts(path))), want)
+
+
 @compiled
+@pytest.mark.parametrize("is_stacked", [False, True])
 def test_loading_takes_little_more_than_the_experts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"hidden_size": 256, "moe_intermediate_size": 320, "num_experts": 64, "head_dim": 32}
     path = save(make_model("qwen3_moe", **sizes).bfloat16(), tmp_path)
+    if is_stacked:
+        stack_experts(path)
     held: list[int] = []
     finish = ParallelLinear.process_weights_after_loading
 

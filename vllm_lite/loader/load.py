@@ -132,12 +132,13 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         return _match(facts.path, open_gguf(facts), rules, targets)
 
     def wanted(name: str) -> torch.dtype | None:
-        parts = rules.parts_of(rules.item_of(name) or name)
+        whole = rules.stack_of(name) is None
+        parts = rules.parts_of(rules.name_of(name) if whole else rules.slice_name(name, 0))
         takers = [target for target, _ in parts if target in targets]
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
     stored = open_safetensors(Path(facts.path), wanted)
-    tensors = (item for tensor in stored for item in tensor.items(rules.item_of))
+    tensors = (item for tensor in stored for item in tensor.slices(rules))
     return _match(facts.path, tensors, rules, targets)
 
 

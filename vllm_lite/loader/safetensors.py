@@ -20,7 +20,7 @@ from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.weight_rules import Part
+from vllm_lite.loader.weight_rules import Part, WeightRules
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -40,23 +40,27 @@ class SafetensorsTensor:
     nbytes: int
     path: Path
     file: Any
-    # Where it is a slice: the stored tensor's name, and its place there.
-    stack: tuple[str, int] | None = None
+    stored: str
+    # Where it is a slice: its place along the first dimension, which it has no more, or its rows.
+    place: int | None = None
+    first_row: int = 0
 
-    def items(self, name_of: Callable[[str, int], str | None]) -> Iterator[SafetensorsTensor]:
-        """The tensor, or the slices of one that name_of(name, number) names."""
-        if name_of(self.name, 0) is None or not self.shape:
-            yield self
+    def slices(self, rules: WeightRules) -> Iterator[SafetensorsTensor]:
+        """The tensor as `rules` name it, or its slices."""
+        stack = rules.stack_of(self.name)
+        if stack is None or not self.shape:
+            yield replace(self, name=rules.name_of(self.name))
             return
-        count = self.shape[0]
-        for number in range(count):
-            yield replace(
-                self,
-                name=name_of(self.name, number) or self.name,
-                shape=self.shape[1:],
-                nbytes=self.nbytes // count,
-                stack=(self.name, number),
-            )
+        count = self.shape[0] if stack.count is None else stack.count
+        rows = self.shape[0] // count
+        for i in range(count):
+            name, nbytes = rules.slice_name(self.name, i), self.nbytes // count
+            if stack.count is None:
+                shape = self.shape[1:]
+                yield replace(self, name=name, shape=shape, nbytes=nbytes, place=i)
+            else:
+                shape = (rows, *self.shape[1:])
+                yield replace(self, name=name, shape=shape, nbytes=nbytes, first_row=i * rows)
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         try:
@@ -67,18 +71,24 @@ class SafetensorsTensor:
         write_weights(slot.tensor, part.values(stored))
 
     def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
-        if self.stack is not None:
-            stored, number = self.stack
-            return self._part(stored, (slice(number, number + 1), *region))[0]
         sizes = zip(region, self.shape, strict=False)
-        if all(isinstance(r, slice) and (r.start, r.stop) == (0, size) for r, size in sizes):
-            whole: Tensor = self.file.get_tensor(self.name)
+        is_whole = all(isinstance(r, slice) and (r.start, r.stop) == (0, size) for r, size in sizes)
+        entry = self.file.get_slice(self.stored)
+        if is_whole and list(self.shape) == entry.get_shape():
+            whole: Tensor = self.file.get_tensor(self.stored)
             return whole
-        return self._part(self.name, region)
-
-    def _part(self, stored: str, region: tuple[slice | Tensor, ...]) -> Tensor:
-        slices = tuple(r if isinstance(r, slice) else slice(None) for r in region)
-        part: Tensor = self.file.get_slice(stored)[slices]
+        slices = [
+            r if isinstance(r, slice) else slice(0, size)
+            for r, size in zip(region, self.shape, strict=False)
+        ]
+        if self.place is not None:
+            slices.insert(0, slice(self.place, self.place + 1))
+        elif slices:
+            first = slices[0]
+            slices[0] = slice(self.first_row + first.start, self.first_row + first.stop)
+        part: Tensor = entry[tuple(slices)]
+        if self.place is not None:
+            part = part[0]
         for dim, chosen in enumerate(region):
             if not isinstance(chosen, slice):
                 part = part.index_select(dim, chosen)
@@ -121,7 +131,7 @@ def _describe(path: Path, file: Any, name: str, wanted: torch.dtype | None) -> S
                 f"{', '.join(allowed)}"
             )
     item_size = _NARROW[dtype].itemsize if dtype in _NARROW else _ITEM_SIZES.get(dtype, 0)
-    return SafetensorsTensor(name, shape, math.prod(shape) * item_size, path, file)
+    return SafetensorsTensor(name, shape, math.prod(shape) * item_size, path, file, name)
 
 
 def _indexed_files(directory: Path, wanted: Wanted) -> dict[Path, set[str] | None]:

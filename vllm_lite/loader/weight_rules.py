@@ -107,11 +107,21 @@ class Rule:
 class Stack:
     """A tensor `source` whose slices [0], [1], ... are read as tensors of their own.
 
-    The last `*` of `item`, their name, stands for a slice's number.
+    The last `*` of `item`, their name, stands for a slice's number. With a `count` the tensor has
+    that many slices of rows, one after another, and no dimension for them.
     """
 
     source: str
     item: str
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A tensor `source`, with its suffix, that is read under another name."""
+
+    source: str
+    name: str
 
 
 def stacked_experts(
@@ -194,12 +204,16 @@ def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) 
 WHOLE = Part("")
 
 
+AnyRule = Rule | Stack | Alias
+
+
 class WeightRules:
     """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
-    def __init__(self, rules: Iterable[Rule | Stack]) -> None:
+    def __init__(self, rules: Iterable[AnyRule]) -> None:
         rules = list(rules)
-        self._stacks = {rule.source: rule.item for rule in rules if isinstance(rule, Stack)}
+        self._stacks = {rule.source: rule for rule in rules if isinstance(rule, Stack)}
+        self._aliases = {rule.source: rule.name for rule in rules if isinstance(rule, Alias)}
         self._rules = {rule.source: rule for rule in rules if isinstance(rule, Rule)}
         self._sources = {
             part.target: rule.source
@@ -208,11 +222,19 @@ class WeightRules:
             for part in rule.parts
         }
 
-    def item_of(self, name: str, number: int = 0) -> str | None:
-        """The name of a slice of the tensor `name`; None where it is one tensor."""
+    def stack_of(self, name: str) -> Stack | None:
+        """The rule of a tensor that is read in slices."""
+        return self._stacks.get(_pattern(name)[0])
+
+    def slice_name(self, name: str, number: int) -> str:
+        """The name of a slice of the tensor `name`, which has a stack_of."""
         pattern, numbers = _pattern(name)
-        item = self._stacks.get(pattern)
-        return None if item is None else _numbered(item, [*numbers, str(number)])
+        return _numbered(self._stacks[pattern].item, [*numbers, str(number)])
+
+    def name_of(self, name: str) -> str:
+        """The name of a tensor that is read whole."""
+        pattern, numbers = _pattern(name)
+        return _numbered(self._aliases.get(pattern, pattern), numbers)
 
     def parts_of(self, name: str) -> list[tuple[str, Part]]:
         """The model's tensors that the tensor `name` fills, each with its view."""

@@ -24,7 +24,7 @@ from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
-from vllm_lite.loader.weight_rules import Rule, Stack
+from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, decoder_spec
@@ -281,7 +281,7 @@ class DecoderForCausalLM(nn.Module):
         return decoder_spec(facts)
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         """Rules for layers of this family's checkpoints that have other names."""
         return ()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
 from vllm_lite.models.spec import DecoderSpec, positive, size, with_layers
@@ -20,7 +20,7 @@ class GraniteForCausalLM(DecoderForCausalLM):
         return _scaled(facts, logit_scale=1 / positive(facts, "logits_scaling", 1))
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return gguf_pairs(facts)
 
 

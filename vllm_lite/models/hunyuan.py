@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.rotary import RotarySettings
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import AnyRule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import LlamaForCausalLM
 from vllm_lite.models.spec import DecoderSpec, rotary_settings, with_layers
@@ -27,7 +27,7 @@ class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):
         return with_layers(spec, attention)
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         attention = "model.layers.*.self_attn"
         return renamed(
             {

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import Rule, Stack, renamed
+from vllm_lite.loader.weight_rules import AnyRule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import gguf_pairs
-from vllm_lite.models.mixtures import LAYERS, expert_rules, with_experts
-from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, decoder_spec, size
+from vllm_lite.models.mixtures import (
+    LAYERS,
+    MLP,
+    expert_rules,
+    expert_size,
+    routed_experts,
+    with_experts,
+)
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
 
 
 class MixtralForCausalLM(DecoderForCausalLM):
@@ -18,20 +25,19 @@ class MixtralForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        experts = ExpertsSpec(
-            num_experts=size(facts, "num_experts"),
-            intermediate_size=size(facts, "intermediate_size"),
-            act=facts.hf_config.get("hidden_act", "silu"),
-            routing=Routing(top_k=size(facts, "num_experts_per_tok")),
-        )
-        return with_experts(decoder_spec(facts), experts)
+        routing = Routing(top_k=size(facts, "num_experts_per_tok"))
+        return with_experts(decoder_spec(facts), routed_experts(facts, routing))
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
-        width, old = size(facts, "intermediate_size"), f"{LAYERS}.block_sparse_moe"
-        return [
-            *gguf_pairs(facts),
-            *expert_rules(width),
-            *expert_rules(width, old),
-            *renamed({f"{old}.gate": f"{LAYERS}.mlp.gate"}),
-        ]
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [*gguf_pairs(facts), *mixtral_rules(facts)]
+
+
+def mixtral_rules(facts: ModelFacts) -> list[AnyRule]:
+    """The names of Mixtral's experts and router, as in its own files or after transformers 5."""
+    width, old = expert_size(facts), f"{LAYERS}.block_sparse_moe"
+    return [
+        *expert_rules(width),
+        *expert_rules(width, old),
+        *renamed({f"{old}.gate": f"{MLP}.gate"}),
+    ]

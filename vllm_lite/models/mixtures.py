@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, Stack, renamed, stacked_experts
-from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, size
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.reference.experts import Routing
+from vllm_lite.loader.weight_rules import AnyRule, renamed, stacked_experts
+from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size
 
 LAYERS = "model.layers.*"
-_EXPERT = f"{LAYERS}.mlp.experts.*"
+MLP = f"{LAYERS}.mlp"
+GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
+# The router's bias to choose by, as DeepSeek's files call it.
+CHOICE_BIAS = "e_score_correction_bias"
 # What Mixtral's checkpoints call an expert's layers.
 _NUMBERED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
@@ -26,27 +32,72 @@ def with_experts(
     return replace(dense, layers=layers)
 
 
-def shared_mlp(facts: ModelFacts, count_key: str, act: str) -> MLPSpec | None:
-    """The shared experts that the field `count_key` counts, as one MLP; None where it is 0."""
-    count = facts.hf_config.get(count_key)
-    if not count:
+def routed_experts(facts: ModelFacts, routing: Routing | None = None, **other: Any) -> ExpertsSpec:
+    """Experts as Qwen's fields describe them; by default, norm_topk_prob makes weights sum to 1."""
+    is_renormalized = bool(facts.hf_config.get("norm_topk_prob"))
+    return ExpertsSpec(
+        num_experts=size(facts, "num_experts"),
+        intermediate_size=expert_size(facts),
+        act=facts.hf_config.get("hidden_act", "silu"),
+        routing=routing
+        or Routing(top_k=size(facts, "num_experts_per_tok"), is_renormalized=is_renormalized),
+        **other,
+    )
+
+
+def expert_size(facts: ModelFacts) -> int:
+    """The width of an expert, which has a field of its own where there are dense layers too."""
+    has_own = facts.hf_config.get("moe_intermediate_size") is not None
+    return size(facts, "moe_intermediate_size" if has_own else "intermediate_size")
+
+
+def biased_routing(facts: ModelFacts) -> Routing:
+    """DeepSeek-V3's (arXiv:2412.19437): logistic scores, chosen from the best groups."""
+    return Routing(
+        top_k=size(facts, "num_experts_per_tok"),
+        scores="sigmoid",
+        is_renormalized=bool(facts.hf_config.get("norm_topk_prob")),
+        epsilon=1e-20,
+        scale=positive(facts, "routed_scaling_factor", 1.0),
+        num_groups=int(positive(facts, "n_group", 1)),
+        top_groups=int(positive(facts, "topk_group", 1)),
+        best_of_group=2,
+    )
+
+
+def shared_mlp(facts: ModelFacts, count: str) -> MLPSpec | None:
+    """The shared experts, which the field `count` counts, as one MLP; None where there are none."""
+    if not facts.hf_config.get(count):
         return None
-    width = size(facts, "moe_intermediate_size") * size(facts, count_key)
-    return MLPSpec(intermediate_size=width, act=act)
+    width = expert_size(facts) * size(facts, count)
+    return MLPSpec(intermediate_size=width, act=facts.hf_config.get("hidden_act", "silu"))
 
 
-def expert_rules(intermediate_size: int, at: str = f"{LAYERS}.mlp") -> list[Rule | Stack]:
+def sparse_layers(facts: ModelFacts) -> Callable[[int], bool]:
+    """Which layers have experts: as mlp_layer_types says, or all but first_k_dense_replace."""
+    kinds, first = facts.hf_config.get("mlp_layer_types"), facts.hf_config["first_k_dense_replace"]
+    if kinds is None:
+        return lambda layer: layer >= first
+    if len(kinds) != facts.num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError(
+            f"{facts.path}: mlp_layer_types does not call each of {facts.num_layers} layers dense "
+            "or sparse"
+        )
+    return lambda layer: bool(kinds[layer] == "sparse")
+
+
+def expert_rules(intermediate_size: int, at: str = MLP) -> list[AnyRule]:
     """Rules of mixtures at `at` whose experts are stored one by one, or all in one tensor."""
-    one_by_one: Mapping[str, str] = {
-        f"{at}.experts.*.{name}": f"{_EXPERT}.{own}" for name, own in _NUMBERED.items()
-    }
-    if at == f"{LAYERS}.mlp":
-        moved: list[Rule] = []
-    else:
-        names = ("gate_proj", "up_proj", "down_proj")
-        moved = renamed({f"{at}.experts.*.{name}": f"{_EXPERT}.{name}" for name in names})
+    expert = f"{MLP}.experts.*"
+    moved: Mapping[str, str] = {f"{at}.experts.*.{n}": f"{expert}.{n}" for n in GATED_LAYERS}
+    numbered = {f"{at}.experts.*.{n}": f"{expert}.{own}" for n, own in _NUMBERED.items()}
     return [
-        *stacked_experts(f"{at}.experts", _EXPERT, intermediate_size),
-        *moved,
-        *(replace(rule, is_alternative=True) for rule in renamed(one_by_one)),
+        *stacked_experts(f"{at}.experts", expert, intermediate_size),
+        *(renamed(moved) if at != MLP else ()),
+        *(replace(rule, is_alternative=True) for rule in renamed(numbered)),
     ]
+
+
+def renamed_mlp(source: str, target: str) -> list[AnyRule]:
+    """A gated MLP under another name."""
+    return [*renamed({f"{source}.{name}": f"{target}.{name}" for name in GATED_LAYERS})]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, Stack
+from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.mixtures import expert_rules, with_experts
-from vllm_lite.models.qwen2_moe import routed_experts, sparse_layers
+from vllm_lite.models.mixtures import expert_rules, routed_experts, with_experts
+from vllm_lite.models.qwen2_moe import every_nth_layer
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
 
 
@@ -21,8 +21,8 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
         dense = decoder_spec(facts, qkv_bias=bias, output_bias=bias, has_qk_norm=True)
         if not facts.hf_config.get("num_experts"):
             return dense
-        return with_experts(dense, routed_experts(facts), sparse_layers(facts))
+        return with_experts(dense, routed_experts(facts), every_nth_layer(facts))
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return expert_rules(size(facts, "moe_intermediate_size"))

@@ -36,7 +36,9 @@ def _own_names(row: Architecture) -> dict[str, str]:
 def _fields(row: Architecture, config: Any) -> dict[str, Any]:
     own = _own_names(row)
     names = sorted((READ_BY_ALL | row.reads) - _NOT_DEFAULTS - set(_ROTARY))
-    fields = {name: getattr(config, own.get(name, name), None) for name in names}
+    fields = {
+        name: getattr(config, own.get(name, name), getattr(config, name, None)) for name in names
+    }
     rope = getattr(config, "rope_parameters", None) or {}
     fields |= {name: rope.get(name) for name in _ROTARY if rope.get(name) != _ROTARY[name]}
     return {name: value for name, value in fields.items() if value is not None}

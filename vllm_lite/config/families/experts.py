@@ -4,35 +4,124 @@ from __future__ import annotations
 
 from vllm_lite.config.families.architecture import row
 
-_LOCAL = {"num_local_experts": "num_experts"}
+# What some files call the experts of a layer, those of a token, and shared ones.
+_NAMES = {
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+}
+_ROUTED = "num_experts num_experts_per_tok"
+_QWEN = f"{_ROUTED} moe_intermediate_size decoder_sparse_step mlp_only_layers norm_topk_prob"
+_BIASED = (
+    f"{_ROUTED} moe_intermediate_size num_shared_experts norm_topk_prob routed_scaling_factor "
+    "n_group topk_group first_k_dense_replace mlp_layer_types"
+)
+_MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+# Of training, and of drafts by further layers.
+_UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
 
 ROWS = (
     row(
         "MixtralForCausalLM",
         "mixtral",
-        aliases=_LOCAL,
-        reads="num_experts num_experts_per_tok",
-        harmless="router_jitter_noise",
+        aliases=_NAMES,
+        reads=_ROUTED,
+        harmless=_UNUSED,
         windows="every",
     ),
     row(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
-        gguf=("qwen2moe",),
-        aliases=_LOCAL,
-        reads="num_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step "
-        "mlp_only_layers norm_topk_prob shared_expert_intermediate_size use_sliding_window "
-        "max_window_layers",
+        aliases=_NAMES,
+        reads=f"{_QWEN} shared_expert_intermediate_size use_sliding_window max_window_layers",
         windows="switched",
     ),
     row(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         gguf=("qwen3moe",),
-        aliases=_LOCAL,
-        reads="num_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step "
-        "mlp_only_layers norm_topk_prob use_sliding_window",
+        aliases=_NAMES,
+        reads=f"{_QWEN} use_sliding_window",
         harmless="max_window_layers",
         windows="every",
+    ),
+    row("OlmoeForCausalLM", "olmoe", aliases=_NAMES, reads=f"{_ROUTED} norm_topk_prob"),
+    row("GraniteMoeForCausalLM", "granite_moe", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
+    row(
+        "GraniteMoeSharedForCausalLM",
+        "granite_moe",
+        model_class="GraniteMoeForCausalLM",
+        aliases=_NAMES,
+        reads=f"{_ROUTED} {_MULTIPLIERS} shared_intermediate_size",
+    ),
+    row(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        aliases=_NAMES,
+        reads=f"{_BIASED} use_qk_norm",
+        harmless=_UNUSED,
+    ),
+    row(
+        "ExaoneMoeForCausalLM",
+        "glm4_moe",
+        aliases=_NAMES,
+        reads=f"{_BIASED} sliding_window_pattern",
+        harmless=_UNUSED,
+        windows="pattern",
+    ),
+    row(
+        "HYV3ForCausalLM",
+        "glm4_moe",
+        own_defaults={"first_k_dense_replace": 1},
+        aliases=_NAMES,
+        reads=f"{_ROUTED} moe_intermediate_size num_shared_experts router_scaling_factor "
+        "mlp_layer_types first_k_dense_replace",
+        # Sums are rounded once in any case.
+        harmless=f"{_UNUSED} enable_moe_fp32_combine",
+    ),
+    row(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        aliases=_NAMES,
+        reads=_ROUTED,
+        harmless=_UNUSED,
+    ),
+    row(
+        "DeepseekForCausalLM",
+        "deepseek",
+        like="LlamaForCausalLM",
+        own_defaults={
+            "first_k_dense_replace": 0,
+            "moe_layer_freq": 1,
+            "norm_topk_prob": False,
+            "scoring_func": "softmax",
+        },
+        aliases=_NAMES,
+        reads=f"{_ROUTED} moe_intermediate_size num_shared_experts norm_topk_prob "
+        "routed_scaling_factor first_k_dense_replace moe_layer_freq scoring_func",
+        harmless="seq_aux",
+    ),
+    row(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        aliases={
+            "moe_num_experts": "num_experts",
+            "moe_k": "num_experts_per_tok",
+            "moe_num_shared_experts": "num_shared_experts",
+        },
+        reads=f"{_ROUTED} moe_intermediate_size num_shared_experts moe_layer_start_index "
+        "moe_layer_end_index moe_layer_interval moe_norm_min",
+    ),
+    row(
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_moe",
+        own_defaults={"use_qk_norm": True, "num_shared_expert": 1},
+        aliases={
+            "num_local_experts": "num_experts",
+            "moe_topk": "num_experts_per_tok",
+            "attention_head_dim": "head_dim",
+        },
+        reads=f"{_ROUTED} moe_intermediate_size num_shared_expert use_qk_norm",
+        harmless="eod_token_id",
     ),
 )

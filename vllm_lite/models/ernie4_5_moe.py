@@ -1,0 +1,50 @@
+"""ERNIE 4.5's mixtures of experts: softmax scores with a bias to choose by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.kernels.reference.experts import Routing
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack
+from vllm_lite.models.ernie4_5 import Ernie4_5ForCausalLM
+from vllm_lite.models.mixtures import (
+    CHOICE_BIAS,
+    MLP,
+    expert_rules,
+    routed_experts,
+    shared_mlp,
+    with_experts,
+)
+from vllm_lite.models.spec import DecoderSpec, size
+
+
+class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
+    """Experts in every moe_layer_interval-th layer of a range."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        routing = Routing(
+            top_k=size(facts, "num_experts_per_tok"), epsilon=float(hf["moe_norm_min"])
+        )
+        shared = shared_mlp(facts, "num_shared_experts")
+        experts = routed_experts(facts, routing, has_choice_bias=True, shared=shared)
+        first, last = hf["moe_layer_start_index"], hf["moe_layer_end_index"]
+        if last == -1:
+            last = facts.num_layers - 1
+        period = size(facts, "moe_layer_interval")
+        return with_experts(
+            Ernie4_5ForCausalLM.spec(facts),
+            experts,
+            lambda layer: first <= layer <= last and (layer + 1) % period == 0,
+        )
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [
+            *expert_rules(size(facts, "moe_intermediate_size")),
+            # One row of biases, for experts of one modality.
+            Stack(f"{MLP}.moe_statics.{CHOICE_BIAS}", f"{MLP}.moe_statics.*.{CHOICE_BIAS}"),
+            Rule(f"{MLP}.moe_statics.*", (Part(f"{MLP}.gate"),), is_alternative=True),
+        ]
