@@ -90,7 +90,7 @@ compare: peers ## compare with them: some hours on two cores
 
 # Options are read from the sources, so nothing is installed or built for it.
 docs: ## write docs/cli.md, server.md, parsers.md and models.md from what the code says
-	$(BIN)/python -m vllm_lite.cli.docs > docs/cli.md
+	$(BIN)/python -m tests.unit.cli.make_docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
 	$(BIN)/python -m tests.unit.config.make_models_page > docs/models.md

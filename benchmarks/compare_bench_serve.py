@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_lite.bench.datasets import Source, load_samples
-from vllm_lite.bench.options import DatasetOptions
+from vllm_lite.bench.options.datasets import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
 from vllm_lite.bench.sweep.commands import serving
 

@@ -27,8 +27,7 @@ import uvloop
 
 from vllm_lite.bench.http_client import HttpClient, TransportError
 from vllm_lite.bench.load import Sender, allow_open_files, run_load
-from vllm_lite.bench.recorder import RequestResult
-from vllm_lite.bench.requests import PreparedRequest
+from vllm_lite.bench.recorder import PreparedRequest, RequestResult
 
 STAMP = 20  # digits of a time in nanoseconds
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -42,8 +42,7 @@ from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
 from vllm_lite.engine.core.constraints import Constraints
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
-from vllm_lite.engine.link.channel import CoreChannel, FrontEndChannel
-from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.channel import CoreChannel, FrontEndChannel, Heartbeat
 from vllm_lite.engine.link.messages import AddRequests, Shutdown, StepOutputs
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.sample.sampler import Sampler

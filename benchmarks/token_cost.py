@@ -28,7 +28,7 @@ import psutil
 
 from vllm_lite.bench.http_client import HttpClient
 from vllm_lite.bench.load import Sender, run_load
-from vllm_lite.bench.requests import PreparedRequest
+from vllm_lite.bench.recorder import PreparedRequest
 
 READY_TIMEOUT = 300.0
 PATH = "/v1/chat/completions"

@@ -29,7 +29,7 @@ from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server.process import launch
 from vllm_lite.server.process.http_server import http_server
-from vllm_lite.server.process.tls import tls_context
+from vllm_lite.server.process.listen import tls_context
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.tokenizer import hf_tokenizer
 from vllm_lite.tokenizer.tokenizer import load_tokenizer

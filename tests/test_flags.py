@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from tests.flag_effects import EFFECTS
-from vllm_lite.bench.options import LatencyOptions, StartupOptions, ThroughputOptions
-from vllm_lite.bench.options import ServeOptions as BenchServeOptions
+from tests.unit.cli import make_docs
+from vllm_lite.bench.options.load import ServeOptions as BenchServeOptions
+from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options.sweep import SweepOptions
-from vllm_lite.cli import docs, run_batch
+from vllm_lite.cli import run_batch
 from vllm_lite.cli.chat import ChatOptions
 from vllm_lite.cli.complete import CompleteOptions
 from vllm_lite.config.argv import spellings_of
@@ -413,7 +414,7 @@ def test_every_documented_row_is_counted() -> None:
 
 def test_the_page_of_the_command_line_is_up_to_date() -> None:
     page = (ROOT / "docs/cli.md").read_text()
-    assert page == docs.page(), "an option changed: run `make docs`"
+    assert page == make_docs.page(), "an option changed: run `make docs`"
     for row in OPTIONS:
         assert f"`{row['flag']}`" in page
 

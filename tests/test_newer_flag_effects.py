@@ -20,8 +20,8 @@ from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.observability import ObservabilityConfig
-from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.server import ServerConfig
+from vllm_lite.config.structured_outputs import ReasoningConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.errors import UsageError

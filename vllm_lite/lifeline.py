@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,31 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process hold `more` bytes beyond what it holds now."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as statm:
+            held = int(statm.read().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (held + more, held + more))
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that what has begun is cleaned up."""
+
+    def interrupt(*_: object) -> None:
+        # A shell has the processes that it runs in the background ignore SIGINT.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class ChildProcess:

@@ -21,7 +21,7 @@ from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.engine.front.sync_llm import LLMEngine
 from vllm_lite.errors import EngineGenerateError, RequestError
-from vllm_lite.metrics.reader import MetricValue, read_metrics
+from vllm_lite.metrics.exposition import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import (
     AnyOutput,

@@ -25,8 +25,7 @@ from vllm_lite.bench.http_client import HttpClient
 from vllm_lite.bench.load import Sender, run_load
 from vllm_lite.bench.metrics import measure
 from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
-from vllm_lite.bench.recorder import RequestResult
-from vllm_lite.bench.requests import PreparedRequest
+from vllm_lite.bench.recorder import PreparedRequest, RequestResult
 
 POLL_SECONDS = 0.05
 # After the start: what it left to do is done, and the idle time begins.

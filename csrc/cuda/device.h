@@ -1,7 +1,7 @@
 // Device functions beyond plain C++, one PTX instruction each, and the launch.
 //
-// With VLLM_LITE_EMULATED the same names come from emulation/emulator.h, which runs kernels on the
-// host. Nothing else here or in the kernels knows which of the two it is.
+// With VLLM_LITE_EMULATED the same names come from tests/csrc/cuda/emulation, which runs kernels on
+// the host. Nothing else here or in the kernels knows which of the two it is.
 #pragma once
 
 #include <stdint.h>

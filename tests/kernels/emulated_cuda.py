@@ -1,4 +1,4 @@
-"""The CUDA kernels compiled for the host with csrc/cuda/emulation, called by ctypes.
+"""The CUDA kernels compiled for the host with tests/csrc/cuda/emulation, called by ctypes.
 
 For tests only. A build is reused until the sources change.
 """
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 CSRC = Path(__file__).parents[2] / "csrc"
+EMULATION = Path(__file__).parents[1] / "csrc"
 SOURCES = ("calls.cpp", "operations.cu", "decode_half.cu", "decode_bfloat16.cu")
 OPTIONS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 COMPILERS = ("g++", "c++", "clang++")
@@ -54,7 +55,7 @@ def compiler() -> str | None:
 def build() -> EmulatedCuda:
     """Compile the kernels, which takes seconds."""
     digest = hashlib.sha256(repr((compiler(), OPTIONS)).encode())
-    for path in sorted((CSRC / "cuda").rglob("*.*")):
+    for path in sorted([*(CSRC / "cuda").rglob("*.*"), *(EMULATION / "cuda").rglob("*.*")]):
         digest.update(path.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"vllm-lite-emulated-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +63,8 @@ def build() -> EmulatedCuda:
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
         sources = [str(CSRC / "cuda" / name) for name in SOURCES]
-        command = [str(compiler()), *OPTIONS, "-DVLLM_LITE_EMULATED", f"-I{CSRC}"]
+        command = [str(compiler()), *OPTIONS, "-DVLLM_LITE_EMULATED"]
+        command += [f"-I{CSRC}", f"-I{EMULATION}"]
         command += ["-fPIC", "-shared", "-fvisibility=hidden", "-x", "c++", *sources]
         subprocess.run([*command, "-o", str(unfinished)], check=True)
         unfinished.replace(library)

@@ -1,8 +1,8 @@
 """AMX kernels built separately: on a tile unit in plain C++, or with real instructions.
 
-For tests only. `plain` compiles the kernels against csrc/cpu/emulation/tile_unit.h, for the best
-instruction set of this machine; `trapped` compiles them as _cpu does, and a signal handler
-emulates instructions that the processor lacks. A build is reused until the sources change.
+`plain` compiles the kernels against tests/csrc/cpu/emulation/tile_unit.h, for the best instruction
+set of this machine; `trapped` compiles them as _cpu does, and a signal handler emulates
+instructions that the processor lacks. A build is reused until the sources change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from vllm_lite.config.machine import cpu_flags
 from vllm_lite.kernels.cpu.calls import calls
 
 CSRC = Path(__file__).parents[2] / "csrc"
+EMULATION = Path(__file__).parents[1] / "csrc"
+INCLUDES = (f"-I{CSRC}", f"-I{EMULATION}")
 FILES = (
     *(
-        "emulation/calls.cpp",
         "attention.cpp",
         "ops.cpp",
         "quantized.cpp",
@@ -135,19 +136,20 @@ def kinds() -> list[str]:
 def build(kind: str) -> EmulatedTiles:
     """Compile the kernels, which takes some seconds."""
     is_trapped = kind == "trapped"
-    files = [*FILES, "emulation/trap.cpp"] if is_trapped else FILES
+    own = ["calls.cpp", "trap.cpp"] if is_trapped else ["calls.cpp"]
     options = [*OPTIONS, *FLAGS[base_isa()], "-DVLLM_LITE_ISA=amx"]
     options += TILES if is_trapped else ["-DVLLM_LITE_EMULATED_TILES"]
     digest = hashlib.sha256(repr((compiler(), options)).encode())
-    for path in sorted((CSRC / "cpu").rglob("*.*")):
+    for path in sorted([*(CSRC / "cpu").rglob("*.*"), *(EMULATION / "cpu").rglob("*.*")]):
         digest.update(path.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"vllm-lite-emulated-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     library = folder / f"{digest.hexdigest()[:24]}.so"
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
-        sources = [str(CSRC / "cpu" / name) for name in files]
-        command = [str(compiler()), *options, f"-I{CSRC}", "-fPIC", "-shared", "-pthread"]
+        sources = [str(EMULATION / "cpu" / "emulation" / name) for name in own]
+        sources += [str(CSRC / "cpu" / name) for name in FILES]
+        command = [str(compiler()), *options, *INCLUDES, "-fPIC", "-shared", "-pthread"]
         # Keep a preloaded sanitizer out of the compiler.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         words = [*command, *sources, "-o", str(unfinished)]

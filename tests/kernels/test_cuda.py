@@ -1,4 +1,4 @@
-"""The CUDA kernels equal the reference, run on the host by csrc/cuda/emulation.
+"""The CUDA kernels equal the reference, run on the host by tests/csrc/cuda/emulation.
 
 benchmarks/gpu/check_kernels.py tests on a GPU what emulation cannot show.
 """

@@ -140,7 +140,7 @@ def run_program(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
         pytest.skip("no C++ compiler")
     program = f"{folder}/program"
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    command = [str(emulated_tiles.compiler()), "-std=c++20", f"-I{emulated_tiles.CSRC}", "-xc++"]
+    command = [str(emulated_tiles.compiler()), "-std=c++20", *emulated_tiles.INCLUDES, "-xc++"]
     subprocess.run([*command, "-", "-o", program], input=source, text=True, check=True)
     return subprocess.run([program], capture_output=True, text=True, env=environment, timeout=60)
 

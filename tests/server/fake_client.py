@@ -25,8 +25,8 @@ from vllm_lite.engine.client import (
     memory_to_release,
     memory_to_wake,
 )
+from vllm_lite.engine.front.admission import PreparedConstraints
 from vllm_lite.engine.front.input_processor import InputProcessor, fan_out
-from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError

@@ -14,8 +14,8 @@ from vllm_lite.batch.stored import StoredBatches
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.app import build_app
 from vllm_lite.server.process.http_server import http_server
-from vllm_lite.server.process.lifecycle import Lifecycle
 from vllm_lite.server.process.listen import Listener
+from vllm_lite.server.process.serving import Lifecycle
 
 
 class Running:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of
+from tests.server.responses import CALL, PARSERS, said, thinker
 from tests.server.test_messages import TOOL
-from tests.server.test_responses import CALL, PARSERS, said, thinker
 
 ASK = {"model": "tiny", "max_tokens": 500, "messages": HI}
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.server.fake_client import TEMPLATE, FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, chunks, error_of, http, post
+from tests.server.responses import PARSERS, thinker
 from tests.server.test_disconnect import until_running
-from tests.server.test_responses import PARSERS, thinker
 
 BATCH = "/v1/chat/completions/batch"
 TALKS = [HI, [{"role": "user", "content": "and you?"}]]

@@ -380,7 +380,7 @@ async def test_rows_wait_while_the_queue_is_full(tmp_path: Path) -> None:
 
 
 async def test_rows_yield_to_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_lite.batch.turns.LINGER", 0.1)
+    monkeypatch.setattr("vllm_lite.batch.runner.LINGER", 0.1)
     client = FakeEngineClient("Yes")
     client.gate = asyncio.Event()
     limit = client.config.scheduler.active_seqs

@@ -12,8 +12,8 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.app import build_app
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "chat_path.py"
-MOST_BEFORE_ENGINE = 10
-MOST_MODULES = 16
+MOST_BEFORE_ENGINE = 9
+MOST_MODULES = 14
 
 
 def load_script() -> ModuleType:

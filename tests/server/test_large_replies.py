@@ -11,7 +11,7 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import app_of, http
 from tests.server.running import running
 from vllm_lite.errors import QueueFullError
-from vllm_lite.server.large_replies import LARGE, MAX_UNREAD, LargeReplies
+from vllm_lite.server.replies import LARGE, MAX_UNREAD, LargeReplies
 
 
 async def test_one_large_answer_is_made_at_a_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import http
 from tests.server.running import running
-from vllm_lite.server import live
+from vllm_lite.server import health
 from vllm_lite.server.generation import tenant_of
 
 
@@ -45,7 +45,7 @@ async def test_key_sees_its_own_requests_and_the_total_of_others() -> None:
 async def test_the_engine_is_asked_once_for_all_and_never_unseen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "PERIOD", 3600)
+    monkeypatch.setattr(health, "PERIOD", 3600)
     client = FakeEngineClient()
     async with running(client) as server:
         await server.http.get("/health")

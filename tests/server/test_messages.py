@@ -13,8 +13,8 @@ import pytest
 
 from tests.server.fake_client import ByteTokenizer, FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, error_of, http
+from tests.server.responses import PARSERS, said, thinker
 from tests.server.test_disconnect import until_running
-from tests.server.test_responses import PARSERS, said, thinker
 from vllm_lite.errors import EngineDeadError, QueueFullError
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import app_of, error_of, http
-from tests.server.test_responses import CALL, PARSERS, TOOL, thinker
+from tests.server.responses import CALL, PARSERS, TOOL, thinker
 
 
 def openai_client(client: FakeEngineClient | None = None, **options: object) -> openai.AsyncOpenAI:

@@ -8,8 +8,7 @@ import pytest
 
 from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.openai.responses import store as responses_store
-from vllm_lite.server.openai.responses.events import EventLog
-from vllm_lite.server.openai.responses.store import ResponseStore, StoredResponse
+from vllm_lite.server.openai.responses.store import EventLog, ResponseStore, StoredResponse
 
 
 class Clock:

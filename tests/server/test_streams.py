@@ -18,7 +18,7 @@ from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, Connection, app_of, chunks, error_of, http
 from vllm_lite.errors import EngineDeadError, EngineGenerateError, QueueFullError, RequestError
 from vllm_lite.outputs import RequestOutput
-from vllm_lite.server.sse import KEEP_ALIVE, with_keep_alive
+from vllm_lite.server.replies import KEEP_ALIVE, with_keep_alive
 
 
 class LateFirst(FakeEngineClient):

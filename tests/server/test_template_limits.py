@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.fake_client import ByteTokenizer, FakeEngineClient
 from tests.server.harness import HI, error_of, http, post
-from vllm_lite.server import template_pool
+from vllm_lite.server import context
 
 CHAT = "/v1/chat/completions"
 COUNT = "/v1/messages/count_tokens"
@@ -40,7 +40,7 @@ def client_with(template: str) -> FakeEngineClient:
 
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_pool, "MAX_RENDER_SECONDS", 3.0)
+    monkeypatch.setattr(context, "MAX_RENDER_SECONDS", 3.0)
 
 
 @pytest.mark.usefixtures("short_limit")
@@ -76,13 +76,13 @@ async def test_a_process_that_does_not_answer_is_replaced(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await post(CHAT, {"messages": HI})).status_code == 200
-    monkeypatch.setattr(template_pool, "MAX_RENDER_SECONDS", 3.0)
-    lost = [process._process.pid for process in template_pool._idle]
+    monkeypatch.setattr(context, "MAX_RENDER_SECONDS", 3.0)
+    lost = [process._process.pid for process in context._idle]
     for pid in lost:
         os.kill(pid, number)
     statuses = [(await post(CHAT, {"messages": HI})).status_code for _ in range(len(lost) + 1)]
     assert statuses[-1] == 200 and set(statuses) <= {200, 400}
-    assert not {process._process.pid for process in template_pool._idle} & set(lost)
+    assert not {process._process.pid for process in context._idle} & set(lost)
 
 
 @pytest.mark.parametrize("value", [10**40, 1.5, "é\U0001f600", {"a": [None, True]}])

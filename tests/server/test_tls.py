@@ -17,8 +17,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
 from vllm_lite.server.process.launch import run_server
-from vllm_lite.server.process.listen import Listener
-from vllm_lite.server.process.tls import CertificateWatch, tls_context
+from vllm_lite.server.process.listen import CertificateWatch, Listener, tls_context
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
 

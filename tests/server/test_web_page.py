@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import error_of, http
-from vllm_lite.server import web_page
+from vllm_lite.server import documents
 
-FOLDER = Path(web_page.__file__).parent / "web"
+FOLDER = Path(documents.__file__).parent / "web"
 MOST_BYTES = 150_000
 
 
@@ -25,7 +25,7 @@ async def test_the_shell_and_all_its_files_are_open(root: str) -> None:
             assert path.startswith(f"{root}/web/"), path
             assert (await session.get(path)).status_code == 200, path
         assert (await session.get(root + "/v1/models")).status_code == 401
-        for name in ("none.js", "../web_page.py", "%2e%2e/web_page.py", "vendor/README.md", ""):
+        for name in ("none.js", "../documents.py", "%2e%2e/documents.py", "vendor/README.md", ""):
             missing = await session.get(f"{root}/web/{name}")
             assert missing.status_code in (401, 404) and error_of(missing), name
 

@@ -92,7 +92,6 @@ class _Progress:
         self._bar.close()
 
     def add(self) -> None:
-        """Count one more answered line."""
         self._bar.update()
         self._num_done += 1
         now = time.monotonic()

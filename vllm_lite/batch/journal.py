@@ -83,7 +83,6 @@ class Journal:
         self._close()
 
     def has(self, number: int) -> bool:
-        """Whether that line is done."""
         return self._offsets[number] != _NOT_DONE
 
     def append(self, number: int, record: bytes, *, failed: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,14 +10,15 @@ from vllm_lite import __version__
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import Scan, scan
 from vllm_lite.batch.places import local_input, target_of
-from vllm_lite.batch.urls import Reach
+from vllm_lite.batch.transfer import Reach
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.errors import EngineDeadError
+from vllm_lite.lifeline import terminable
 from vllm_lite.log import init_logger, timeline
-from vllm_lite.server.parser_choice import check_reply_options
+from vllm_lite.server.startup_checks import check_reply_options
 
 logger = init_logger(__name__)
 
@@ -44,7 +44,7 @@ def run_batch(engine_args: EngineArgs, server_config: ServerConfig, batch: Batch
 
         answer_all(config, core, server_config, batch, path, whole, journal)
 
-    with _terminable():
+    with terminable():
         process(batch, engine_args.model, answer)
     return 0
 
@@ -70,16 +70,6 @@ def process(batch: BatchConfig, model: str, answer: Callable[[Path, Scan, Journa
         target.name,
         journal.num_failed,
     )
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that downloads and the engine are cleaned up."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager

@@ -14,63 +14,46 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from vllm_lite import envs
-from vllm_lite.batch.transfer import fetch, upload
-from vllm_lite.batch.urls import HttpUrl, Reach, is_url, parse_url
+from vllm_lite.batch.transfer import HttpUrl, Reach, fetch, is_url, parse_url, upload
 from vllm_lite.errors import UsageError
 
 
-class Target(Protocol):
-    """The output's place. `name` is for messages."""
+class Target:
+    """The output's place; `name` is for messages.
 
-    name: str
-    journal: Path
+    A regular file is replaced only once its successor is complete. For a pipe, a terminal or a
+    device the journal is elsewhere, in `staging`.
+    """
 
-    def store(self, records: Iterable[bytes]) -> None:
-        """Write the records there, one a line; raises UsageError."""
-        ...
-
-
-class FileTarget:
-    """A regular file, replaced only once its successor is complete."""
-
-    def __init__(self, path: Path) -> None:
-        # A link stays a link: its target is replaced.
-        self._path = path.resolve()
+    def __init__(self, path: Path, source: str = "", staging: Path | None = None) -> None:
         self.name = str(path)
+        # A link stays a link: its target is replaced.
+        self._path = path.resolve() if staging is None else path
+        self._is_replaced = staging is None
+        if staging is not None:
+            # Runs that share a device have different inputs.
+            self.journal = staging / f"{_short_name(f'{path.absolute()} {source}')}.journal"
+            return
         self.journal = self._path.with_name(self._path.name + ".journal")
         if not self._path.parent.is_dir():
             raise UsageError(f"--output-file: there is no directory {path.parent}")
 
     def store(self, records: Iterable[bytes]) -> None:
-        """See Target.store."""
+        """Write the records there, one a line; raises UsageError."""
         partial = self._path.with_name(self._path.name + ".partial")
         try:
+            if not self._is_replaced:
+                _write(records, self._path, sync=False)
+                return
             _write(records, partial, sync=True)
             partial.replace(self._path)
         except OSError as error:
             raise _store_error(self.name, error, self.journal) from None
         finally:
-            partial.unlink(missing_ok=True)
-
-
-class DeviceTarget:
-    """A pipe, a terminal or a device, with the journal elsewhere."""
-
-    def __init__(self, path: Path, source: str, staging: Path) -> None:
-        self._path = path
-        self.name = str(path)
-        # Runs that share a device have different inputs.
-        self.journal = staging / f"{_short_name(f'{path.absolute()} {source}')}.journal"
-
-    def store(self, records: Iterable[bytes]) -> None:
-        """See Target.store."""
-        try:
-            _write(records, self._path, sync=False)
-        except OSError as error:
-            raise _store_error(self.name, error, self.journal) from None
+            if self._is_replaced:
+                partial.unlink(missing_ok=True)
 
 
 class UrlTarget:
@@ -84,7 +67,7 @@ class UrlTarget:
         self.journal = staging / f"{_short_name(self.name)}.journal"
 
     def store(self, records: Iterable[bytes]) -> None:
-        """See Target.store."""
+        """Upload the records, one a line; raises UsageError."""
         staged = self.journal.with_suffix(".jsonl")
         try:
             _write(records, staged, sync=False)
@@ -107,7 +90,7 @@ def _staging(chosen: str | None) -> Path:
     return path
 
 
-def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> Target:
+def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> Target | UrlTarget:
     """The target of --output-file for the input `source`; raises UsageError."""
     if is_url(location):
         return UrlTarget(_reachable("--output-file", location, reach), reach, _staging(tmp_dir))
@@ -115,7 +98,7 @@ def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> 
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return FileTarget(path)
+        return Target(path)
     except OSError as error:
         raise UsageError(f"--output-file {location}: {error.strerror}") from None
     if stat.S_ISDIR(mode):
@@ -123,8 +106,8 @@ def target_of(location: str, source: str, tmp_dir: str | None, reach: Reach) -> 
     if stat.S_ISREG(mode):
         if Path(source).exists() and path.samefile(source):
             raise UsageError(f"--output-file {location} is the input; name another file")
-        return FileTarget(path)
-    return DeviceTarget(path, source, _staging(tmp_dir))
+        return Target(path)
+    return Target(path, source, _staging(tmp_dir))
 
 
 @contextlib.contextmanager

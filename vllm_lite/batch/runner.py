@@ -7,18 +7,56 @@ in memory, and no more bytes of them than MAX_BYTES_IN_FLIGHT and a line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 from vllm_lite.batch.endpoints import Answer, Endpoints
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import BatchLine, parse_line
-from vllm_lite.batch.turns import NoTurns, Turns
 
+# Seconds between two looks at what clients have in the engine, while a row waits.
+LOOK_EVERY = 0.05
+# Seconds after its end that a client is expected back.
+LINGER = 1.0
 # Seconds until a line that found the engine's queue full comes back.
 RETRY_INTERVAL = 0.1
 _TOO_MANY_REQUESTS = 429
 # A request in Python takes several times its bytes in the file.
 MAX_BYTES_IN_FLIGHT = 32 << 20
+
+
+class Turns:
+    """Lets `most` run while no client asks for anything, and `least` beside clients' requests."""
+
+    def __init__(self, most: int, least: int, count_others: Callable[[], int]) -> None:
+        self.most = most
+        self._least = least
+        self._count_others = count_others
+        self._num_running = 0
+        # Of those that wait for a turn, one looks whether there is room.
+        self._queue = asyncio.Lock()
+        self._has_left = asyncio.Event()
+        self._others_seen = -LINGER
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing of a client's has been in the engine for a while."""
+        if self._count_others():
+            self._others_seen = time.monotonic()
+        return time.monotonic() - self._others_seen >= LINGER
+
+    async def __aenter__(self) -> None:
+        async with self._queue:
+            while self._num_running >= (self.most if self.is_alone else self._least):
+                self._has_left.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_left.wait(), LOOK_EVERY)
+            self._num_running += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._num_running -= 1
+        self._has_left.set()
 
 
 class BatchRunner:
@@ -30,14 +68,14 @@ class BatchRunner:
         journal: Journal,
         num_in_flight: int,
         on_done: Callable[[], object],
-        turns: Turns | NoTurns | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`on_done` is called after each line; `turns` say when one may run."""
         self._endpoints = endpoints
         self._journal = journal
         self._num_in_flight = num_in_flight
         self._on_done = on_done
-        self._turns = turns or NoTurns()
+        self._turns = turns or Turns(num_in_flight, num_in_flight, lambda: 0)
         # Lines that the engine has, not counting those that wait to be let in.
         self._num_running = 0
         self._num_bytes = 0

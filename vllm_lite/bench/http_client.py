@@ -135,7 +135,6 @@ class HttpClient:
         raise TransportError(f"cannot connect to {self.url}: {_cause(error)}")
 
     def close(self) -> None:
-        """Close every connection."""
         for connection in list(self._open):
             connection.close()
         self._idle.clear()
@@ -164,7 +163,6 @@ class _Connection(asyncio.Protocol):
         return transport is not None and not transport.is_closing()
 
     async def exchange(self, message: bytes, on_body: OnBody) -> tuple[int, bytes]:
-        """Send one request and see its answer through."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise StaleConnectionError("the server closed the connection")
@@ -185,7 +183,6 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -219,7 +216,6 @@ class _Connection(asyncio.Protocol):
             self._ends_with_connection = False
 
     def on_headers_complete(self) -> None:
-        """Take the status."""
         self._status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vllm_lite.beam_search_params import BeamSearchParams
-from vllm_lite.bench.options import LatencyOptions
+from vllm_lite.bench.options.offline import LatencyOptions
 from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.report import percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
@@ -60,7 +60,6 @@ def run_latency(options: LatencyOptions, engine_args: EngineArgs) -> int:
 
 
 def _time_batches(llm: LLM, options: LatencyOptions) -> list[float]:
-    """Seconds of each batch."""
     config = llm.llm_engine.config
     length = options.output_len
     params = SamplingParams(

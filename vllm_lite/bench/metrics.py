@@ -42,7 +42,6 @@ class LoadMetrics:
 
     @property
     def request_rate(self) -> float:
-        """Completed requests per second."""
         return self.completed / self.duration
 
     @property
@@ -52,12 +51,10 @@ class LoadMetrics:
 
     @property
     def output_rate(self) -> float:
-        """Generated tokens per second."""
         return self.total_output / self.duration
 
     @property
     def total_rate(self) -> float:
-        """Prompt and generated tokens per second."""
         return (self.total_input + self.total_output) / self.duration
 
 

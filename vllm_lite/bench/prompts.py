@@ -92,7 +92,6 @@ class UncountedPrompts(PromptMaker):
     """Stands in where no tokenizer is wanted: texts go out as they are, and nothing is counted."""
 
     def __init__(self) -> None:
-        """No tokenizer."""
         self.num_added = 0
 
     def count(self, text: str) -> int:

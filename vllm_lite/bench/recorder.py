@@ -6,12 +6,20 @@ the clock once for each piece, before they look at it. They know no connection.
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+
+from vllm_lite.bench.datasets import Prompt, Sample
+from vllm_lite.bench.options.target import SamplingOptions, TargetOptions
+
+Body = dict[str, object]
 
 
 @dataclass(slots=True)
@@ -36,7 +44,6 @@ class RequestResult:
 
     @property
     def is_success(self) -> bool:
-        """Whether the whole answer came."""
         return not self.error
 
 
@@ -79,11 +86,23 @@ class _Event(msgspec.Struct):
 
 
 _CHUNKS = msgspec.json.Decoder(_Chunk)
+
+
 _EVENTS = msgspec.json.Decoder(_Event)
+
+
 _FIELD = b"data:"
+
+
 _TEXT = "response.output_text.delta"
+
+
 _TOKENS = frozenset({_TEXT, "response.reasoning_text.delta"})
+
+
 _ENDS = frozenset({"response.completed", "response.incomplete"})
+
+
 _FAILURES = frozenset({"response.failed", "error"})
 
 
@@ -117,11 +136,9 @@ class StreamRecorder:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks with output so far."""
         return len(self._itls) + 1 if self._first else 0
 
     def on_body(self, piece: bytes) -> None:
-        """Take the next piece."""
         now = time.perf_counter()
         lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
         self._rest = lines.pop()
@@ -156,7 +173,6 @@ class StreamRecorder:
             self._texts.append(text)
 
     def finish(self, result: RequestResult) -> None:
-        """Write what was seen into `result`, whose `start_time` is set."""
         if not self._first:
             result.error = result.error or self.error or "the answer has no tokens"
             return
@@ -215,12 +231,10 @@ class WholeRecorder:
         return 0
 
     def on_body(self, piece: bytes) -> None:
-        """Take the next piece."""
         self._last = time.perf_counter()
         self._pieces.append(piece)
 
     def finish(self, result: RequestResult) -> None:
-        """Write the time of the last piece, the text and the counts into `result`."""
         if not self._pieces:
             result.error = result.error or "the answer is empty"
             return
@@ -250,3 +264,91 @@ def error_text(body: bytes) -> str:
     except (msgspec.DecodeError, AttributeError, KeyError, TypeError):
         message = body[:200].decode("utf-8", "replace")
     return " ".join(str(message).split())
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request as it goes over the wire, and the tokens of its `num_inputs` prompts."""
+
+    body: bytes
+    prompt_tokens: int
+    num_inputs: int = 1
+
+
+def recorder_of(target: TargetOptions) -> Callable[[], Recorder]:
+    if not target.streams:
+        return WholeRecorder
+    return ResponsesRecorder if target.backend == "openai-responses" else StreamRecorder
+
+
+def model_names(target: TargetOptions, model: str, count: int, seed: int) -> list[str]:
+    """The model that each of `count` requests asks for: `model`, or an adapter."""
+    adapters = target.lora_modules
+    if not adapters:
+        return [model] * count
+    if target.lora_assignment == "round-robin":
+        return list(itertools.islice(itertools.cycle(adapters), count))
+    return random.Random(seed).choices(adapters, k=count)
+
+
+def prepare(
+    sample: Sample, model: str, target: TargetOptions, sampling: SamplingOptions
+) -> PreparedRequest:
+    """The request for `sample`, in the shape of the target's API."""
+    make = _BODIES[target.backend]
+    body = {"model": model, **make(sample.prompt, sample.output_tokens, target)}
+    if target.streams:
+        body["stream"] = True
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+    if target.use_beam_search:
+        body["use_beam_search"] = True
+    body |= {**sampling.body, **target.extra_body}
+    return PreparedRequest(msgspec.json.encode(body), sample.prompt_tokens, _count(sample.prompt))
+
+
+def _count(prompt: Prompt) -> int:
+    is_many = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], str)
+    return len(prompt) if is_many and not isinstance(prompt, str) else 1
+
+
+def _completion(prompt: Prompt, length: int, target: TargetOptions) -> Body:
+    body: Body = {"prompt": prompt, "max_tokens": length}
+    if target.logprobs is not None:
+        body["logprobs"] = target.logprobs
+    return body | _usage(target)
+
+
+def _chat(prompt: Prompt, length: int, target: TargetOptions) -> Body:
+    messages = [{"role": "user", "content": prompt}]
+    body: Body = {"messages": messages, "max_completion_tokens": length}
+    if target.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": target.logprobs}
+    return body | _usage(target)
+
+
+def _usage(target: TargetOptions) -> Body:
+    return {"stream_options": {"include_usage": True}} if target.streams else {}
+
+
+def _response(prompt: Prompt, length: int, target: TargetOptions) -> Body:
+    # Kept answers would fill the server's memory for nothing.
+    body: Body = {"input": prompt, "max_output_tokens": length, "store": False}
+    if target.logprobs is not None:
+        body |= {"top_logprobs": target.logprobs, "include": ["message.output_text.logprobs"]}
+    return body
+
+
+def _embedding(prompt: Prompt, length: int, target: TargetOptions) -> Body:
+    return {"input": prompt}
+
+
+_BODIES: dict[str, Callable[[Prompt, int, TargetOptions], Body]] = {
+    "openai": _completion,
+    "vllm": _completion,
+    "openai-chat": _chat,
+    "openai-responses": _response,
+    "openai-embeddings": _embedding,
+    "infinity-embeddings": _embedding,
+    "vllm-pooling": _embedding,
+}

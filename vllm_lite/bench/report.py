@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from vllm_lite.bench.arrivals import RateChange
+from vllm_lite.bench.load import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, num_output
-from vllm_lite.bench.options import ServeOptions
+from vllm_lite.bench.options.load import ServeOptions
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.errors import UsageError
@@ -40,22 +40,31 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the table with a title of its own, and the same as keys of the JSON."""
+    """A part of the table with a title of its own: labels, keys of the JSON, and values."""
 
     title: str
-    rows: tuple[tuple[str, float | None], ...]
-    json: Mapping[str, Any]
+    rows: tuple[tuple[str, str, float], ...]
+    # A further key of the JSON, for shares that the table shows in percent by their place.
+    shares: tuple[str, list[float]] | None = None
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the printed block."""
-        return [f"{self.title:-^{_WIDTH}}", *(_row(label, value) for label, value in self.rows)]
+        lines = [f"{self.title:-^{_WIDTH}}", *(_row(label, value) for label, _, value in self.rows)]
+        if self.shares is not None and self.shares[1]:
+            lines.append("Per-position acceptance (%):")
+            places = enumerate(self.shares[1])
+            lines += [_row(f"  Position {place}:", share * 100) for place, share in places]
+        return lines
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {key: value for _, key, value in self.rows}
+        return found | dict([self.shares] if self.shares is not None else [])
 
 
 def table(
     metrics: LoadMetrics, options: ServeOptions, probe: Block | None, drafts: Block | None
 ) -> str:
-    """The table that `bench serve` prints."""
     is_pooling = options.target.api.is_pooling
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}"]
     lines += [_row("Successful requests:", metrics.completed)]
@@ -114,9 +123,7 @@ def show(text: str) -> None:
     Console(file=sys.stdout, highlight=False).print(shown)
 
 
-def _row(label: str, value: float | None) -> str:
-    if value is None:
-        return label  # it stands over the rows that follow
+def _row(label: str, value: float) -> str:
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label:<{_LABEL}} {shown:<10}"
 
@@ -168,24 +175,15 @@ def probe_block(results: Sequence[RequestResult]) -> Block | None:
     took = [result.latency * 1000 for result in results if result.is_success]
     if not took:
         return None
-    failed = len(results) - len(took)
-    median, late, longest = float(np.median(took)), float(np.percentile(took, 99)), max(took)
     return Block(
         "Probe Requests",
         (
-            ("Probe requests completed:", len(took)),
-            ("Probe requests failed:", failed),
-            ("Median probe E2EL (ms):", median),
-            ("P99 probe E2EL (ms):", late),
-            ("Max probe E2EL (ms):", longest),
+            ("Probe requests completed:", "probe_completed", len(took)),
+            ("Probe requests failed:", "probe_failed", len(results) - len(took)),
+            ("Median probe E2EL (ms):", "probe_median_e2el_ms", float(np.median(took))),
+            ("P99 probe E2EL (ms):", "probe_p99_e2el_ms", float(np.percentile(took, 99))),
+            ("Max probe E2EL (ms):", "probe_max_e2el_ms", max(took)),
         ),
-        {
-            "probe_completed": len(took),
-            "probe_failed": failed,
-            "probe_median_e2el_ms": median,
-            "probe_p99_e2el_ms": late,
-            "probe_max_e2el_ms": longest,
-        },
     )
 
 
@@ -199,22 +197,13 @@ def drafts_block(drafts: DraftCounts | None) -> Block | None:
     return Block(
         "Speculative Decoding",
         (
-            ("Acceptance rate (%):", rate),
-            ("Acceptance length:", length),
-            ("Drafts:", drafts.drafts),
-            ("Draft tokens:", drafts.draft_tokens),
-            ("Accepted tokens:", drafts.accepted_tokens),
-            *((("Per-position acceptance (%):", None),) if by_place else ()),
-            *((f"  Position {place}:", share * 100) for place, share in enumerate(by_place)),
+            ("Acceptance rate (%):", "spec_decode_acceptance_rate", rate),
+            ("Acceptance length:", "spec_decode_acceptance_length", length),
+            ("Drafts:", "spec_decode_num_drafts", drafts.drafts),
+            ("Draft tokens:", "spec_decode_draft_tokens", drafts.draft_tokens),
+            ("Accepted tokens:", "spec_decode_accepted_tokens", drafts.accepted_tokens),
         ),
-        {
-            "spec_decode_acceptance_rate": rate,
-            "spec_decode_acceptance_length": length,
-            "spec_decode_num_drafts": drafts.drafts,
-            "spec_decode_draft_tokens": drafts.draft_tokens,
-            "spec_decode_accepted_tokens": drafts.accepted_tokens,
-            "spec_decode_per_position_acceptance_rates": by_place,
-        },
+        ("spec_decode_per_position_acceptance_rates", by_place),
     )
 
 
@@ -259,7 +248,6 @@ def _details(results: Sequence[RequestResult]) -> dict[str, Any]:
 
 
 def result_path(options: ServeOptions, model_id: str, now: datetime) -> Path:
-    """The file of a run's JSON."""
     name = options.result_filename
     if name is None:
         rate = f"{float(options.request_rate)}qps"

@@ -17,14 +17,27 @@ from datetime import datetime
 import numpy as np
 import uvloop
 
-from vllm_lite.bench.arrivals import RampUp, RateChange, arrival_times, ramp_up_times
 from vllm_lite.bench.datasets import Sample, Source, load_samples
-from vllm_lite.bench.load import Sender, probes, run_load
+from vllm_lite.bench.load import (
+    RampUp,
+    RateChange,
+    Sender,
+    arrival_times,
+    probes,
+    ramp_up_times,
+    run_load,
+)
 from vllm_lite.bench.metrics import measure
-from vllm_lite.bench.options import ServeOptions, new_request_id_prefix
+from vllm_lite.bench.options.load import ServeOptions, new_request_id_prefix
 from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.prompts import PromptMaker, UncountedPrompts, open_tokenizer
-from vllm_lite.bench.recorder import RequestResult
+from vllm_lite.bench.recorder import (
+    PreparedRequest,
+    RequestResult,
+    model_names,
+    prepare,
+    recorder_of,
+)
 from vllm_lite.bench.report import (
     check_result_folder,
     drafts_block,
@@ -35,7 +48,6 @@ from vllm_lite.bench.report import (
     table,
     write_json,
 )
-from vllm_lite.bench.requests import PreparedRequest, model_names, prepare, recorder_of
 from vllm_lite.bench.target_server import POLL_SECONDS, DraftCounts, ServedModel, TargetServer
 from vllm_lite.errors import UsageError
 from vllm_lite.tokenizer.chat_template import render_chat

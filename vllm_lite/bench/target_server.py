@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_lite import envs
 from vllm_lite.bench.http_client import HttpClient, TransportError
-from vllm_lite.bench.options import TargetOptions
+from vllm_lite.bench.options.target import TargetOptions
 from vllm_lite.bench.recorder import error_text
 from vllm_lite.errors import UsageError
 
@@ -128,5 +128,4 @@ class TargetServer:
         return DraftCounts(**counts, accepted_at=accepted_at) if is_told else None
 
     def close(self) -> None:
-        """Close every connection."""
         self.client.close()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_lite.bench.datasets import Sample, Source, load_samples
-from vllm_lite.bench.options import TEMPLATED, DatasetOptions, ThroughputOptions
+from vllm_lite.bench.options.datasets import TEMPLATED, DatasetOptions
+from vllm_lite.bench.options.offline import ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
 from vllm_lite.config.engine_args import EngineArgs
@@ -111,7 +112,6 @@ async def _run_async(options: ThroughputOptions, config: VllmConfig, jobs: Seque
 
 
 def _warmups(options: ThroughputOptions, jobs: Sequence[Job]) -> list[Job]:
-    """Jobs to run first that do not count."""
     return [jobs[index % len(jobs)] for index in range(options.num_warmups)]
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from vllm_lite.bench.options import (
-    LatencyOptions,
-    ServeOptions,
-    StartupOptions,
-    ThroughputOptions,
-)
+from vllm_lite.bench.options.load import ServeOptions
+from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options.sweep import SweepOptions
-from vllm_lite.cli.late import call
+from vllm_lite.cli.main import call
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.option import make
@@ -48,7 +44,6 @@ _USAGE = "usage: vllm-lite bench [-h] {" + ",".join(BENCHMARKS) + "} ...\n"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the benchmark that the first word names; returns the exit code."""
     name = _choose(argv, BENCHMARKS, _USAGE, "Measure an engine.")
     if not isinstance(name, str):
         return name
@@ -63,7 +58,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def run_sweep(argv: Sequence[str]) -> int:
-    """Run the sweep that the first word names; returns the exit code."""
     name = _choose(argv, SWEEPS, _SWEEP_USAGE, "Measure combinations of options.")
     if not isinstance(name, str):
         return name
@@ -72,7 +66,6 @@ def run_sweep(argv: Sequence[str]) -> int:
 
 
 def sweep_parser() -> OptionParser:
-    """The parser of `vllm-lite bench sweep serve`."""
     prog = "vllm-lite bench sweep serve"
     usage = "--serve-cmd COMMAND --bench-cmd COMMAND [options]"
     example = f"{prog} --serve-cmd 'vllm-lite serve demo' --bench-cmd 'vllm-lite bench serve'"
@@ -121,7 +114,6 @@ def parse_engine(
 
 
 def benchmark_parser(name: str) -> OptionParser:
-    """The parser of `vllm-lite bench NAME`, but for sweep."""
     engine = _ENGINE_BENCHMARKS.get(name)
     classes: tuple[type, ...] = (engine, VllmConfig) if engine else (ServeOptions,)
     prog = f"vllm-lite bench {name}"

@@ -19,8 +19,7 @@ from typing import Any
 
 import vllm_lite
 from vllm_lite import envs
-from vllm_lite.cli.late import call
-from vllm_lite.cli.masking import masked_text, masked_value
+from vllm_lite.cli.main import call
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.errors import VLLMLiteError
@@ -32,8 +31,27 @@ from vllm_lite.platform import (
     total_memory,
 )
 
+MASK = "***"
+_SECRET_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE|DSN", re.IGNORECASE
+)
+# A word of this trade that only begins like a secret.
+_HARMLESS = re.compile(r"TOKENI[SZ]E|MAX_TOKENS|BATCHED_TOKENS", re.IGNORECASE)
+_SECRET_TEXTS = (
+    # A login in an address; its password may hold any character.
+    re.compile(r"(?<=://)\S+(?=@)"),
+    # token=..., "api_key": "...", sig=... in a query.
+    re.compile(
+        r"(?P<kept>(?:key|token|secret|passw\w*|pwd|credentials?|auth|cookie|sig|signature)"
+        r"[\"']?\s*[=:]\s*[\"']?)[^\s&\"',;})]+",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(?P<kept>\b(?:bearer|basic)\s+)\S+", re.IGNORECASE),
+    # The shapes in which well-known services issue keys, and JSON web tokens.
+    re.compile(r"\b(?:hf|sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z])[-_][\w-]{8,}"),
+    re.compile(r"\bAKIA[0-9A-Z]{12,}|\bAIza[\w-]{20,}|\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?"),
+)
 Probe = Callable[[], object]
-
 _UNKNOWN = "Could not collect"
 _COMMAND_SECONDS = 5.0
 # Beside what this package requires.
@@ -44,8 +62,21 @@ _PROCESSORS = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
+def masked_value(name: str, value: str) -> str:
+    """The variable's value on one line, without what may be secret in it."""
+    if _SECRET_NAME.search(_HARMLESS.sub("", name)):
+        return MASK
+    return masked_text(" ".join(value.split()))
+
+
+def masked_text(text: str) -> str:
+    """`text` without what has a secret's shape."""
+    for secret in _SECRET_TEXTS:
+        text = secret.sub(lambda match: match.groupdict().get("kept", "") + MASK, text)
+    return text
+
+
 def parser() -> OptionParser:
-    """The parser of `vllm-lite collect-env`."""
     return OptionParser(
         "vllm-lite collect-env",
         "[-h]",
@@ -56,7 +87,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the report; returns the exit code."""
     parser().parse_options(argv)
     sys.stdout.write("Collecting environment information...\n")
     for title, facts in _sections():

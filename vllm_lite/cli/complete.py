@@ -30,7 +30,6 @@ class Completion:
         self._max_tokens = max_tokens
 
     def ask(self, text: str) -> Reply:
-        """Send `text` to be continued."""
         return self._client.complete(text, self._max_tokens)
 
     def keep(self, text: str, answer: str) -> None:
@@ -38,7 +37,6 @@ class Completion:
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite complete`."""
     return OptionParser(
         "vllm-lite complete",
         "[options]",
@@ -50,7 +48,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Complete texts until the user leaves; returns the exit code."""
     (values,) = parser().parse_options(argv)
     options = CompleteOptions(**values)
     client = OpenAIClient(options)

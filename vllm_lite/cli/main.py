@@ -7,13 +7,14 @@ line, 130 interrupted.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import vllm_lite
-from vllm_lite.cli.late import call
 from vllm_lite.errors import VLLMLiteError, nearest
 from vllm_lite.log import make_stderr_lossy
 
@@ -33,20 +34,23 @@ COMMANDS = {
     "bench": ("vllm_lite.cli.bench", "Measure latency, throughput or a running server."),
     "collect-env": ("vllm_lite.cli.collect_env", "Print what a report of a problem should say."),
 }
-
 _EXAMPLES = """
 Examples:
   vllm-lite run demo "What is the capital of France?"
   vllm-lite serve demo
   vllm-lite serve --help
 """
-
 # A disk that is full, over its quota or limited.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def call(function: str, *values: Any) -> Any:
+    """Import the module of `function` in this package and call it."""
+    module, _, name = function.rpartition(".")
+    return getattr(importlib.import_module(f"vllm_lite.{module}"), name)(*values)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: sys.argv) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         make_stderr_lossy()

@@ -69,7 +69,6 @@ class MarkdownReply:
             self._console.print(_Block(done))
 
     def close(self) -> None:
-        """Print what is left for good."""
         self._live.stop()
         if self._text.strip():
             self._console.print(_Block(self._text), end="")

@@ -200,7 +200,6 @@ class OpenAIClient:
         return names[0]
 
     def model_names(self) -> list[str]:
-        """The models that the server lists."""
         with self.failures():
             data = getattr(self._client.models.list(), "data", None)
             if not isinstance(data, list):

@@ -13,7 +13,6 @@ from vllm_lite.config.vllm import VllmConfig
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite run-batch`."""
     return OptionParser(
         "vllm-lite run-batch",
         "-i INPUT -o OUTPUT --model MODEL [options]",
@@ -48,7 +47,6 @@ def parse(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig, BatchConfig]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer a batch; returns the exit code."""
     engine_args, server_config, batch = parse(argv)
     # Imported here: help and mistakes must not wait for the engine's client.
     from vllm_lite.batch.launch import run_batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_lite.cli.late import call
+from vllm_lite.cli.main import call
 from vllm_lite.config.cli import parse_serve_args, serve_parser
 from vllm_lite.config.engine_args import EngineArgs
 
@@ -13,7 +13,6 @@ parser = serve_parser
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until a signal ends it; returns the exit code."""
     engine_args, server_config = parse_serve_args(argv)
     batches = None
     if server_config.batch_storage_dir:

@@ -115,7 +115,6 @@ class Terminal:
         self._has_colours = not is_plain and not is_dumb_terminal()
 
     def read(self) -> str | None:
-        """The next message, None at the end of input; raises KeyboardInterrupt."""
         if self._session is not None:
             try:
                 return self._edit_line()
@@ -180,7 +179,6 @@ class Terminal:
         self._is_line_open = False
 
     def complain(self, line: str) -> None:
-        """A line about something that went wrong."""
         sys.stderr.write(self._coloured(_RED, line) + "\n")
         sys.stderr.flush()
 

@@ -6,8 +6,11 @@ Reads descriptions only, never weights. Every refusal is one line that names the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
@@ -22,13 +25,11 @@ from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError, UsageError
 
 __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_config"]
-
 # Tensor types that the loader can turn into numbers.
 LOADABLE_GGML_TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"),
 )
-
 # Sizes are multiplied with each other in 64 bits.
 _LARGEST_SIZE = 2**31 - 1
 # Some things are listed by layer.
@@ -45,6 +46,9 @@ _GENERATES = ("ForCausalLM", "LMHeadModel")
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
+# No format in use stores a weight in less than two bits.
+_MOST_WEIGHTS_PER_BYTE = 4
+_KNOWN = {"Transformer", "Pooling", "Normalize"}
 
 
 def read_facts(
@@ -121,11 +125,11 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
 
 
 def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
-    read = _NumberReader(path, hf)
-    hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
-    num_kv_heads = read.count("num_key_value_heads", num_heads)
-    head_size = read.count("head_dim", hidden_size // num_heads)
-    num_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
+    count = partial(_count, path, hf)
+    hidden_size, num_heads = count("hidden_size"), count("num_attention_heads")
+    num_kv_heads = count("num_key_value_heads", num_heads)
+    head_size = count("head_dim", hidden_size // num_heads)
+    num_layers = count("num_hidden_layers", most=_MOST_LAYERS)
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
@@ -144,7 +148,7 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        vocab_size=read.count("vocab_size"),
+        vocab_size=count("vocab_size"),
         layer_windows=windows,
         local_layers=tuple(window is not None for window in windows),
         eos_token_ids=tuple(_ids(hf.get("eos_token_id"))),
@@ -152,26 +156,20 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
     )
 
 
-class _NumberReader:
-    """Reads the sizes of a configuration, each a positive whole number."""
-
-    def __init__(self, path: str, hf: Json) -> None:
-        self._path = path
-        self._hf = hf
-
-    def count(self, key: str, default: int | None = None, most: int = _LARGEST_SIZE) -> int:
-        value = self._hf.get(key)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(
-                f"{self._path}: {key} is {value!r} in its configuration, not a positive number"
-            )
-        if value > most:
-            raise CheckpointError(
-                f"{self._path}: {key} is {value} in its configuration, more than {most}"
-            )
-        return value
+def _count(
+    path: str, hf: Json, key: str, default: int | None = None, most: int = _LARGEST_SIZE
+) -> int:
+    """A size of the configuration: a positive whole number."""
+    value = hf.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(
+            f"{path}: {key} is {value!r} in its configuration, not a positive number"
+        )
+    if value > most:
+        raise CheckpointError(f"{path}: {key} is {value} in its configuration, more than {most}")
+    return value
 
 
 def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
@@ -210,7 +208,7 @@ def _of_transformers(path: str, raw: Json, disable_sliding_window: bool) -> Mode
 def _max_position(path: str, row: Architecture, hf: Json) -> int:
     if row.mixer == "state" and hf.get("max_position_embeddings") is None:
         return UNLIMITED_POSITIONS
-    length = _NumberReader(path, hf).count("max_position_embeddings")
+    length = _count(path, hf, "max_position_embeddings")
     rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:
         length = rope.get("original_max_position_embeddings") or length
@@ -226,3 +224,69 @@ def _ids(value: Any) -> list[int]:
     """Token ids written as nothing, a number or a list."""
     values = value if isinstance(value, list) else [value]
     return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+
+
+def check_sizes(facts: ModelFacts) -> None:
+    """Raise CheckpointError where the configuration describes more weights than the files hold.
+
+    A model is built before names and shapes are compared one by one; this keeps it from being
+    built in sizes that are made up.
+    """
+    path = Path(facts.path)
+    files = [path] if facts.format == "gguf" else sorted(path.glob("*.safetensors"))
+    held = sum(file.stat().st_size for file in files)
+    # The embedding, the queries of every layer and one matrix of the MLP.
+    width = facts.hf_config.get("intermediate_size")
+    rows = facts.vocab_size + facts.num_layers * facts.num_heads * facts.head_size
+    described = facts.hidden_size * (rows + (width if isinstance(width, int) else 0))
+    if held and described > _MOST_WEIGHTS_PER_BYTE * held:
+        raise CheckpointError(
+            f"{facts.path}: {facts.num_layers} layers of size {facts.hidden_size} and a vocabulary "
+            f"of {facts.vocab_size} are {described:.3g} weights or more, but "
+            f"its files hold {held:,} bytes ({', '.join(map(str, files[:2]))}): they are cut off, "
+            "or the configuration is another model's"
+        )
+
+
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+
+
+def with_pooling(facts: ModelFacts, runner: str, convert: str) -> ModelFacts:
+    """`facts` with what sentence-transformers' modules.json says, if the model is run to pool.
+
+    Raises UsageError for options that do not fit each other, and for modules beyond the last
+    token's hidden state, divided by its length or not.
+    """
+    if runner != "pooling":
+        if convert == "embed":
+            raise UsageError("--convert embed needs --runner pooling")
+        return facts
+    if convert == "none":
+        raise UsageError(
+            f"--convert none: {facts.architecture} generates text, and with --runner pooling is "
+            "made to embed it; leave --convert out"
+        )
+    path = Path(facts.path) / "modules.json"
+    if not path.is_file():
+        return facts
+    modules = _read_modules(path)
+    for name, folder in modules.items():
+        pooling = read_json(path.parent / folder / "config.json") if name == "Pooling" else {}
+        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value]
+        if name not in _KNOWN or modes not in ([], ["pooling_mode_lasttoken"]):
+            raise UsageError(
+                f"{path} makes vectors with {', '.join(modes) or name}; --runner pooling takes the "
+                "last token's hidden state alone"
+            )
+    return replace(facts, normalizes_vectors="Normalize" in modules)
+
+
+def _read_modules(path: Path) -> dict[str, str]:
+    """The last words of the modules' types, and their folders."""
+    try:
+        listed = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+    except (msgspec.DecodeError, OSError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); fetch it again") from None
+    return {module.type.rpartition(".")[2]: module.path for module in listed}

@@ -259,7 +259,6 @@ def _reader(entry: Option) -> Callable[[str], Any]:
 
 
 def serve_parser() -> OptionParser:
-    """The parser of `vllm-lite serve`."""
     return OptionParser(
         "vllm-lite serve",
         "[MODEL] [options]",

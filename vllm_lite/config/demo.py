@@ -68,7 +68,6 @@ def is_demo(path: str | Path) -> bool:
 
 
 def demo_path() -> Path:
-    """The path of the fetched demo model."""
     return Path(envs.VLLM_CACHE_ROOT) / "demo" / _FILE
 
 

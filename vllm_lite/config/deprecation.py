@@ -38,21 +38,14 @@ def without_deprecated(values: JsonView, table: Mapping[str, Option], *, warn: b
     return kept
 
 
-def warn_of_idle(values: JsonView, table: Mapping[str, Option]) -> None:
-    """Warn of each option in `values` that is set to something and changes nothing here."""
-    for name, value in values.items():
-        entry = table[name]
-        for own, item in _parts(entry, value):
-            if own.level == "idle" and item not in (None, own.default):
-                logger.warning("%s changes nothing in this build: %s", own.flag, own.rules["why"])
-
-
-def warn_of_gpu_only(values: JsonView, table: Mapping[str, Option]) -> None:
-    """Warn of each option in `values` that is set to something and counts on a GPU alone."""
+def warn_of_idle(values: JsonView, table: Mapping[str, Option], *, gpu_only: bool = False) -> None:
+    """Warn of each option in `values` that changes nothing: in this build, or on a CPU."""
+    place = "here" if gpu_only else "in this build"
     for name, value in values.items():
         for own, item in _parts(table[name], value):
-            if "on_cpu" in own.rules and item not in (None, own.default):
-                logger.warning("%s changes nothing here: %s", own.flag, own.rules["on_cpu"])
+            reason = own.rules.get("on_cpu") if gpu_only else own.rules.get("why")
+            if reason is not None and item not in (None, own.default):
+                logger.warning("%s changes nothing %s: %s", own.flag, place, reason)
 
 
 def _notice(entry: Option) -> str:

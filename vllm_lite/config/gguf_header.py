@@ -24,19 +24,7 @@ _STRING, _ARRAY = 8, 9
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 # Metadata value type -> struct code (type 7 is a boolean byte).
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = dict(enumerate("BbHhIif?")) | dict(enumerate("Qqd", 10))
 
 
 class GGMLType(NamedTuple):

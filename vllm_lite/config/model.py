@@ -1,4 +1,4 @@
-"""ModelConfig: the model, its data type and defaults of its requests."""
+"""ModelConfig and LoadConfig: the model, its data type, its files and defaults of its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from vllm_lite.config.values import Json
 # No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.
 MAX_CHARACTERS_PER_TOKEN = 256
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
-
 # Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.
 _OWN_QUANTIZATIONS = ("dequantize", "int8", "int4")
 # Every method that a release of vLLM has known; which of them work is said at the option.
@@ -146,4 +145,44 @@ class ModelConfig:
         False,
         "Let LLM.sleep(), or POST /sleep with VLLM_SERVER_DEV_MODE=1, give the KV cache's memory "
         "back until it wakes. At level 2 the weights' too, which are then read again. CPU only.",
+    )
+
+
+@config
+class LoadConfig:
+    """The place and format of weights."""
+
+    load_format: Literal[
+        "auto",
+        "safetensors",
+        "gguf",
+        "dummy",
+        "pt",
+        "npcache",
+        "tensorizer",
+        "sharded_state",
+        "bitsandbytes",
+        "mistral",
+        "runai_streamer",
+    ] = option(
+        "auto",
+        "Format of the weights; dummy makes random ones.",
+        works=("auto", "safetensors", "gguf", "dummy"),
+        remedy="use auto with safetensors or GGUF weights",
+    )
+    safetensors_load_strategy: Literal["lazy", "eager"] = option(
+        "lazy",
+        "Map weight files into memory, or read them whole.",
+        works=("lazy",),
+        remedy="use lazy: mapped files are read on use",
+    )
+    download_dir: str | None = option(
+        None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."
+    )
+    ignore_patterns: list[str] = option(
+        ["original/**/*", "consolidated*"],
+        "Files of a hub repository not to download, as glob patterns.",
+    )
+    use_tqdm_on_load: bool = option(
+        True, "Show a progress bar on a terminal while weights are read."
     )

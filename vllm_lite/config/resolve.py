@@ -11,16 +11,19 @@ from typing import Any, Literal
 
 from vllm_lite import envs
 from vllm_lite.config.cache import cpu_cache_bytes
-from vllm_lite.config.checkpoint import read_facts, with_generation_config
+from vllm_lite.config.checkpoint import (
+    check_sizes,
+    read_facts,
+    with_generation_config,
+    with_pooling,
+)
 from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
-from vllm_lite.config.deprecation import warn_of_gpu_only, warn_of_idle, without_deprecated
+from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make, option_table
-from vllm_lite.config.pooling import with_pooling
-from vllm_lite.config.size_check import check_sizes
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.config.vllm import VllmConfig
@@ -57,7 +60,7 @@ def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
     _check_environment(is_strict=values.get("fail_on_environ_validation", False))
     device = _device(values)
     if device == "cpu":
-        warn_of_gpu_only(values, table)
+        warn_of_idle(values, table, gpu_only=True)
     facts = _find_model(values)
     _derive_model(values, facts, device)
     _derive_reasoning(values)

@@ -12,24 +12,20 @@ from typing import ClassVar, Literal
 from vllm_lite import envs
 from vllm_lite.config.absent import rows
 from vllm_lite.config.architectures import ARCHITECTURES
-from vllm_lite.config.attention import AttentionConfig
+from vllm_lite.config.attention import AttentionConfig, check_device
 from vllm_lite.config.cache import CacheConfig
-from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig
+from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig, capture_sizes
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.gpu import check_device
-from vllm_lite.config.graphs import capture_sizes
 from vllm_lite.config.kv_events import KVEventsConfig
-from vllm_lite.config.load import LoadConfig
 from vllm_lite.config.logging import LoggingConfig
-from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.model import LoadConfig, ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.option import JsonOption, Option, config, json_option, option
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.quantized_checkpoint import check_quantization
-from vllm_lite.config.reasoning import ReasoningConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
-from vllm_lite.config.structured_outputs import StructuredOutputsConfig
+from vllm_lite.config.structured_outputs import ReasoningConfig, StructuredOutputsConfig
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 

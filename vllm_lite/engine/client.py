@@ -58,32 +58,26 @@ class EngineClient(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; UsageError with --skip-tokenizer-init."""
-        ...
 
     @property
     def registry(self) -> CollectorRegistry | None:
         """The metrics of this engine; None with --disable-log-stats."""
-        ...
 
     @property
     def errored(self) -> bool:
         """Whether the engine is dead; it never comes back."""
-        ...
 
     @property
     def dead_error(self) -> BaseException:
         """The error that every waiting caller got when the engine died."""
-        ...
 
     @property
     def is_running(self) -> bool:
         """Whether the engine takes requests."""
-        ...
 
     @property
     def num_unfinished_elsewhere(self) -> int:
         """Sequences of other front ends of the same engine."""
-        ...
 
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the constraint of `params`, so that generate() need not wait for it.
@@ -91,7 +85,6 @@ class EngineClient(Protocol):
         Raises RequestError for a constraint that is bad, unsupported or too big. Await it before
         the answer's headers; without a constraint it returns at once.
         """
-        ...
 
     def generate(
         self,
@@ -111,19 +104,15 @@ class EngineClient(Protocol):
         EngineDeadError here, before the first item. Items may raise EngineGenerateError
         (this request failed alone) and EngineDeadError.
         """
-        ...
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their iterators give a last output with finish_reason "abort"."""
-        ...
 
     async def check_health(self) -> None:
         """Raise EngineDeadError where the engine is dead or stuck."""
-        ...
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""
-        ...
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Begin no new requests until resume_generation(); they wait.
@@ -131,42 +120,33 @@ class EngineClient(Protocol):
         Returns once running ones have ended or stand still. With `clear_cache` cached
         prefixes are then forgotten, except in mode "keep".
         """
-        ...
 
     async def resume_generation(self) -> None:
         """End a pause."""
-        ...
 
     async def is_paused(self) -> bool:
         """Whether new requests wait for resume_generation()."""
-        ...
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause and forget the cache; level 1 releases its memory, level 2 that of weights too.
 
         Raises RequestError for an engine without --enable-sleep-mode, or an unknown level.
         """
-        ...
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take back the memory of `tags`, by default of all; ends sleep() once all is back."""
-        ...
 
     async def is_sleeping(self) -> bool:
         """Whether memory is released."""
-        ...
 
     async def snapshot(self) -> EngineSnapshot:
         """The engine's requests and blocks, at most half a second old."""
-        ...
 
     def get_default_sampling_params(self) -> dict[str, Any]:
         """Sampling defaults of the model's generation config, as SamplingParams fields."""
-        ...
 
     async def shutdown(self, timeout: float = 0.0) -> None:
         """Take no more requests, let running ones finish for `timeout` seconds, then stop."""
-        ...
 
 
 def memory_to_release(

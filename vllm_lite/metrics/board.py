@@ -26,9 +26,12 @@ class Column(IntEnum):
 
 
 class Board:
-    """One front end's view: its own row, and the sum of the others'."""
+    """One front end's view: its own row, and the sum of the others'.
 
-    def __init__(self, fd: int, index: int, count: int) -> None:
+    By default the front end has the engine for itself.
+    """
+
+    def __init__(self, fd: int = -1, index: int = 0, count: int = 1) -> None:
         self.fd = fd
         self._count = count
         self._map = mmap.mmap(fd, count * len(Column) * _BYTES)
@@ -55,17 +58,3 @@ class Board:
         width, cells = len(Column), self._cells
         total = sum(cells[row * width + column] for row in range(self._count))
         return total - cells[self._own + column]
-
-
-class NoBoard:
-    """Of a front end that has the engine for itself."""
-
-    def set(self, column: Column, value: int) -> None:
-        """Nobody reads it."""
-
-    def add(self, column: Column, value: int) -> None:
-        """Nobody reads it."""
-
-    def others(self, column: Column) -> int:
-        """There are none."""
-        return 0

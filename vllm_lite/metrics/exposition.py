@@ -7,12 +7,15 @@ taken once; what each process counts is added up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+
+from vllm_lite.errors import UsageError
 
 # Counters that every process repeats from the engine core's reports; so are all gauges.
 ENGINE_WIDE = frozenset(
@@ -44,6 +47,8 @@ class _Family(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+
+
 _decoder = msgspec.msgpack.Decoder(list[_Family])
 
 
@@ -120,3 +125,66 @@ def _add(
             values[key] = min(values[key], sample.value)
         else:
             values[key] += sample.value
+
+
+@dataclass(slots=True)
+class MetricValue:
+    """One metric with one set of labels; counters are named without `_total`."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(slots=True)
+class Counter(MetricValue):
+    """A number that only grows."""
+
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class Gauge(MetricValue):
+    """A number that comes and goes."""
+
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class Histogram(MetricValue):
+    """Observations by upper bound, cumulative."""
+
+    count: float = 0.0
+    sum: float = 0.0
+    buckets: dict[str, float] = field(default_factory=dict)
+
+
+def read_metrics(registry: CollectorRegistry | None) -> list[MetricValue]:
+    """Every metric in the registry; UsageError where statistics are off."""
+    if registry is None:
+        raise UsageError("statistics are off: pass disable_log_stats=False to have metrics")
+    return [value for family in registry.collect() for value in _values_of(family)]
+
+
+def _values_of(family: Metric) -> list[MetricValue]:
+    if family.type == "histogram":
+        return [_histogram(family)]
+    kind = Counter if family.type == "counter" else Gauge
+    return [
+        kind(family.name, dict(sample.labels), sample.value)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+
+
+def _histogram(family: Metric) -> Histogram:
+    """Ours have one set of labels each."""
+    result = Histogram(family.name, {})
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            result.buckets[sample.labels["le"]] = sample.value
+            result.labels = {k: v for k, v in sample.labels.items() if k != "le"}
+        elif sample.name.endswith("_count"):
+            result.count = sample.value
+        elif sample.name.endswith("_sum"):
+            result.sum = sample.value
+    return result

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.metrics_core import SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from vllm_lite.metrics.histogram import Histogram
+from vllm_lite.metrics.prometheus import Histogram
 
 # fmt: off
 DURATION = (.01, .025, .05, .075, .1, .25, .5, .75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30,

@@ -7,6 +7,7 @@ made only when somebody scrapes. Knows no request.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
@@ -20,9 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.metrics.histogram import Histogram, one_two_five
-from vllm_lite.metrics.request_stats import FinishedRequest, StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import FinishedRequest, SchedulerStats, StepStats
 
 # fmt: off
 FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40,
@@ -45,7 +44,6 @@ _ELSEWHERE = {
     "mm_cache_queries": "Items looked up in the cache of processed media.",
     "mm_cache_hits": "Items found there.",
 }
-
 _HELP = {
     "time_to_first_token_seconds": "Seconds from arrival to the first token.",
     "inter_token_latency_seconds": "Seconds between two tokens of a request.",
@@ -64,7 +62,6 @@ _HELP = {
     "request_num_preemptions": "Preemptions of finished requests.",
     "iteration_tokens_total": "Tokens of a step.",
 }
-
 # Histogram -> the family of its bounds, by vLLM's names.
 _FAMILIES = {
     "time_to_first_token_seconds": "time_to_first_token",
@@ -86,6 +83,43 @@ _FAMILIES = {
 }
 
 
+class Histogram:
+    """Counts of observations by upper bound; the bounds end in infinity."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        for value in values:
+            self.observe(value)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), the last bound being +Inf."""
+        names = [str(float(bound)) for bound in self._bounds] + ["+Inf"]
+        cumulative, result = 0, []
+        for name, count in zip(names, self._counts, strict=True):
+            cumulative += count
+            result.append((name, float(cumulative)))
+        return result
+
+
+def one_two_five(limit: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
+    bounds, power = [], 1
+    while power <= limit:
+        bounds += [float(m * power) for m in (1, 2, 5) if m * power <= limit]
+        power *= 10
+    return bounds
+
+
 class EngineCollector(Collector):
     """All metrics of one engine."""
 
@@ -103,7 +137,6 @@ class EngineCollector(Collector):
         self.registry.register(self)
 
     def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
-        """Count one step."""
         if scheduler is not None:
             self._scheduler = scheduler
         self._prompt_tokens += step.num_prompt_tokens
@@ -126,7 +159,6 @@ class EngineCollector(Collector):
         self._rejected[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric as the library's family, for one scrape."""
         yield from self._gauges()
         yield from self._counters()
         for name, histogram in self._histograms.items():

@@ -16,7 +16,7 @@ from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
 from vllm_lite.errors import UsageError
-from vllm_lite.metrics.request_stats import FinishedRequest
+from vllm_lite.metrics.stats import FinishedRequest
 from vllm_lite.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

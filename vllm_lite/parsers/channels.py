@@ -110,7 +110,6 @@ class ChannelReasoning:
     needs_special_tokens: bool = True
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
-        """See ReasoningFormat."""
         framing = self.framing
         marks = (*framing.openers, *framing.ends)
         kind = "reasoning" if out.is_inside else "content"
@@ -166,17 +165,14 @@ class ChannelTools:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         return self.framing.openers
 
     @property
     def wrappers(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         return self.framing.ends
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         tags = (*self.xml.openers, *self.xml.strays) if self.xml else ()
         return (*tags, *self.framing.strays)
 

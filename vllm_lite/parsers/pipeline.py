@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.channels import ChannelTools
-from vllm_lite.parsers.events import Event
+from vllm_lite.parsers.events import Event, EventSink, NewId, new_call_id
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
-from vllm_lite.parsers.sink import EventSink, NewId, new_call_id
 from vllm_lite.parsers.source import Put, Reading, Source
 from vllm_lite.parsers.tools.constraint import has_own_envelope
-from vllm_lite.parsers.tools.plain import plain_format
+from vllm_lite.parsers.tools.named import plain_format
 from vllm_lite.parsers.tools.reader import ToolFormat, read_tools
 from vllm_lite.parsers.tools.spec import ToolChoice, ToolSpec, is_forced
 

@@ -42,16 +42,13 @@ class ReasoningFormat(Protocol):
     @property
     def starts(self) -> tuple[str, ...]:
         """The markers that begin reasoning, the usual one first; empty without reasoning."""
-        ...
 
     @property
     def ends(self) -> tuple[str, ...]:
         """The markers that end it."""
-        ...
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
         """Read a whole answer; sets `out.has_ended` when its reasoning is over."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ class TaggedReasoning:
     needs_special_tokens: bool = True
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
-        """See ReasoningFormat."""
         is_inside = self.is_bare if out.is_inside is None else out.is_inside
         space = yield from source.skip_space()
         if (yield from source.try_any((*self.starts, *self.first_starts))) is not None:
@@ -144,7 +140,6 @@ class PrefixedAnswer:
     needs_special_tokens: bool = True
 
     def read(self, source: Source, out: ReasoningSplitter) -> Reading[None]:
-        """See ReasoningFormat."""
         out.has_ended = True
         out.put_rest(self.prefix)
         yield from source.until((), out.put_rest)

@@ -74,7 +74,6 @@ class Source:
         self._ahead_left = _MAX_AHEAD
 
     def push(self, text: str) -> None:
-        """Append what has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -149,7 +148,6 @@ class Source:
             yield
 
     def read(self) -> Reading[str]:
-        """The next character."""
         yield from self.more()
         return self._take(self._at + 1)
 

@@ -27,38 +27,37 @@ from vllm_lite.errors import RequestError
 from vllm_lite.server.absent_routes import missing_for
 from vllm_lite.server.anthropic.messages_protocol import CountTokensRequest, MessagesRequest
 from vllm_lite.server.anthropic.messages_service import MessagesService, error_response
-from vllm_lite.server.auth import ApiKeys
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.custom_middleware import load_middleware
 from vllm_lite.server.dev_service import DevService
-from vllm_lite.server.documents import DocumentService
+from vllm_lite.server.documents import DocumentService, WebPageService
 from vllm_lite.server.errors import Failure, failure_of, router_failure
-from vllm_lite.server.generation import ClientLeftError, begin_request
-from vllm_lite.server.health import HealthService, add_load_report
-from vllm_lite.server.live import LiveService
+from vllm_lite.server.generation import ApiKeys, ClientLeftError, begin_request
+from vllm_lite.server.health import HealthService, LiveService, add_load_report
 from vllm_lite.server.middleware import Cors, CountRequests, RequestIdHeader, RootPath
-from vllm_lite.server.openai.batches.files_service import FilesService, FileUpload
-from vllm_lite.server.openai.batches.service import BatchesService, BatchRequest
+from vllm_lite.server.openai.batches.service import (
+    BatchesService,
+    BatchRequest,
+    FilesService,
+    FileUpload,
+)
 from vllm_lite.server.openai.batches.store import BatchStore
 from vllm_lite.server.openai.chat_batch import ChatBatchRequest, ChatBatchService
 from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_service import ChatService
 from vllm_lite.server.openai.completion_protocol import CompletionRequest
-from vllm_lite.server.openai.completion_service import CompletionService
-from vllm_lite.server.openai.invocations_service import InvocationsService
+from vllm_lite.server.openai.completion_service import CompletionService, InvocationsService
 from vllm_lite.server.openai.models_service import ModelsService
 from vllm_lite.server.openai.responses.protocol import ResponsesRequest
 from vllm_lite.server.openai.responses.service import ResponsesService
-from vllm_lite.server.openai.tokenize_protocol import (
+from vllm_lite.server.openai.tokenize_service import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeRequest,
+    TokenizeService,
 )
-from vllm_lite.server.openai.tokenize_service import TokenizeService
-from vllm_lite.server.openai.tokenizer_info import TokenizerInfoService
 from vllm_lite.server.openapi import Described, openapi_document
-from vllm_lite.server.process.peers import NoPeers, Peers
-from vllm_lite.server.web_page import WebPageService
+from vllm_lite.server.process.peers import Peers
+from vllm_lite.server.startup_checks import load_middleware
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -89,7 +88,6 @@ class Route:
     body_media: str = "application/json"
 
     def described(self) -> Described:
-        """The route as the OpenAPI document lists it."""
         bodies = self.body if isinstance(self.body, tuple) else (self.body,)
         return Described(self.method, self.path, bodies, self.media, self.body_media)
 
@@ -98,7 +96,7 @@ def build_app(
     client: EngineClient,
     server_config: ServerConfig,
     *,
-    peers: Peers | NoPeers | None = None,
+    peers: Peers | None = None,
 ) -> FastAPI:
     """The application that serves `client`; raises UsageError for an unusable option.
 
@@ -108,7 +106,7 @@ def build_app(
     # FastAPI's own routes to its documents would know no keys.
     app = FastAPI(title="vllm-lite", version=__version__, openapi_url=None, redirect_slashes=False)
     context = ServingContext(client, server_config)
-    context.peers = peers or NoPeers()
+    context.peers = peers or Peers()
     app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _watching_routes(context) + _routes(context)
@@ -206,7 +204,7 @@ def _routes(context: ServingContext) -> list[Route]:
         ),
     ]
     if context.server_config.enable_tokenizer_info_endpoint:
-        table.append(Route("GET", "/tokenizer_info", TokenizerInfoService(context).describe))
+        table.append(Route("GET", "/tokenizer_info", tokens.describe))
     return table
 
 

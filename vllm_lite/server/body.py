@@ -60,7 +60,6 @@ class BodyMeter:
         self._rest = b""
 
     def feed(self, part: bytes) -> None:
-        """Count one part."""
         self._size += len(part)
         if self._size > MAX_BODY_BYTES:
             raise BodyTooLargeError(f"The body is larger than {MAX_BODY_BYTES} bytes")

@@ -1,6 +1,9 @@
 """The state that all services of a server share: the engine, the options, the model's names.
 
-Owns request ids and the check of a request's model. Knows no route.
+Owns request ids, the check of a request's model, and the processes that render chat templates: a
+checkpoint's template is as little to be trusted as its other files, and even a sound one takes
+long over long messages, so neither may hold the event loop. They know nothing between jobs, so
+that all pools of this process share them. Knows no route.
 """
 
 from __future__ import annotations
@@ -8,29 +11,33 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 from starlette.requests import Request
 
-from vllm_lite import __version__
+from vllm_lite import __version__, envs
 from vllm_lite.config.model import MAX_CHARACTERS_PER_TOKEN
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
-from vllm_lite.errors import NotFoundError, RequestError, UsageError
+from vllm_lite.errors import NotFoundError, RequestError, UnavailableError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics, RequestType
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations, note_request_id
-from vllm_lite.server.large_replies import LargeReplies
-from vllm_lite.server.parser_choice import choose_parsers
-from vllm_lite.server.process.peers import NoPeers, Peers, Snapshot
-from vllm_lite.server.template_pool import TemplatePool
+from vllm_lite.server.process.peers import Peers, Snapshot
+from vllm_lite.server.replies import LargeReplies
+from vllm_lite.server.startup_checks import choose_parsers
 from vllm_lite.tokenizer.chat_template import choose_template, load_chat_template, shows_tools
 
 if TYPE_CHECKING:
@@ -38,6 +45,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+NUM_PROCESSES = 2
+# Of the clock: a process that is stopped or starved is lost, too.
+MAX_RENDER_SECONDS = 10.0
+_START_SECONDS = 60.0
+COMMAND = [sys.executable, "-P", "-m", "vllm_lite.server.template_process"]
+_READ_BYTES = 1 << 18
 MAX_REQUEST_ID = 256
 # Shorter texts are tokenised faster than a thread is woken.
 _THREADED_ENCODE = 8192
@@ -47,6 +60,138 @@ SHOWS_NO_TOOLS = (
 )
 # Most characters of a text that is truncated.
 _MAX_CUT_CHARACTERS = 1 << 22
+
+
+class _Answer(TypedDict, total=False):
+    text: str
+    # Shown to the client, and the field at fault.
+    error: str
+    param: str | None
+    # For the log.
+    cause: str
+
+
+class _Process:
+    """One template process; belongs to one job at a time."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._socket.setblocking(False)
+            self._process = subprocess.Popen(
+                [*COMMAND, str(os.getpid())],
+                stdin=theirs.fileno(),
+                # What it prints belongs to the log; standard output is the user's.
+                stdout=2,
+                process_group=0,
+                env=envs.module_environment(),
+            )
+        self._is_ready = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    async def call(self, job: bytes) -> bytes:
+        """The answer; b"" where the process was lost over the job. Raises TimeoutError."""
+        if not self._is_ready:
+            async with asyncio.timeout(_START_SECONDS):
+                self._is_ready = bool(await self._line())
+        async with asyncio.timeout(MAX_RENDER_SECONDS):
+            return await self._line(job)
+
+    async def _line(self, job: bytes | None = None) -> bytes:
+        loop = asyncio.get_running_loop()
+        parts = []
+        try:
+            if job is not None:
+                await loop.sock_sendall(self._socket, job + b"\n")
+            while part := await loop.sock_recv(self._socket, _READ_BYTES):
+                parts.append(part)
+                if part.endswith(b"\n"):
+                    return b"".join(parts)
+        except ConnectionError:
+            pass  # it ended in the middle, which is what the empty answer says
+        return b""
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+_idle: list[_Process] = []
+
+
+class TemplatePool:
+    """Renders as `render_chat` does, some at a time."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(NUM_PROCESSES)
+
+    def start(self) -> None:
+        """Start a process for the first request."""
+        if not _idle:
+            _idle.append(_Process())
+
+    async def render(self, job: dict[str, object]) -> str:
+        """The prompt of a job of `render_chat`'s arguments, with `model` for the tokenizer.
+
+        Raises RequestError if the template refuses, or its process dies.
+        """
+        line = _encoded(job)
+        async with self._places:
+            answer = await self._answer(line)
+        if (cause := answer.get("cause")) is not None:
+            logger.warning("The chat template failed: %s", cause)
+        if "error" in answer:
+            raise RequestError(answer["error"], answer["param"])
+        return answer["text"]
+
+    async def _answer(self, line: bytes) -> _Answer:
+        process = _take()
+        try:
+            found = await process.call(line)
+        except TimeoutError:
+            process.kill()
+            raise RequestError(
+                f"The chat template takes more than {MAX_RENDER_SECONDS:g} seconds to render "
+                "these messages",
+                "messages",
+            ) from None
+        except BaseException:
+            process.kill()
+            raise
+        if not found:
+            process.kill()
+            raise RequestError(
+                "The chat template needs too much memory to render these messages", "messages"
+            )
+        _idle.append(process)
+        answer: _Answer = json.loads(found)
+        return answer
+
+
+def _take() -> _Process:
+    """An idle process, or a new one."""
+    while _idle:
+        process = _idle.pop()
+        if process.is_alive:
+            return process
+        process.kill()
+    try:
+        return _Process()
+    except OSError as error:
+        logger.error("A template process cannot be started: %s", error)
+        raise UnavailableError("The server cannot render chat templates just now") from None
+
+
+def _encoded(job: dict[str, object]) -> bytes:
+    try:
+        return msgspec.json.encode(job)
+    except (OverflowError, ValueError):
+        # Numbers beyond 64 bits, or halves of surrogate pairs.
+        return json.dumps(job).encode()
 
 
 class ServingContext:
@@ -59,12 +204,14 @@ class ServingContext:
         log_stacks(is_wanted=server_config.log_error_stack)
         self.generations = Generations(client, tells_of_aborts=server_config.enable_log_requests)
         # build_app gives others where the server has more than one process.
-        self.peers: Peers | NoPeers = NoPeers()
+        self.peers = Peers()
         model = client.config.model
         self.model_names = list(model.served_model_name) or [model.model]
+        # What replies report.
+        self.model_name = self.model_names[0]
         self.parsers = choose_parsers(client.config, server_config)
         self.metrics = FrontEndMetrics(
-            self.model_names[0], has_tool_parser=self.parsers.tool is not None
+            self.model_name, has_tool_parser=self.parsers.tool is not None
         )
         self.max_model_len = model.max_model_len
         self.max_logprobs = model.max_logprobs
@@ -75,13 +222,16 @@ class ServingContext:
         self.fingerprint = _fingerprint(client, server_config)
         self.started = int(time.time())
         self.large_replies = LargeReplies()
-        self._tokenizer = _tokenizer_of(client)
+        # None with --skip-tokenizer-init.
+        self.maybe_tokenizer = _tokenizer_of(client)
         self._templates = TemplatePool()
 
     def start(self) -> None:
         """Answer other processes from now on; the event loop runs."""
         self.peers.start(self.snapshot)
-        if self._tokenizer is not None and (self.chat_template or self._tokenizer.chat_templates):
+        if self.maybe_tokenizer is not None and (
+            self.chat_template or self.maybe_tokenizer.chat_templates
+        ):
             self._templates.start()
             is_auto = self.peers.index == 0 and self.server_config.enable_auto_tool_choice
             if is_auto and not self.shows_tools():
@@ -100,24 +250,14 @@ class ServingContext:
         return Snapshot(index, len(self.generations), to_wire(families(registries)))
 
     @property
-    def model_name(self) -> str:
-        """The name that replies report."""
-        return self.model_names[0]
-
-    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises RequestError with --skip-tokenizer-init."""
-        if self._tokenizer is None:
+        if self.maybe_tokenizer is None:
             raise RequestError(
                 "This server has no tokenizer (--skip-tokenizer-init); send token ids to "
                 "/v1/completions"
             )
-        return self._tokenizer
-
-    @property
-    def maybe_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, None with --skip-tokenizer-init."""
-        return self._tokenizer
+        return self.maybe_tokenizer
 
     def check_model(self, name: str | None) -> None:
         """Raise NotFoundError unless `name` is absent or one of the served names."""
@@ -226,12 +366,6 @@ class ServingContext:
             shown = (prompt or "")[: self.server_config.max_log_len]
             line = "Received request %s: prompt: %r, params: %s"
             logger.info(line, request_id, shown, params, extra={"request_id": request_id})
-
-    def log_delta(self, request_id: str, text: str) -> None:
-        """One line for a part of a streamed choice, with --enable-log-outputs."""
-        shown = text[: self.server_config.max_log_len]
-        own = {"request_id": request_id}
-        logger.info("Streamed for %s: %r", request_id, shown, extra=own)
 
     def log_output(self, request_id: str, text: str, finish_reason: str | None) -> None:
         """One line for a finished choice, with --enable-log-outputs."""

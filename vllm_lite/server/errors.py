@@ -69,7 +69,6 @@ class Failure:
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
-        """The error as JSON."""
         return msgspec.json.encode(
             {
                 "error": {
@@ -82,7 +81,6 @@ class Failure:
         )
 
     def response(self) -> Response:
-        """The error as an HTTP response."""
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 

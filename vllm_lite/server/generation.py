@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,15 +25,14 @@ from vllm_lite.errors import UnavailableError
 from vllm_lite.log import init_logger
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.server.errors import AuthenticationError
 
 logger = init_logger(__name__)
 
 T = TypeVar("T")
-
 # The headers of W3C's trace context.
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_TRACE_HEADER = 512
-
 _origin: ContextVar[Origin] = ContextVar("origin", default=NOBODY)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -62,7 +62,6 @@ def current_request_id() -> str:
 
 
 def note_request_id(request_id: str) -> None:
-    """Set the id by which the engine and the log know this task's request."""
     _request_id.set(request_id)
 
 
@@ -145,7 +144,6 @@ class Generation:
                 yield index, item
 
     async def last_outputs(self) -> list[RequestOutput]:
-        """The last output of every prompt, in order."""
         last: dict[int, RequestOutput] = {}
         async for index, output in self:
             last[index] = output
@@ -301,3 +299,35 @@ class Generations:
         except TimeoutError:
             return False
         return True
+
+
+class ApiKeys:
+    """The keys that open the guarded routes; without any, everything is open."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = [(key.encode(), tenant_of(key)) for key in keys if key]
+
+    def check(self, headers: Headers) -> str:
+        """Raise AuthenticationError unless the request brings one of the keys.
+
+        Returns the tenant that the key stands for, "" where no key is asked for.
+        """
+        if not self._keys:
+            return ""
+        tenant = ""
+        for candidate in (_bearer(headers), headers.get("x-api-key", "")):
+            # Headers are latin-1 to Starlette; a key may hold any UTF-8.
+            given = candidate.strip().encode("latin-1", "replace")
+            for key, owner in self._keys:
+                # Compare every key, so that the time does not reveal which one fits.
+                tenant = owner if hmac.compare_digest(given, key) else tenant
+        if not tenant:
+            raise AuthenticationError(
+                "The API key is missing or wrong; send the header Authorization: Bearer <key>"
+            )
+        return tenant
+
+
+def _bearer(headers: Headers) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""

@@ -28,7 +28,6 @@ class CountRequests:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; count it once its answer has ended."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,7 +65,6 @@ class Cors(CORSMiddleware):
     """Starlette's, but for the body of a refusal."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The answer to an OPTIONS request of a browser."""
         response = super().preflight_response(request_headers)
         if response.status_code < 400:
             return response
@@ -96,7 +94,6 @@ class RequestIdHeader:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; add the header to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

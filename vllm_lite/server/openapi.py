@@ -52,7 +52,6 @@ class Described(NamedTuple):
 
 
 def openapi_document(app: FastAPI, operations: Sequence[Described]) -> dict[str, Any]:
-    """The document of `app`, whose routes are `operations`."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     models = [(model, "validation") for one in operations for model in one.bodies]
     references, found = models_json_schema(

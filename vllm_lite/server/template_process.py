@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_lite.errors import RequestError
-from vllm_lite.lifeline import die_with_parent
+from vllm_lite.lifeline import die_with_parent, limit_memory
 from vllm_lite.tokenizer.chat_template import render_chat
 
 # Beyond what the process holds before its first job.
@@ -56,20 +55,12 @@ def _answer_line(line: bytes) -> bytes:
         return json.dumps({"error": refusal, "param": "messages"}).encode()
 
 
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as statm:
-        held = int(statm.read().split()[5]) * resource.getpagesize()
-    limit = held + MAX_RENDER_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
 def main(arguments: list[str]) -> int:
     """Answer jobs until the other end is closed; the argument is the parent's process."""
     die_with_parent(int(arguments[0]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        _limit_memory()
+    limit_memory(MAX_RENDER_BYTES)
     # Closed before everything was read, the other end counts as reset.
     gone = contextlib.suppress(ConnectionError)
     with gone, socket.socket(fileno=0) as channel, channel.makefile("rb") as jobs:

@@ -6,28 +6,28 @@ their grammars here. Invariant: a submitted constraint ends as a grammar or a re
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, TypeVar
+from multiprocessing import Pipe
+from typing import TypeVar
 
 import msgspec
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.log import init_logger
-from vllm_lite.structured_output.compiler import Compiled, GrammarEngines, backend_of
-from vllm_lite.structured_output.frames import (
+from vllm_lite.structured_output.compiler import (
     MAX_COMPILE_SECONDS,
     Answer,
+    Compiled,
+    GrammarEngines,
     Hello,
     Job,
-    read_frame,
-    write_frame,
+    backend_of,
 )
 from vllm_lite.structured_output.grammar import (
     CompiledGrammar,
@@ -69,18 +69,17 @@ class _Process:
     def __init__(self) -> None:
         self.is_late = False  # killed, for it took too long by the clock
         self._is_loaded = False
-        self._process = subprocess.Popen(
-            [*COMMAND, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-            # One thread each: their processor time is what is limited.
-            env=envs.module_environment(OMP_NUM_THREADS="1"),
-        )
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("a compile process without pipes")
-        self._in: IO[bytes] = self._process.stdin
-        self._out: IO[bytes] = self._process.stdout
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*COMMAND, str(os.getpid())],
+                stdin=theirs.fileno(),
+                # What it prints belongs to the log; standard output is the user's.
+                stdout=2,
+                process_group=0,
+                # One thread each: their processor time is what is limited.
+                env=envs.module_environment(OMP_NUM_THREADS="1"),
+            )
 
     def begin(self, config: VllmConfig) -> Hello | None:
         """Give it its configuration; None where the process was lost over it."""
@@ -96,29 +95,25 @@ class _Process:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Kill it, even where it is stopped; callers that wait get no answer."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it and close its pipes; no call may be waiting."""
+        """Kill it and close its pipe; no call may be waiting."""
         self.kill()
-        self._out.close()
-        with contextlib.suppress(BrokenPipeError):
-            self._in.close()
+        self._pipe.close()
 
     def _call(self, message: object, kind: type[Reply], seconds: float) -> Reply | None:
         watch = threading.Timer(seconds, self._end_late)
         watch.daemon = True
         watch.start()
         try:
-            write_frame(self._in, message)
-            frame = read_frame(self._out)
-        except BrokenPipeError:
+            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+            return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=kind)
+        except (EOFError, OSError):
             return None
         finally:
             watch.cancel()
-        return None if frame is None else msgspec.msgpack.decode(frame, type=kind)
 
     def _end_late(self) -> None:
         self.is_late = True
@@ -154,7 +149,6 @@ class CompilePool:
         return self._facts
 
     def close(self) -> None:
-        """End the processes and what they do."""
         with self._lock:
             self._is_open = False
             processes = list(self._processes)

@@ -1,30 +1,31 @@
 """A process that compiles constraints: `python -m vllm_lite.structured_output.compile_process`.
 
 Bad or huge constraints end this process and nothing else: it arms a limit on its own processor
-time before each job and runs under a limit on memory. Ends with its standard input.
+time before each job and runs under a limit on memory. Messages are msgpack
+on the socket that is its standard input, and it ends with that.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.lifeline import die_with_parent
+from vllm_lite.lifeline import die_with_parent, limit_memory
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import reasoning_markers
-from vllm_lite.structured_output.compiler import GrammarEngines, backend_of
-from vllm_lite.structured_output.frames import (
+from vllm_lite.structured_output.compiler import (
     MAX_COMPILE_SECONDS,
     Answer,
+    GrammarEngines,
     Hello,
     Job,
-    read_frame,
-    write_frame,
+    backend_of,
 )
 from vllm_lite.structured_output.grammar import Refusal, Vocabulary
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
@@ -76,43 +77,36 @@ def compile_one(engines: GrammarEngines, job: Job) -> Answer:
     return Answer(found.engine, found.payload)
 
 
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as statm:
-        held = int(statm.read().split()[5]) * resource.getpagesize()
-    limit = held + MAX_COMPILE_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
 def main(arguments: list[str]) -> int:
-    """Serve jobs until standard input ends; the argument is the parent's process."""
+    """Serve jobs until the other end is closed; the argument is the parent's process."""
     die_with_parent(int(arguments[0]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    incoming = sys.stdin.buffer
-    # The pipe carries only answers: redirect what an engine prints.
-    outgoing = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    first = read_frame(incoming)
-    if first is None:
-        return 0
-    config = msgspec.msgpack.decode(first, type=VllmConfig)
+    # The other end may be gone at any time.
+    with suppress(EOFError, OSError), Connection(0) as pool:
+        _serve(pool)
+    return 0
+
+
+def _serve(pool: Connection) -> None:
+    config = msgspec.msgpack.decode(pool.recv_bytes(), type=VllmConfig)
     hello = read_tokenizer(config)
-    write_frame(outgoing, hello)
+    pool.send_bytes(msgspec.msgpack.encode(hello))
     vocabulary = Vocabulary(hello.tokens, frozenset(hello.special_ids), tuple(hello.eos_ids))
     engines = GrammarEngines(vocabulary, backend_of(config))
     engines.load()
-    # Engines warn on standard error about what clients send.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    if sys.platform == "linux":
-        _limit_memory()
-    while (frame := read_frame(incoming)) is not None:
-        job = msgspec.msgpack.decode(frame, type=Job)
+    # Engines warn about what clients send.
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    limit_memory(MAX_COMPILE_BYTES)
+    while True:
+        job = msgspec.msgpack.decode(pool.recv_bytes(), type=Job)
         signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_SECONDS)
         answer = compile_one(engines, job)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_frame(outgoing, answer)
-    return 0
+        pool.send_bytes(msgspec.msgpack.encode(answer))
 
 
 if __name__ == "__main__":

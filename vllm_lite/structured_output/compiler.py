@@ -24,18 +24,46 @@ from vllm_lite.structured_output.grammar import (
 from vllm_lite.structured_output.guidance import Guidance, is_lark
 from vllm_lite.structured_output.patterns import full_match
 from vllm_lite.structured_output.schema import Gaps, Schema, read_schema
-from vllm_lite.structured_output.structural_tag import read_structural_tag
-from vllm_lite.structured_output.tag_lark import TagError
+from vllm_lite.structured_output.tag_lark import TagError, read_structural_tag
 from vllm_lite.structured_output.xgrammar import XGrammar
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
-    from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
+# Processor seconds for one constraint.
+MAX_COMPILE_SECONDS = 15.0
 # How far a new grammar is followed before it is used, and how long one token may take.
 NUM_TRIAL_TOKENS = 48
 MAX_TRIAL_SECONDS = 0.25
+
+
+class Job(msgspec.Struct):
+    """Compile a canonical constraint."""
+
+    params: StructuredOutputsParams
+    # The engine that comes first was lost over it.
+    by_guidance: bool = False
+
+
+class Hello(msgspec.Struct):
+    """The tokenizer as a compile process describes it, once."""
+
+    tokens: list[bytes]
+    special_ids: list[int]
+    eos_ids: list[int]
+    # (start, end) of the reasoning parser's marks, and the tokens that write them.
+    markers: tuple[bytes, bytes] | None = None
+    marker_ids: tuple[list[int], list[int]] | None = None
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """A compiled grammar, or why there is none."""
+
+    engine: str = ""
+    payload: bytes = b""
+    refusal: Refusal | None = None
 
 
 def backend_of(config: VllmConfig) -> str:
@@ -75,7 +103,6 @@ class GrammarEngines:
             return self._by_name[name]
 
     def open(self, compiled: Compiled) -> CompiledGrammar:
-        """The grammar that `compile` made, here or in another process."""
         return self._engine(compiled.engine).open(compiled.payload)
 
     def compile(

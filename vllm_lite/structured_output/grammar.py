@@ -58,20 +58,16 @@ class Matcher(Protocol):
 
     def fill(self, masks: Masks, row: int) -> None:
         """Write which tokens may come next to `masks[row]`. Raises MatcherError."""
-        ...
 
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False, with nothing changed or the matcher useless, if it may not."""
-        ...
 
     def accept_bytes(self, data: bytes) -> bool:
         """Go on by text that is a part of a token."""
-        ...
 
     @property
     def is_terminated(self) -> bool:
         """Whether the end-of-sequence token was accepted."""
-        ...
 
 
 class CompiledGrammar(Protocol):
@@ -80,8 +76,6 @@ class CompiledGrammar(Protocol):
     @property
     def num_bytes(self) -> int:
         """Roughly what it holds in memory."""
-        ...
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning."""
-        ...

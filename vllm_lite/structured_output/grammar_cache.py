@@ -31,9 +31,7 @@ Found = TypeVar("Found")
 class Compiler(Protocol):
     """Turns a constraint into a grammar."""
 
-    def submit(self, params: StructuredOutputsParams) -> Future[Result]:
-        """Compile in turn."""
-        ...
+    def submit(self, params: StructuredOutputsParams) -> Future[Result]: ...
 
 
 class GrammarCache:

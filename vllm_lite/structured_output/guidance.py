@@ -69,7 +69,6 @@ class Guidance:
         return bytes([with_special]) + text.encode()
 
     def open(self, payload: bytes) -> CompiledGrammar:
-        """The grammar that `compile` made."""
         limits = self._llguidance.LLParserLimits(
             max_items_in_row=MAX_ITEMS, step_max_items=10 * MAX_ITEMS
         )

@@ -58,7 +58,6 @@ class Reasoning:
         return ids[0] if len(ids) == 1 else None
 
     def assume(self) -> None:
-        """Assume that an undetermined sequence is inside."""
         if self.phase is Phase.BEFORE:
             self._enter()
 

@@ -56,7 +56,6 @@ class XGrammar:
         return bytes([with_special]) + zlib.compress(text.encode(), 1)
 
     def open(self, payload: bytes) -> CompiledGrammar:
-        """The grammar that `compile` made."""
         text = zlib.decompress(payload[1:]).decode()
         info = self._info(bool(payload[0]))
         grammar = self._xgrammar.CompiledGrammar.deserialize_json(text, info)

@@ -6,11 +6,13 @@ an embedding) decode to nothing, so no id that a model samples can fail here.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -22,12 +24,12 @@ from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
-from vllm_lite.tokenizer.parts import TokenizerParts
-from vllm_lite.tokenizer.spelling import spelling_of
+from vllm_lite.tokenizer.parts import Backend, TokenizerParts
 
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 # The class in transformers for the tokenizers package's own files.
 _CLASS = "PreTrainedTokenizerFast"
 # Letters, digits, accents, ligatures, other scripts and a character beyond 16 bits.
@@ -36,6 +38,68 @@ _TRIAL = (
 )
 _PATHS = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path", "auto_map")
 _STDERR = 2
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """`to_bytes` gives a piece's bytes; `strips_first_space`: at a text's start one is dropped."""
+
+    to_bytes: Callable[[str], bytes]
+    strips_first_space: bool = False
+
+
+def spelling_of(backend: Backend) -> Spelling | None:
+    """The spelling of `backend`, or None where a token's text depends on its neighbours."""
+    if backend.decoder is None:
+        return None
+    state = json.loads(backend.decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return Spelling(_from_byte_alphabet)
+    names = [_sentencepiece_step(step) for step in steps]
+    if names == ["space", "bytes", "fuse"]:
+        return Spelling(_from_sentencepiece)
+    if names == ["space", "bytes", "fuse", "strip"]:
+        return Spelling(_from_sentencepiece, strips_first_space=True)
+    return None
+
+
+def _sentencepiece_step(step: dict[str, Any]) -> str:
+    match step:
+        case {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}:
+            return "space"
+        case {"type": "ByteFallback"}:
+            return "bytes"
+        case {"type": "Fuse"}:
+            return "fuse"
+        case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+            return "strip"
+    return ""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: itself, or the next from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(hidden)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _from_byte_alphabet(piece: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[char] for char in piece])
+    except KeyError:  # an added token, written as plain text
+        return piece.encode()
+
+
+def _from_sentencepiece(piece: str) -> bytes:
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    return piece.replace("\u2581", " ").encode()
 
 
 class TokenizerPanic(VLLMLiteError):

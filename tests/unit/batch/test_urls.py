@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_lite.batch.urls import HttpUrl, Reach, parse_url
+from vllm_lite.batch.transfer import HttpUrl, Reach, parse_url
 from vllm_lite.errors import UsageError
 
 

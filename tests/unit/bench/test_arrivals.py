@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_lite.bench.arrivals import RampUp, arrival_times, ramp_up_times
+from vllm_lite.bench.load import RampUp, arrival_times, ramp_up_times
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.tokenizer.conftest import sentencepiece_metadata
 from vllm_lite.bench.datasets import Sample, Source, load_samples
-from vllm_lite.bench.options import DatasetOptions
+from vllm_lite.bench.options.datasets import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
 from vllm_lite.errors import UsageError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf

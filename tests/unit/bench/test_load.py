@@ -9,7 +9,7 @@ from typing import Any
 from tests.unit.bench.servers import chunked, scripted_server
 from vllm_lite.bench.http_client import HttpClient
 from vllm_lite.bench.load import Sender, probes, run_load
-from vllm_lite.bench.requests import PreparedRequest
+from vllm_lite.bench.recorder import PreparedRequest
 
 STREAM = chunked(
     b'data: {"choices":[{"text":"a"}]}\n\n',

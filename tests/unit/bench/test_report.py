@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from vllm_lite.bench.arrivals import RateChange
+from vllm_lite.bench.load import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, Spread
-from vllm_lite.bench.options import ServeOptions
+from vllm_lite.bench.options.load import ServeOptions
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.report import (
     check_result_folder,

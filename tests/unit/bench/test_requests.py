@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from vllm_lite.bench.datasets import Prompt, Sample
-from vllm_lite.bench.options import BACKENDS, SamplingOptions, TargetOptions
-from vllm_lite.bench.recorder import ResponsesRecorder, StreamRecorder, WholeRecorder
-from vllm_lite.bench.requests import model_names, prepare, recorder_of
+from vllm_lite.bench.options.target import BACKENDS, SamplingOptions, TargetOptions
+from vllm_lite.bench.recorder import (
+    ResponsesRecorder,
+    StreamRecorder,
+    WholeRecorder,
+    model_names,
+    prepare,
+    recorder_of,
+)
 from vllm_lite.errors import UsageError
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from vllm_lite.bench.sweep.commands import SweptServer
-from vllm_lite.bench.sweep.overrides import Overrides, read_overrides
+from vllm_lite.bench.sweep.commands import Overrides, SweptServer, read_overrides
 from vllm_lite.cli.bench import run
 from vllm_lite.errors import UsageError
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.unit.bench.servers import chunked, scripted_server
-from vllm_lite.bench.options import TargetOptions
+from vllm_lite.bench.options.target import TargetOptions
 from vllm_lite.bench.report import drafts_block
 from vllm_lite.bench.target_server import DraftCounts, TargetServer
 from vllm_lite.errors import UsageError

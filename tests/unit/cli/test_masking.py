@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_lite.cli.masking import masked_text, masked_value
+from vllm_lite.cli.collect_env import masked_text, masked_value
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.engine.front.sync_llm import LLMEngine
-from vllm_lite.engine.link.core_thread import CoreThread
-from vllm_lite.engine.link.inproc_client import InprocClient
+from vllm_lite.engine.link.inproc_client import CoreThread, InprocClient
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.tokenizer.parts import TokenizerParts
 from vllm_lite.tokenizer.tokenizer import Tokenizer

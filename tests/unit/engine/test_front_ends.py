@@ -13,11 +13,9 @@ from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.engine.link.channel import CoreChannel, FrontEndChannel
 from vllm_lite.engine.link.messages import AbortRequests, CallResult, CoreFailed, StepOutputs
 from vllm_lite.errors import QueueFullError
-from vllm_lite.metrics.board import Board, Column, NoBoard
-from vllm_lite.metrics.console import ConsoleStats
-from vllm_lite.metrics.engine_metrics import NoMetrics
-from vllm_lite.metrics.request_stats import StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.board import Board, Column
+from vllm_lite.metrics.engine_metrics import ConsoleStats, NoMetrics
+from vllm_lite.metrics.stats import SchedulerStats, StepStats
 from vllm_lite.sampling_params import SamplingParams
 
 COUNT = 3
@@ -70,7 +68,7 @@ def test_a_board_shows_the_others_rows() -> None:
     third.add(Column.PROMPT_TOKENS, 1)
     assert [one.others(Column.NUM_UNFINISHED) for one in (first, second, third)] == [9, 5, 4]
     assert first.others(Column.PROMPT_TOKENS) == 7
-    assert first.others(Column.NUM_WAITING_TOKENS) == NoBoard().others(Column.NUM_UNFINISHED) == 0
+    assert first.others(Column.NUM_WAITING_TOKENS) == Board().others(Column.NUM_UNFINISHED) == 0
 
 
 def test_limits_of_the_queue_hold_for_all_front_ends_together() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import message
 from tests.unit.engine.engines import Scripted, engine_config
-from vllm_lite.engine.core import snapshot
+from vllm_lite.engine.core import observe
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.link.messages import CallResult, GetSnapshot
 
@@ -50,7 +50,7 @@ def test_snapshot_of_many_blocks_shows_every_nth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = busy_core().snapshot().blocks
-    monkeypatch.setattr(snapshot, "MOST_BLOCKS", 64)
+    monkeypatch.setattr(observe, "MOST_BLOCKS", 64)
     taken = busy_core().snapshot()
     assert taken.stride == 4 and taken.blocks == whole[::4]
 
@@ -58,7 +58,7 @@ def test_snapshot_of_many_blocks_shows_every_nth(
 def test_snapshots_are_taken_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     core = busy_core()
     now = [100.0]
-    monkeypatch.setattr(snapshot.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(observe.time, "monotonic", lambda: now[0])
     first = core.snapshot()
     core.abort_requests(["r0"])
     assert core.snapshot() is first

@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.link.core_thread import CoreThread
-from vllm_lite.engine.link.inproc_client import InprocClient
+from vllm_lite.engine.link.inproc_client import CoreThread, InprocClient
 from vllm_lite.engine.link.messages import CoreReady
 from vllm_lite.log import timeline
 

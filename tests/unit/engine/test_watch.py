@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
-from vllm_lite.engine.link import watch
+from vllm_lite.engine.link import core_client
+from vllm_lite.engine.link.channel import Heartbeat
+from vllm_lite.engine.link.core_client import STALL_LIMIT, ProcessSign, Watch, process_sign
 from vllm_lite.engine.link.core_handle import CoreHandle
-from vllm_lite.engine.link.heartbeat import Heartbeat
-from vllm_lite.engine.link.watch import STALL_LIMIT, ProcessSign, Watch, process_sign
 
 
 class _Handle:
@@ -31,14 +31,14 @@ class _Handle:
 @pytest.fixture
 def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Handle]:
     one = _Handle()
-    monkeypatch.setattr(watch, "process_sign", lambda pid: one.sign)
+    monkeypatch.setattr(core_client, "process_sign", lambda pid: one.sign)
     clock = {"now": 0.0}
 
     def monotonic() -> float:
         clock["now"] += 1.0
         return clock["now"]
 
-    monkeypatch.setattr(watch.time, "monotonic", monotonic)
+    monkeypatch.setattr(core_client.time, "monotonic", monotonic)
     yield one
     one.heartbeat.close()
 
@@ -134,7 +134,7 @@ def test_unwatched_time_does_not_count(handle: _Handle, monkeypatch: pytest.Monk
     handle.heartbeat.begin_step()
     one = Watch(cast("CoreHandle", handle))
     assert one.verdict() is None and one.verdict() is None
-    monkeypatch.setattr(watch.time, "monotonic", lambda: 1e9)
+    monkeypatch.setattr(core_client.time, "monotonic", lambda: 1e9)
     assert one.verdict() is None
 
 

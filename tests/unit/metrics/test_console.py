@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from vllm_lite.metrics.console import ConsoleStats
-from vllm_lite.metrics.request_stats import StepStats
-from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
+from vllm_lite.metrics.engine_metrics import ConsoleStats
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats, StepStats
 
 
 def test_the_line_has_the_known_form() -> None:

@@ -8,8 +8,7 @@ from tests.unit.engine.engines import engine_config
 from vllm_lite.metrics.exposition import families, merge, render, to_wire
 from vllm_lite.metrics.front_end import COARSE_DURATION, DURATION, FrontEndMetrics
 from vllm_lite.metrics.prometheus import EngineCollector
-from vllm_lite.metrics.request_stats import StepStats
-from vllm_lite.metrics.stats import SchedulerStats
+from vllm_lite.metrics.stats import SchedulerStats, StepStats
 
 
 def values(text: bytes) -> dict[str, float]:

@@ -8,12 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.engine.engines import engine_config
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
-from vllm_lite.metrics.histogram import Histogram, one_two_five
-from vllm_lite.metrics.prometheus import EngineCollector
-from vllm_lite.metrics.reader import Counter, Gauge, read_metrics
-from vllm_lite.metrics.reader import Histogram as HistogramValue
-from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
-from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
+from vllm_lite.metrics.exposition import Counter, Gauge, read_metrics
+from vllm_lite.metrics.exposition import Histogram as HistogramValue
+from vllm_lite.metrics.prometheus import EngineCollector, Histogram, one_two_five
+from vllm_lite.metrics.stats import (
+    FinishedGroup,
+    FinishedRequest,
+    SchedulerStats,
+    SpecDecodingStats,
+    StepStats,
+)
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 HISTOGRAMS = {

@@ -18,8 +18,7 @@ from vllm_lite.parsers import registry
 from vllm_lite.parsers.events import ParsedMessage
 from vllm_lite.parsers.tools.constraint import has_own_envelope, tool_constraint
 from vllm_lite.parsers.tools.envelopes import ENVELOPES
-from vllm_lite.parsers.tools.schema import argument_schema
-from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec, argument_schema
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.structured_output.compiler import Compiled, GrammarEngines
 from vllm_lite.structured_output.grammar import Vocabulary

@@ -15,8 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 from tests.unit.tokenizer.conftest import sentencepiece_metadata
 from tests.unit.tokenizer.texts import TEXTS
 from vllm_lite.errors import CheckpointError, RequestError
-from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
-from vllm_lite.tokenizer.pretokenizers import PRE_TOKENIZERS
+from vllm_lite.tokenizer.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.bench.options import DatasetOptions
+from vllm_lite.bench.options.datasets import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.errors import UsageError
 from vllm_lite.progress import progress_bar
@@ -48,7 +48,6 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The dataset's file."""
         return Path(self.options.dataset_path or "").expanduser()
 
     def numbers(self) -> Iterable[int]:
@@ -117,7 +116,6 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def whole_number(row: dict[str, Any], key: str, where: str, least: int = 1) -> int:
-    """A count of tokens in a row; raises UsageError."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f'{where} has no whole number under "{key}"')

@@ -15,8 +15,7 @@ from vllm_lite.bench.options.datasets import (
     DatasetOptions,
     check_dataset,
 )
-from vllm_lite.bench.options.parts import numbers, pairs
-from vllm_lite.bench.options.target import SamplingOptions, TargetOptions
+from vllm_lite.bench.options.target import SamplingOptions, TargetOptions, numbers, pairs
 from vllm_lite.config.option import config, option
 from vllm_lite.errors import UsageError
 
@@ -197,7 +196,6 @@ class ServeOptions:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """The percentiles to report."""
         return numbers("--metric-percentiles", self.metric_percentiles, "50,90,99")
 
     @property
@@ -226,5 +224,4 @@ class ServeOptions:
 
 
 def new_request_id_prefix() -> str:
-    """A prefix that no other run uses."""
     return f"bench-{secrets.token_hex(4)}-"

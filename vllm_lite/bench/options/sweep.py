@@ -56,12 +56,10 @@ class SweepOptions:
 
     @property
     def serve_words(self) -> list[str]:
-        """The words of --serve-cmd."""
         return _split("--serve-cmd", self.serve_cmd or "")
 
     @property
     def bench_words(self) -> list[str]:
-        """The words of --bench-cmd."""
         return _split("--bench-cmd", self.bench_cmd or "")
 
     @property

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vllm_lite.bench.options.parts import pairs
 from vllm_lite.config.option import config, option, options
 from vllm_lite.errors import UsageError
+
+
+def pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
+    """The KEY=VALUE `words` of `flag`; raises UsageError."""
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.strip() or not equals:
+            raise UsageError(f"{flag} {word!r} is not KEY=VALUE")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def numbers(flag: str, text: str, example: str) -> tuple[float, ...]:
+    """The numbers of a comma-separated `text`; raises UsageError."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag} {text!r} is not a list such as {example}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,8 @@ BACKENDS = {
     "infinity-embeddings": Backend("/embeddings", is_pooling=True),
     "vllm-pooling": Backend("/pooling", is_pooling=True),
 }
+
+
 _ALL_BACKENDS = (
     *BACKENDS,
     *("openai-audio", "openai-embeddings-chat", "openai-embeddings-clip"),
@@ -150,7 +171,6 @@ class TargetOptions:
 
     @property
     def api(self) -> Backend:
-        """The API of --backend."""
         return BACKENDS[self.backend]
 
     @property
@@ -160,7 +180,6 @@ class TargetOptions:
 
     @property
     def path(self) -> str:
-        """The path that requests are posted to."""
         return self.endpoint or self.api.path
 
     @property
@@ -171,5 +190,4 @@ class TargetOptions:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of --header."""
         return pairs("--header", self.header)

@@ -12,7 +12,6 @@ from vllm_lite.config.cli import OptionParser
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite ps`."""
     return OptionParser(
         "vllm-lite ps",
         "[-h]",
@@ -23,7 +22,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print a table; returns the exit code."""
     parser().parse_words(argv, 0, 0)
     rows = [("MODEL", "PID", "STATE", "STARTED", "URL", "LOG")]
     for server in servers.running():

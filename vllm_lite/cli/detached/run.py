@@ -12,7 +12,6 @@ from vllm_lite.config.option import make
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite run`."""
     return OptionParser(
         "vllm-lite run",
         "MODEL [PROMPT] [options] [-- options of serve]",
@@ -28,7 +27,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Start a server if need be, then talk; returns the exit code."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     arguments = words[end + 1 :]
@@ -39,7 +37,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _server_of(model: str, arguments: list[str]) -> servers.Server:
-    """A server of `model` that is ready."""
     with servers.starting():
         same = [server for server in servers.running() if server.model == model]
         for server in same:

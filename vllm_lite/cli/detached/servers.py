@@ -56,12 +56,10 @@ class Server:
 
     @property
     def path(self) -> Path:
-        """Its state file."""
         return folder() / f"{self.pid}.json"
 
     @property
     def log(self) -> Path:
-        """The file with the server's output."""
         return folder() / f"{self.port}.log"
 
     @property
@@ -83,7 +81,6 @@ class Server:
 
 
 def folder() -> Path:
-    """The private folder of state and logs."""
     path = Path(envs.VLLM_CACHE_ROOT) / "servers"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -23,7 +23,6 @@ class StopOptions:
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite stop`."""
     return OptionParser(
         "vllm-lite stop",
         "[MODEL or PID] [options]",
@@ -34,7 +33,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Stop what is named; returns the exit code."""
     reader = parser()
     words, (given,) = reader.parse_words(argv, 0, 1)
     options = StopOptions(**given)

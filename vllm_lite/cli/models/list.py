@@ -18,7 +18,6 @@ from vllm_lite.config.cli import OptionParser
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite list`."""
     return OptionParser(
         "vllm-lite list",
         "[options]",
@@ -29,7 +28,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print a table; returns the exit code."""
     (given,) = parser().parse_options(argv)
     rows = [("MODEL", "SIZE", "FORMAT", "QUANTISATION", "LAST USED")]
     for model in cached_models(CacheOptions(**given).download_dir):

@@ -14,7 +14,7 @@ from vllm_lite import envs
 from vllm_lite.cli.models.cache import CacheOptions
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
-from vllm_lite.config.load import LoadConfig
+from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.option import config, option, option_table
 from vllm_lite.config.sources import (
     DESCRIPTION_FILES,
@@ -47,7 +47,6 @@ class PullOptions(CacheOptions):
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite pull`."""
     return OptionParser(
         "vllm-lite pull",
         "MODEL [options]",
@@ -62,7 +61,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Fetch a model and print its path; returns the exit code."""
     words, (given,) = parser().parse_words(argv, 1, 1)
     sys.stdout.write(f"{pull(words[0], PullOptions(**given))}\n")
     return 0

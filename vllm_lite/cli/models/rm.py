@@ -11,7 +11,6 @@ from vllm_lite.errors import UsageError, nearest
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite rm`."""
     return OptionParser(
         "vllm-lite rm",
         "MODEL [MODEL ...] [options]",

@@ -80,7 +80,6 @@ class Footprint:
 
 
 def parser() -> OptionParser:
-    """The parser of `vllm-lite show`."""
     return OptionParser(
         "vllm-lite show",
         "MODEL [options]",
@@ -92,7 +91,6 @@ def parser() -> OptionParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print a description; returns the exit code."""
     words, (given,) = parser().parse_words(argv, 1, 1)
     options = ShowOptions(**given)
     # The weights stay where they are: random ones would be loaded.

@@ -16,8 +16,7 @@ import msgspec
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
-from vllm_lite.engine.link.channel import CoreChannel
-from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
 from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import make_stderr_lossy, set_process_name

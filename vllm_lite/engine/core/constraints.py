@@ -21,12 +21,16 @@ from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
 from vllm_lite.parsers.binding import bind_parsers
 from vllm_lite.parsers.registry import prompt_ends_in_reasoning
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.structured_output.bans import Bans
 from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
 from vllm_lite.structured_output.grammar import CompiledGrammar, Matcher, MatcherError, Refusal
 from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.structured_output.reasoning import Reasoning
-from vllm_lite.structured_output.sequence import BudgetedSequence, ConstrainedSequence, guarded
+from vllm_lite.structured_output.sequence import (
+    Bans,
+    BudgetedSequence,
+    ConstrainedSequence,
+    guarded,
+)
 
 # Tokens of a prompt in which its last mark of reasoning is looked for.
 _PROMPT_TAIL = 64
@@ -60,7 +64,6 @@ class Constraints:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for their grammar."""
         return len(self._waiting)
 
     @property
@@ -209,7 +212,6 @@ class Constraints:
         return ended
 
     def shutdown(self) -> None:
-        """End the compile processes."""
         if self._has_pool:
             self._pool.close()
 

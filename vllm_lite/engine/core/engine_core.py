@@ -30,9 +30,8 @@ from vllm_lite.core.step import (
 from vllm_lite.engine.client import SLEEP_TAGS, PauseMode
 from vllm_lite.engine.core.constraints import Constraints
 from vllm_lite.engine.core.event_publisher import make_publisher
+from vllm_lite.engine.core.observe import Snapshots, StepLog, StepTotals
 from vllm_lite.engine.core.pause import PauseGate
-from vllm_lite.engine.core.snapshot import Snapshots
-from vllm_lite.engine.core.step_log import StepLog, StepTotals
 from vllm_lite.engine.link.messages import CoreReady, StepOutputs
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.executor.commands import RefillWeights, Release

@@ -1,4 +1,4 @@
-"""Limits of the queue, and the places in it that are promised.
+"""Before a request is sent: limits of the queue, and what is known of its constraint.
 
 Invariant: requests that were admitted but have not begun count as waiting, so that many at once
 cannot pass where one after another could not.
@@ -6,11 +6,21 @@ cannot pass where one after another could not.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
+
 from vllm_lite.config.scheduler import SchedulerConfig
+from vllm_lite.core.step import Task
 from vllm_lite.engine.front.input_processor import ProcessedInput
-from vllm_lite.errors import QueueFullError
-from vllm_lite.metrics.board import Board, Column, NoBoard
+from vllm_lite.errors import QueueFullError, RequestError, UnavailableError
+from vllm_lite.metrics.board import Board, Column
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.structured_output.canonical import name_of
+from vllm_lite.structured_output.grammar import Refusal
+
+MAX_REMEMBERED = 4096
 
 
 class Place:
@@ -39,12 +49,12 @@ class Admission:
         self,
         limits: SchedulerConfig,
         metrics: EngineMetrics | NoMetrics,
-        board: Board | NoBoard | None = None,
+        board: Board | None = None,
     ) -> None:
         self._limits = limits
         self._metrics = metrics
         # Shows what other front ends of the same engine have admitted.
-        self._board = board or NoBoard()
+        self._board = board or Board()
         # Of admitted requests that have not begun.
         self._num_sequences = 0
         self._num_tokens = 0
@@ -54,7 +64,6 @@ class Admission:
 
     @property
     def num_unfinished_elsewhere(self) -> int:
-        """Sequences of other front ends."""
         return self._board.others(Column.NUM_UNFINISHED)
 
     def change(self, num_sequences: int, num_tokens: int) -> None:
@@ -95,3 +104,57 @@ class Admission:
                     "try later"
                 )
         return self.place(processed)
+
+
+class PreparedConstraints:
+    """Evicts the least recently used."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Refusal | None] = OrderedDict()
+
+    def unknown(self, processed: Iterable[Task]) -> dict[bytes, SamplingParams]:
+        """The constraints of `processed` parameters to prepare in the core, by name.
+
+        Raises RequestError for one that is known to be refused.
+        """
+        found: dict[bytes, SamplingParams] = {}
+        for params in processed:
+            if isinstance(params, PoolingParams) or params.structured_outputs is None:
+                continue
+            asked = _asked(params)
+            name = name_of(asked)
+            if name not in self._known:
+                found[name] = asked
+                continue
+            self._known.move_to_end(name)
+            check_refusal(self._known[name])
+        return found
+
+    def learn(self, name: bytes, refusal: Refusal | None) -> None:
+        """Remember a lasting answer of the core. Raises RequestError for a refusal."""
+        if refusal is None or refusal.status == RequestError.status:
+            self._known[name] = refusal
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
+        check_refusal(refusal)
+
+
+def check_refusal(refusal: Refusal | None) -> None:
+    if refusal is None:
+        return
+    for kind in (QueueFullError, UnavailableError):
+        if refusal.status == kind.status:
+            raise kind(refusal.message)
+    raise RequestError(refusal.message, refusal.param)
+
+
+def _asked(params: SamplingParams) -> SamplingParams:
+    """The constraint of processed parameters, and the bans that may contradict it."""
+    return SamplingParams(
+        structured_outputs=params.structured_outputs,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words_token_ids=params.bad_words_token_ids,
+        stop_token_ids=params.stop_token_ids if params.min_tokens else None,
+        max_tokens=None,
+        min_tokens=params.min_tokens,
+    )

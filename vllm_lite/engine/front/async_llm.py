@@ -18,13 +18,14 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
 from vllm_lite.engine.client import (
     NOBODY,
+    EngineClient,
     Origin,
     PauseMode,
     Prompt,
     memory_to_release,
     memory_to_wake,
 )
-from vllm_lite.engine.front.admission import Admission, Place
+from vllm_lite.engine.front.admission import Admission, Place, PreparedConstraints
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,
@@ -37,7 +38,6 @@ from vllm_lite.engine.front.output_processor import (
     ProcessedStep,
     in_turns,
 )
-from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.front.request_state import RequestState
 from vllm_lite.engine.link.core_client import AsyncMPClient, log_ready
 from vllm_lite.engine.link.core_handle import CoreHandle
@@ -61,7 +61,7 @@ from vllm_lite.errors import (
     UsageError,
 )
 from vllm_lite.log import init_logger
-from vllm_lite.metrics.board import Board, NoBoard
+from vllm_lite.metrics.board import Board
 from vllm_lite.metrics.engine_metrics import EngineMetrics, NoMetrics, engine_metrics
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-class AsyncLLM:
-    """An EngineClient over an engine core of its own; belongs to one event loop."""
+class AsyncLLM(EngineClient):
+    """An engine core of its own, for one event loop. Methods are described at EngineClient."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class AsyncLLM:
         core: CoreHandle,
         *,
         tokenizer: Tokenizer | None = None,
-        board: Board | NoBoard | None = None,
+        board: Board | None = None,
     ) -> None:
         """`core` has been started with `config`; returns once it is ready.
 
@@ -104,7 +104,7 @@ class AsyncLLM:
         self.config = config
         self._tokenizer = tokenizer
         self._prepared = PreparedConstraints()
-        board = board or NoBoard()
+        board = board or Board()
         self._metrics: EngineMetrics | NoMetrics = engine_metrics(
             config, self._core.ready.num_blocks, board, is_first=core.front_end == 0
         )
@@ -129,12 +129,10 @@ class AsyncLLM:
 
     @property
     def ready(self) -> CoreReady:
-        """The engine core's facts from its start."""
         return self._core.ready
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; UsageError with --skip-tokenizer-init."""
         if self._tokenizer is None:
             raise UsageError("there is no tokenizer: drop --skip-tokenizer-init to have one")
         return self._tokenizer
@@ -145,42 +143,34 @@ class AsyncLLM:
 
     @property
     def registry(self) -> CollectorRegistry | None:
-        """The metrics of this engine; None with --disable-log-stats."""
         return self._metrics.registry
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead; it never comes back."""
         return self._core.is_dead()
 
     @property
     def dead_error(self) -> BaseException:
-        """See EngineClient.dead_error."""
         with contextlib.suppress(EngineDeadError):
             self._core.check_alive()
         return self._core.dead_error or EngineDeadError("The engine is alive")
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine takes requests."""
         return not self.errored and not self._is_draining
 
     @property
     def num_unfinished_elsewhere(self) -> int:
-        """See EngineClient.num_unfinished_elsewhere."""
         return self._admission.num_unfinished_elsewhere
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the engine takes no more requests."""
         return not self.is_running
 
     def get_default_sampling_params(self) -> dict[str, Any]:
-        """Sampling defaults of the model's generation config, as SamplingParams fields."""
         return self.config.sampling_defaults
 
     async def prepare(self, params: SamplingParams) -> None:
-        """See EngineClient.prepare."""
         if params.bad_words and params.bad_words_token_ids is None:
             words = params.bad_words
             # Once for all prompts, off the event loop.
@@ -202,7 +192,6 @@ class AsyncLLM:
         origin: Origin = NOBODY,
         is_part: bool = False,
     ) -> AsyncIterator[RequestOutput]:
-        """See EngineClient.generate."""
         self._core.check_alive()
         if self._is_draining:
             raise UnavailableError("The server is shutting down and takes no new requests")
@@ -222,41 +211,32 @@ class AsyncLLM:
         return cast("AsyncIterator[Any]", stream)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; their iterators give a last output with finish_reason "abort"."""
         ids = (request_id,) if isinstance(request_id, str) else request_id
         self._finish(self._outputs.abort(ids))
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError where the engine is dead or stuck."""
         self._attached.check_alive()
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False where blocks are in use."""
         return await self._attached.call(ResetPrefixCache())
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """See EngineClient.pause_generation."""
         await self._attached.call(Pause(mode, clear_cache))
 
     async def resume_generation(self) -> None:
-        """See EngineClient.resume_generation."""
         await self._attached.call(Resume())
 
     async def is_paused(self) -> bool:
-        """Whether new requests wait for resume_generation()."""
         return await self._attached.call(IsPaused())
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """See EngineClient.sleep."""
         released = memory_to_release(self.config, level, mode)
         await self._attached.call(Pause(mode, clear_cache=True, releases=released))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """See EngineClient.wake_up."""
         await self._attached.call(WakeUp(memory_to_wake(tags)))
 
     async def is_sleeping(self) -> bool:
-        """See EngineClient.is_sleeping."""
         return (await self.get_stats()).is_asleep
 
     async def get_stats(self) -> SchedulerStats:
@@ -264,7 +244,6 @@ class AsyncLLM:
         return await self._attached.call(GetStats())
 
     async def snapshot(self) -> EngineSnapshot:
-        """See EngineClient.snapshot."""
         taken = await self._attached.call(GetSnapshot())
         taken.start = self.ready.timeline
         return taken

@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.front.input_processor import ProcessedInput
-from vllm_lite.engine.front.pooling_state import PooledChoice, PoolingState
-from vllm_lite.engine.front.request_state import ChoiceState, RequestState, Sink
+from vllm_lite.engine.front.request_state import (
+    ChoiceState,
+    PooledChoice,
+    PoolingState,
+    RequestState,
+    Sink,
+)
 from vllm_lite.log import init_logger
-from vllm_lite.metrics.request_stats import StepStats
+from vllm_lite.metrics.stats import StepStats
 from vllm_lite.metrics.tracing import make_tracer
 from vllm_lite.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
@@ -76,7 +81,6 @@ class OutputProcessor:
         return len(self._choices)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._choices)
 
     def add_request(
@@ -139,7 +143,6 @@ class OutputProcessor:
         return self.abort_states(requests, show=show)
 
     def abort_all(self) -> ProcessedStep:
-        """End everything that runs or waits."""
         return self.abort(list(self._requests))
 
     def fail_all(self, error: BaseException) -> None:
@@ -255,7 +258,6 @@ class OutputCollector:
         self._wake()
 
     async def get(self) -> AnyOutput:
-        """The next output; waits for it."""
         while self._output is None:
             if self._error is not None:
                 raise self._error

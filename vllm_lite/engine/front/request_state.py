@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
 from vllm_lite.engine.front.input_processor import ProcessedInput
-from vllm_lite.metrics.request_stats import FinishedGroup, FinishedRequest, StepStats
+from vllm_lite.metrics.stats import FinishedGroup, FinishedRequest, StepStats
 from vllm_lite.metrics.tracing import TracedRequest
 from vllm_lite.outputs import (
     AnyOutput,
     CompletionOutput,
     Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
 )
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.detokenizer import IncrementalDetokenizer
 
@@ -30,9 +33,8 @@ if TYPE_CHECKING:
 
 # Urgency of a choice's output.
 NOTHING, LATER, NOW = range(3)
-
-
 DecodeToken = Callable[[int], str]
+_NO_TEXT = SamplingParams(detokenize=False)
 
 
 def position_logprobs(
@@ -154,7 +156,6 @@ class ChoiceState:
         return is_early
 
     def fail(self, cause: str) -> None:
-        """End the choice here, with an error."""
         self.finish_reason, self.stop_reason = "error", cause
 
     def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
@@ -241,7 +242,6 @@ class RequestState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has ended."""
         return self.num_open == 0
 
     def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
@@ -297,4 +297,53 @@ class RequestState:
             self.choices[0].first_token_time,
             [choice.summary(now) for choice in self.choices],
             self.input.origin.trace_headers,
+        )
+
+
+class PooledChoice(ChoiceState):
+    """The one result of a request."""
+
+    def __init__(self, request: RequestState, core_id: str) -> None:
+        super().__init__(request, core_id, 0, None, _NO_TEXT)
+        self.vector = b""
+
+    def update(self, output: EngineCoreOutput) -> bool:
+        """Take in a step's output; raises ValueError for an end without a vector."""
+        if output.pooled is not None:
+            self.vector = output.pooled
+        elif output.finish_reason == "stop":
+            raise ValueError("the engine core sent no vector")
+        return super().update(output)
+
+    def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
+        """Count the prompt once it is computed."""
+        super().observe(output, now, stats)
+        if output.pooled is not None:
+            self.count_prompt(now, stats)
+
+
+@dataclass(slots=True, eq=False)
+class PoolingState(RequestState):
+    """A pooling request with its one choice."""
+
+    def take_output(self) -> PoolingRequestOutput[PoolingOutput] | None:
+        """The vector, once it is there; empty where there will be none."""
+        if not self.is_finished:
+            return None
+        import torch  # here: a front end that generates text never loads it
+
+        (choice,) = self.choices
+        assert isinstance(choice, PooledChoice)
+        vector = bytearray(choice.vector)
+        data = torch.frombuffer(vector, dtype=torch.float32) if vector else torch.empty(0)
+        params = self.input.params
+        if vector and isinstance(params, PoolingParams) and params.is_per_token:
+            data = data.view(len(self.input.prompt_token_ids), -1)
+        return PoolingRequestOutput(
+            request_id=self.request_id,
+            outputs=PoolingOutput(data),
+            prompt_token_ids=self.input.prompt_token_ids,
+            num_cached_tokens=choice.num_cached_tokens,
+            finished=True,
+            error=None if choice.finish_reason == "stop" else str(choice.stop_reason),
         )

@@ -13,6 +13,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import Prompt, memory_to_release, memory_to_wake
+from vllm_lite.engine.front.admission import PreparedConstraints
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,
@@ -20,7 +21,6 @@ from vllm_lite.engine.front.input_processor import (
     fan_out,
 )
 from vllm_lite.engine.front.output_processor import OutputProcessor
-from vllm_lite.engine.front.prepared import PreparedConstraints
 from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
 from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.engine.link.messages import (
@@ -122,7 +122,6 @@ class LLMEngine:
 
     @property
     def registry(self) -> CollectorRegistry | None:
-        """The metrics of this engine; None with disable_log_stats."""
         return self._metrics.registry
 
     def process(
@@ -165,7 +164,6 @@ class LLMEngine:
             self._send()
 
     def step(self) -> list[AnyOutput]:
-        """Wait for the next step; returns the outputs that are due."""
         if not self._processor.has_unfinished_requests():
             return self._outputs.take()
         self._send()

@@ -8,6 +8,10 @@ unbounded because admission bounds them.
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
+import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,7 +29,59 @@ from vllm_lite.engine.link.messages import (
     Undecodable,
 )
 
+SIZE = 16
 Received = TypeVar("Received")
+
+
+class Heartbeat:
+    """A step's start time in memory that both processes map."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, SIZE)
+        # Aligned 8-byte stores: a reader never sees half a number.
+        self._stamp = memoryview(self._map).cast("q")
+
+    @classmethod
+    def create(cls) -> Heartbeat:
+        """New memory; hand `fd` to the process that stamps."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(SIZE)
+            return cls(os.dup(file.fileno()))
+
+    def begin_step(self) -> None:
+        self._stamp[0] = time.monotonic_ns()
+
+    def end_step(self) -> None:
+        self._stamp[0] = 0
+
+    def expect_step(self) -> None:
+        """Stamp from a front end's side: a message is about to wake the core.
+
+        The core stamps over it; one that never wakes counts as stuck.
+        """
+        if not self._stamp[0]:
+            self.begin_step()
+
+    @property
+    def stamp(self) -> int:
+        """The start of the current step in nanoseconds; 0 where none runs."""
+        return self._stamp[0]
+
+    @property
+    def step_limit(self) -> float:
+        """Processor seconds that a step may use; 0 where none are set."""
+        return self._stamp[1] / 1e9
+
+    @step_limit.setter
+    def step_limit(self, seconds: float) -> None:
+        self._stamp[1] = int(seconds * 1e9)
+
+    def close(self) -> None:
+        """Unmap; the other process keeps its own mapping."""
+        self._stamp.release()
+        self._map.close()
+        os.close(self.fd)
 
 
 def message_encoder() -> msgspec.msgpack.Encoder:
@@ -141,7 +197,6 @@ class FrontEndChannel(Channel[FromCore]):
         return int(self._incoming.getsockopt(zmq.FD))
 
     def encode(self, message: ToCore) -> bytes:
-        """The message as send_encoded() takes it."""
         return self._encoder.encode(message)
 
     def send(self, message: ToCore) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.engine.link.channel import FrontEndChannel
-from vllm_lite.engine.link.heartbeat import Heartbeat
+from vllm_lite.engine.link.channel import FrontEndChannel, Heartbeat
 from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
 
@@ -86,7 +85,6 @@ class CoreHandle(ABC):
         """Leave the core; it ends with the front end that started it."""
 
     def close(self) -> None:
-        """Release this side's resources."""
         self.channel.close()
         self.heartbeat.close()
         os.close(self.exit_fd)
@@ -143,7 +141,6 @@ class StartedCore(CoreHandle):
         self.close()
 
     def close(self) -> None:
-        """Release this side's resources; the core must have ended."""
         super().close()
         self.remove_directory()
 

@@ -44,7 +44,6 @@ class CoreProcess(StartedCore):
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
         return self._process.pid
 
     def start(self, config: VllmConfig) -> None:
@@ -80,7 +79,7 @@ def launch_core(
     _allow_open_files()
     if in_process:
         # Imported here: it needs modules of the engine core that only a core's process has.
-        from vllm_lite.engine.link.core_thread import CoreThread
+        from vllm_lite.engine.link.inproc_client import CoreThread
 
         handle: StartedCore = CoreThread()
     else:

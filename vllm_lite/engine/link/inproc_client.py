@@ -1,11 +1,14 @@
-"""An engine core in the caller's own thread: `get_output()` runs a step.
+"""An engine core without a process of its own: in a thread, or in the caller's own.
 
-For offline use without a child process, and for tests. VLLM_CPU_OMP_THREADS_BIND binds that
-thread too: it computes.
+A CoreThread, for --disable-frontend-multiprocessing, cannot be killed and shares Python's lock with
+its front end. An InprocClient runs a step in `get_output()`, for offline use and for tests;
+VLLM_CPU_OMP_THREADS_BIND binds that thread too: it computes.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
@@ -13,13 +16,57 @@ from typing import Any
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
-from vllm_lite.engine.core.calls import Calls
 from vllm_lite.engine.core.engine_core import EngineCore
-from vllm_lite.engine.link.messages import Answer, Command, StepOutputs
+from vllm_lite.engine.core.loop import Calls, CoreLoop
+from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
+from vllm_lite.engine.link.core_handle import StartedCore
+from vllm_lite.engine.link.messages import Answer, Command, Shutdown, StepOutputs
 from vllm_lite.executor.executor import Executor
 from vllm_lite.executor.select import make_executor
+from vllm_lite.lifeline import announce_exit
 from vllm_lite.log import timeline
 from vllm_lite.platform import bind_compute_threads
+
+
+class CoreThread(StartedCore):
+    """An engine core in a thread of this process."""
+
+    def __init__(self, make_executor: Callable[[VllmConfig], Executor] = make_executor) -> None:
+        super().__init__()
+        self._make_executor = make_executor
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, config: VllmConfig) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(config,), name="engine-core", daemon=True
+        )
+        self._thread.start()
+
+    def kill(self) -> None:
+        """A thread cannot be killed: it ends after its step, or with the process."""
+        self.channel.send(Shutdown())
+
+    def exit_cause(self) -> str:
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        return "it was stopped"
+
+    def close(self) -> None:
+        if self._thread is None:
+            os.close(self._exit_writer)
+        super().close()
+
+    def _run(self, config: VllmConfig) -> None:
+        timeline.restart()
+        channel = CoreChannel(self.directory)
+        heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
+        self._error = CoreLoop(channel, heartbeat).run(
+            lambda: EngineCore(config, self._make_executor)
+        )
+        channel.close(linger=1.0)
+        heartbeat.close()
+        announce_exit(self._exit_writer)
 
 
 class InprocClient:

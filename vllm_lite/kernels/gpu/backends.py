@@ -9,7 +9,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_lite.config.gpu import GPU_BACKENDS
+from vllm_lite.config.attention import GPU_BACKENDS
 from vllm_lite.errors import UsageError
 
 # Modules whose `operations()` replace Triton's.

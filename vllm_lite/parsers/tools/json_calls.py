@@ -36,11 +36,9 @@ class JsonTools:
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         return (*self.closers, *self.leads)
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
-        """See ToolFormat."""
         source = calls.source
         is_checked = opener in self.bare or opener in self.checked
         if opener in self.bare:

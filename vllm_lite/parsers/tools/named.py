@@ -11,12 +11,34 @@ from dataclasses import dataclass
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
 from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, SPACE, EndOfText, Malformed, Reading
 from vllm_lite.parsers.tools.json_calls import JsonTools
-from vllm_lite.parsers.tools.reader import CallWriter, is_control
+from vllm_lite.parsers.tools.reader import CallWriter, ToolFormat, is_control
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice
 from vllm_lite.parsers.tools.values import coercion
 
 _MARK = re.compile(r"<[^<>]+>")
-
 _NO_NAME = re.compile(r"^\{|[\s\[\]].*\{$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class BareArguments:
+    """The first object of the text is the arguments of `name`."""
+
+    name: str
+    id_style: str = ""
+    openers: tuple[str, ...] = ("{",)
+    wrappers: tuple[str, ...] = ()
+
+    def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
+        calls.begin(self.name)
+        yield from read_value(calls.source, JSON, calls.put, opener)
+        calls.end()
+
+
+def plain_format(choice: ToolChoice, id_style: str) -> ToolFormat:
+    """How the answer of a forced call is read; `id_style` is that of the model's own format."""
+    if isinstance(choice, NamedTool):
+        return BareArguments(choice.name, id_style)
+    return JsonTools(openers=("[",), bare=("[",), id_style=id_style)
 
 
 @dataclass(frozen=True)
@@ -43,14 +65,12 @@ class NamedTools:
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         marks = (self.call, self.lead, *self.name_ends, *self.argument_leads, *self.call_ends)
         # A few hold a word beside a mark.
         parts = [mark for part in marks for mark in (part, *_MARK.findall(part))]
         return tuple(filter(is_control, (*parts, *self.closers, *self.dialect.quotes)))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
-        """See ToolFormat."""
         source = calls.source
         if not self.call or opener == self.call:
             yield from self._read_call(calls)

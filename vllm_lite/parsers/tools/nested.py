@@ -90,7 +90,6 @@ class NestedTools:
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         return (self.mark, *self.closers, *self._bare)
 
     @property
@@ -99,7 +98,6 @@ class NestedTools:
         return tuple(tag.removeprefix(self.mark) for tag in (*self.openers, *self.closers))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
-        """See ToolFormat."""
         source = calls.source
         while True:
             yield from source.skip_space()

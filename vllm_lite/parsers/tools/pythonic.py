@@ -37,11 +37,9 @@ class PythonicTools:
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         return self.closers
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
-        """See ToolFormat."""
         if not self.repeats_calls:
             yield from self._read_calls(opener, calls)
             return

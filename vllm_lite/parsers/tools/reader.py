@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from vllm_lite.parsers.events import EventSink
 from vllm_lite.parsers.literals import ending
-from vllm_lite.parsers.sink import EventSink
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tools.spec import ToolSpec
 
@@ -97,21 +97,17 @@ class ToolFormat(Protocol):
     @property
     def id_style(self) -> str:
         """Of the ids of calls; see `new_call_id`."""
-        ...
 
     @property
     def openers(self) -> tuple[str, ...]:
         """The texts that may begin calls within prose."""
-        ...
 
     @property
     def wrappers(self) -> tuple[str, ...]:
         """Marks around prose or calls that mean nothing by themselves; dropped."""
-        ...
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
         """Read what follows `opener`, which has been read, to the end of its calls."""
-        ...
 
 
 class _Prose:
@@ -146,7 +142,6 @@ class Interludes(Protocol):
 
     def read(self, source: Source) -> Reading[str | None]:
         """Read one, its start read; returns the opener of calls that ended it, if one did."""
-        ...
 
 
 def read_tools(

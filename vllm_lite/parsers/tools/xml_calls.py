@@ -75,14 +75,12 @@ class XmlTools:
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """See ToolFormat."""
         tags = [tag for tag in (self.call, self.parameter, self.type_tag) if tag]
         marks = [mark for tag in tags for mark in (tag.start, tag.end) if len(mark) > 1]
         marks += [self.value_start, self.value_end, self.call_end, *self.name_ends]
         return tuple(filter(None, (*marks, *self.closers, *self.leads)))
 
     def read_calls(self, opener: str, calls: CallWriter) -> Reading[None]:
-        """See ToolFormat."""
         source = calls.source
         if opener in self.bare:
             yield from self._read_call(calls, is_bare=not is_control(opener))

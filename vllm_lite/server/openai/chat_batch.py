@@ -21,8 +21,8 @@ from vllm_lite.server.openai.chat_protocol import (
     CHAT_LATER,
     MAX_MESSAGES,
     ChatCompletionRequest,
+    renamed,
 )
-from vllm_lite.server.openai.chat_request import renamed
 from vllm_lite.server.openai.chat_service import ChatReply
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported

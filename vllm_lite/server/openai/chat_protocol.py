@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from vllm_lite.errors import RequestError
+from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
+from vllm_lite.server.body import parse
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
-from vllm_lite.server.openai.tool_protocol import tool_specs
 
+MAX_TOOL_NAME = 256
+_CHOICES = ("none", "auto", "required")
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
 MAX_ROLE = 64
 MAX_TOOLS = 1024
 MAX_DOCUMENTS = 4096
 MAX_TEMPLATE = 1 << 18
-
 CHAT_HARMLESS = HARMLESS | {"verbosity"}
 CHAT_LATER = {
     "functions": "function calling (and is deprecated: use tools)",
@@ -27,6 +31,95 @@ CHAT_LATER = {
     "web_search_options": "web search",
 }
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+
+
+def tool_specs(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
+    """The functions that `tools` describe; raises RequestError that names the tool at fault."""
+    return tuple(_spec(f"tools.{index}", tool) for index, tool in enumerate(tools or ()))
+
+
+def _spec(path: str, tool: dict[str, object]) -> ToolSpec:
+    if tool.get("type", "function") != "function":
+        kind = tool["type"]
+        raise RequestError(f"{path}.type {kind!r:.40} is not supported; use function", path)
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{path}.function must be an object with a name", f"{path}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
+        raise RequestError(
+            f"{path}.function.name must be a string of 1 to {MAX_TOOL_NAME} characters",
+            f"{path}.function.name",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise RequestError(
+            f"{path}.function.parameters must be a JSON schema", f"{path}.function.parameters"
+        )
+    strict = function.get("strict")
+    if strict not in (None, True, False):
+        raise RequestError(f"{path}.function.strict must be true or false", f"{path}.function")
+    return ToolSpec(name, parameters or {}, strict)
+
+
+def allowed_tools(
+    choice: str | dict[str, object] | None, tools: tuple[ToolSpec, ...]
+) -> tuple[tuple[ToolSpec, ...], str | dict[str, object] | None]:
+    """The tools that may be called and the choice among them, where `choice` narrows them.
+
+    The prompt shows all tools, so that it stays the same. Raises RequestError.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    given = choice.get("allowed_tools")
+    mode = given.get("mode") if isinstance(given, dict) else None
+    listed = given.get("tools") if isinstance(given, dict) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise RequestError(
+            "tool_choice.allowed_tools needs a mode, auto or required, and a list of tools",
+            "tool_choice",
+        )
+    known = {tool.name: tool for tool in tools}
+    chosen: dict[str, ToolSpec] = {}
+    for name in map(_name_of, listed):
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(
+                f"tool_choice allows {name!r:.80}, which is not one of the tools", "tool_choice"
+            )
+        chosen[name] = known[name]
+    return tuple(chosen.values()), mode
+
+
+def _name_of(choice: object) -> object:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def tool_choice_of(
+    choice: str | dict[str, object] | None, tools: tuple[ToolSpec, ...]
+) -> ToolChoice:
+    """`choice` as given by a client; without one, "auto" where there are tools.
+
+    Raises RequestError for a choice that is none, or that the tools do not allow.
+    """
+    if choice is None:
+        return "auto" if tools else "none"
+    if isinstance(choice, str) and choice in _CHOICES:
+        if choice != "none" and not tools:
+            raise RequestError(f"tool_choice {choice} needs tools", "tool_choice")
+        return choice  # type: ignore[return-value]
+    name = _name_of(choice)
+    if not isinstance(name, str):
+        raise RequestError(
+            'tool_choice must be none, auto, required, {"type": "function", "function": '
+            '{"name": ...}} or of type allowed_tools',
+            "tool_choice",
+        )
+    if all(tool.name != name for tool in tools):
+        raise RequestError(
+            f"tool_choice names {name!r:.80}, which is not one of the tools", "tool_choice"
+        )
+    return NamedTool(name)
 
 
 class TemplateFields(SamplingFields):
@@ -54,7 +147,6 @@ class TemplateFields(SamplingFields):
     """Let the tokenizer add what it puts at a text's beginning."""
 
     def check_template_fields(self, *, trust_template: bool) -> None:
-        """Raise RequestError that names the message or field at fault."""
         if not self.messages:
             raise RequestError("messages must not be empty", "messages")
         num_parts = 0
@@ -135,7 +227,6 @@ class ChatCompletionRequest(TemplateFields):
 
     @property
     def template_kwargs(self) -> dict[str, object]:
-        """Extra variables of the chat template."""
         given = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             given.setdefault("reasoning_effort", self.reasoning_effort)
@@ -184,3 +275,21 @@ def _check_part(path: str, part: object) -> None:
     field = kind if kind in ("refusal", "thinking") else "text"
     if not isinstance(part.get(field), str):
         raise RequestError(f"{path}.{field} must be a string", f"{path}.{field}")
+
+
+def chat_request(fields: dict[str, object]) -> ChatCompletionRequest:
+    return parse(ChatCompletionRequest, fields, CHAT_HARMLESS)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename chat's fields in refusals to those of the client's API, by `names`."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            field, dot, rest = error.param.partition(".")
+            if field in names:
+                error.message = error.message.replace(field, names[field])
+                error.param = names[field] + dot + rest
+        raise

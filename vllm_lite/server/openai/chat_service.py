@@ -12,16 +12,14 @@ from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation
-from vllm_lite.server.large_replies import written
-from vllm_lite.server.openai.beam_protocol import start_searches
-from vllm_lite.server.openai.chat_message import message_of
+from vllm_lite.server.openai.beam_search import start_searches
 from vllm_lite.server.openai.chat_protocol import (
     CHAT_HARMLESS,
     CHAT_LATER,
     ChatCompletionRequest,
 )
-from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream
-from vllm_lite.server.openai.chunks import ChunkWriter
+from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream, message_of
+from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, request_timings
 from vllm_lite.server.openai.logprobs import (
     Shown,
     TokenView,
@@ -29,13 +27,10 @@ from vllm_lite.server.openai.logprobs import (
     prompt_logprobs,
     token_view,
 )
-from vllm_lite.server.openai.message_reader import ChoiceReaders
+from vllm_lite.server.openai.message_reader import ChoiceReaders, logged
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import includes_usage, refuse_unsupported
-from vllm_lite.server.openai.timings import request_timings
-from vllm_lite.server.openai.usage import UsageCounter
-from vllm_lite.server.output_log import logged
-from vllm_lite.server.sse import EventStream
+from vllm_lite.server.replies import EventStream, written
 
 
 class ChatService:
@@ -123,7 +118,6 @@ class ChatReply:
         return token_view(self._context, as_ids=self._body.return_tokens_as_token_ids)
 
     def stream(self) -> ChatStream:
-        """The reply as events."""
         context = self._context
         writer = ChunkWriter(
             context.identity(self._request_id, "chat.completion.chunk"),

@@ -1,17 +1,99 @@
-"""Chunks of a stream as bytes, made of parts that are encoded once per request.
+"""Counts of tokens and times of a request as replies report them, and the chunks of a stream.
 
-A chunk is `data: {HEAD,"choices":[CHOICE]TAIL}`; only CHOICE changes from token to token. Knows
-no engine. This is the hottest code of the API process: no models, no dicts per token.
+A chunk is `data: {HEAD,"choices":[CHOICE]TAIL}`, made of parts that are encoded once per request;
+only CHOICE changes from token to token. This is the hottest code of the API process: no models,
+no dicts per token.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
+from vllm_lite.outputs import RequestMetrics, RequestOutput
 from vllm_lite.server.openai.sampling_protocol import UsageChoice
-from vllm_lite.server.openai.usage import UsageCounter
 
 encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class UsageCounter:
+    """Adds up what the prompts and choices of one HTTP request used, in tokens.
+
+    `with_details` reports cached tokens, `with_reasoning` those of the reasoning's text.
+    """
+
+    with_details: bool
+    with_reasoning: bool = False
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+    def add_prompt(self, output: RequestOutput) -> None:
+        """Count a prompt, once, at its first output."""
+        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_cached_tokens += output.num_cached_tokens or 0
+
+    def brief(self) -> dict[str, object]:
+        """The three sums, for a chunk of a stream."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "completion_tokens": self.num_completion_tokens,
+        }
+
+    def final(self) -> dict[str, object]:
+        """The sums, and details where the server reports them: the last word of a stream."""
+        usage = self.brief()
+        if self.with_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached_tokens}
+        if self.with_reasoning:
+            usage["completion_tokens_details"] = self._reasoning()
+        return usage
+
+    def full(self) -> dict[str, object]:
+        """The sums with every key, for a reply that is not streamed."""
+        usage = self.brief()
+        usage["prompt_tokens_details"] = None
+        if self.with_details:
+            usage["prompt_tokens_details"] = {
+                "cached_tokens": self.num_cached_tokens,
+                "created_cache_tokens": None,
+                "multimodal_tokens": None,
+            }
+        usage["completion_tokens_details"] = self._reasoning() if self.with_reasoning else None
+        return usage
+
+    def _reasoning(self) -> dict[str, int]:
+        # Counted from text, so that it can never exceed what was generated.
+        return {"reasoning_tokens": min(self.num_reasoning_tokens, self.num_completion_tokens)}
+
+
+def request_timings(metrics: RequestMetrics | None, num_tokens: int) -> dict[str, float | None]:
+    """Times of a request that generated `num_tokens` with one choice; None where unknown.
+
+    As in vLLM: the first token's time counts from the first schedule, the generation from the
+    first token to the last, and the speed is all tokens over the time from schedule to end.
+    """
+    if metrics is None:
+        metrics = RequestMetrics(arrival_time=0.0)
+    arrival, scheduled = metrics.arrival_time, metrics.first_scheduled_time
+    first, last = metrics.first_token_time, metrics.last_token_time
+    decode = _between(first, last)
+    whole = _between(scheduled, last)
+    return {
+        "time_to_first_token_ms": _between(scheduled, first),
+        "generation_time_ms": decode,
+        "queue_time_ms": _between(arrival, scheduled),
+        "mean_itl_ms": None if decode is None or num_tokens < 2 else decode / (num_tokens - 1),
+        "tokens_per_second": num_tokens / whole * 1000 if whole else None,
+    }
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(end - start, 0.0) * 1000
 
 
 class ChunkWriter:

@@ -1,49 +1,196 @@
-"""POST /v1/completions: prompts in, continuations out."""
+"""POST /v1/completions: prompts in, continuations out; and POST /invocations."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite.engine.client import Prompt
-from vllm_lite.outputs import CompletionOutput, RequestOutput
+from vllm_lite.errors import RequestError
+from vllm_lite.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation
-from vllm_lite.server.large_replies import written
-from vllm_lite.server.openai.beam_protocol import beam_search_of, start_searches
-from vllm_lite.server.openai.chunks import ChunkWriter
+from vllm_lite.server.openai.beam_search import beam_search_of, start_searches
+from vllm_lite.server.openai.chat_service import ChatService
+from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, encode, request_timings
 from vllm_lite.server.openai.completion_protocol import (
     COMPLETION_HARMLESS,
     COMPLETION_LATER,
     CompletionRequest,
 )
-from vllm_lite.server.openai.completion_stream import (
-    CompletionOptions,
-    CompletionStream,
-    Part,
-    finish_of,
-    with_echo,
+from vllm_lite.server.openai.logprobs import (
+    Shown,
+    TokenView,
+    completion_logprobs,
+    prompt_logprobs,
+    token_view,
 )
-from vllm_lite.server.openai.constraint_protocol import blamed_on, from_the_start
-from vllm_lite.server.openai.logprobs import completion_logprobs, prompt_logprobs, token_view
+from vllm_lite.server.openai.message_reader import logged
 from vllm_lite.server.openai.sampling_protocol import (
+    blamed_on,
     effective_max_tokens,
+    from_the_start,
     includes_usage,
     refuse_unsupported,
 )
-from vllm_lite.server.openai.timings import request_timings
-from vllm_lite.server.openai.usage import UsageCounter
-from vllm_lite.server.output_log import logged
-from vllm_lite.server.sse import EventStream
+from vllm_lite.server.replies import EventStream, written
 
 DEFAULT_MAX_TOKENS = 16
 # Prompts tokenised before others get the event loop.
 _PROMPTS_PER_TURN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """The parts of a completion's choices that the request asked for."""
+
+    num_choices: int
+    # The candidates that logprobs list; None: no logprobs.
+    logprobs: Shown | None
+    return_token_ids: bool
+    # The prompts' texts, where choices begin with them.
+    echoes: Sequence[str] | None
+    # Whether what was generated stays hidden: the prompt alone was to be scored.
+    is_prompt_only: bool
+    # Whether the reply reports its timings.
+    has_timings: bool
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The state of one choice in a stream."""
+
+    is_open: bool = False
+    # Characters of the tokens shown in logprobs.
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Part:
+    """The content of a choice's next chunk."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs | None] | None = field(default=None)
+
+
+class CompletionStream:
+    """The events of one streamed completion."""
+
+    def __init__(
+        self,
+        writer: ChunkWriter,
+        usage: UsageCounter,
+        view: TokenView,
+        options: CompletionOptions,
+    ) -> None:
+        self._writer = writer
+        self._usage = usage
+        self._view = view
+        self._options = options
+        self._choices: dict[int, _Choice] = {}
+        self._prompts: dict[int, RequestOutput] = {}
+        # Of a prompt whose first choice has said nothing: what the others said.
+        self._held: dict[int, list[CompletionOutput]] = {}
+
+    async def events(
+        self, outputs: AsyncIterable[tuple[int, RequestOutput]]
+    ) -> AsyncIterator[bytes]:
+        """Events, framed; the deltas of one engine step for several choices come as one."""
+        last: RequestOutput | None = None
+        async for prompt_index, output in outputs:
+            last = output
+            choices = self._known(prompt_index, output)
+            if choices:
+                yield b"".join([self._delta(prompt_index, choice) for choice in choices])
+        timings = None
+        if self._options.has_timings and last is not None:
+            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
+        usage = self._writer.usage_chunk(timings)
+        if usage:
+            yield usage
+
+    def _known(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
+        """The choices to send now: none before the one whose prompt logprobs the echo needs."""
+        choices = output.outputs
+        if prompt_index not in self._prompts:
+            scores = self._options.echoes is not None and self._options.logprobs is not None
+            if scores and all(choice.index for choice in choices) and not output.finished:
+                self._held.setdefault(prompt_index, []).extend(choices)
+                return []
+            self._prompts[prompt_index] = output
+            self._usage.add_prompt(output)
+            choices = [*self._held.pop(prompt_index, ()), *choices]
+        return choices
+
+    def _delta(self, prompt_index: int, choice: CompletionOutput) -> bytes:
+        options = self._options
+        index = prompt_index * options.num_choices + choice.index
+        state = self._choices.get(index)
+        if state is None:
+            state = self._choices[index] = _Choice()
+        shown = self._shown(prompt_index, choice, is_first=not state.is_open)
+        prompt_ids = b"null"
+        if options.return_token_ids and not state.is_open:
+            prompt_ids = encode(self._prompts[prompt_index].prompt_token_ids)
+        state.is_open = True
+        logprobs = b"null"
+        if options.logprobs is not None and shown.logprobs:
+            value, state.offset = completion_logprobs(
+                self._view, shown.token_ids, shown.logprobs, options.logprobs, state.offset
+            )
+            logprobs = encode(value)
+        is_last = choice.finish_reason is not None
+        finish_reason, stop_reason = finish_of(choice, self._options)
+        return self._writer.chunk(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b,'
+            b'"prompt_token_ids":%b,"token_ids":%b}'
+            % (
+                index,
+                encode(shown.text),
+                logprobs,
+                encode(finish_reason) if is_last else b"null",
+                encode(stop_reason) if is_last else b"null",
+                prompt_ids,
+                encode(choice.token_ids) if options.return_token_ids else b"null",
+            ),
+            last=is_last,
+        )
+
+    def _shown(self, prompt_index: int, choice: CompletionOutput, *, is_first: bool) -> Part:
+        shown = Part("", [], [])
+        if not self._options.is_prompt_only:
+            self._usage.num_completion_tokens += len(choice.token_ids)
+            shown = Part(choice.text, choice.token_ids, list(choice.logprobs or ()))
+        if is_first and self._options.echoes is not None:
+            first = self._prompts[prompt_index]
+            return with_echo(first, self._options.echoes[prompt_index], shown)
+        return shown
+
+
+def with_echo(output: RequestOutput, echo: str, shown: Part) -> Part:
+    """`shown` after its prompt, whose text is `echo`."""
+    ids = output.prompt_token_ids
+    scores = list(output.prompt_logprobs or ())
+    # A request that was ended before its prompt was computed has no score for all of it.
+    scores += [None] * (len(ids) - len(scores))
+    return Part(echo + shown.text, ids + shown.token_ids, scores + (shown.logprobs or []))
+
+
+def finish_of(
+    choice: CompletionOutput, options: CompletionOptions
+) -> tuple[str | None, int | str | None]:
+    """The finish and stop reason to show; a hidden stop token is not shown."""
+    if options.is_prompt_only and choice.finish_reason == "stop":
+        return "length", None
+    return choice.finish_reason, choice.stop_reason
 
 
 class CompletionService:
@@ -164,7 +311,6 @@ class _CompletionReply:
         ]
 
     def stream(self) -> CompletionStream:
-        """The reply as events."""
         context = self._context
         writer = ChunkWriter(
             context.identity(self._request_id, "text_completion"),
@@ -234,3 +380,22 @@ class _CompletionReply:
 
 def _ids(prompt: str | list[int]) -> list[int]:
     return prompt if isinstance(prompt, list) else []
+
+
+class InvocationsService:
+    """Routes a body to chat or completions by the field that only one of them has."""
+
+    def __init__(self, chat: ChatService, completion: CompletionService) -> None:
+        self._chat = chat
+        self._completion = completion
+
+    async def create(self, request: Request) -> Response:
+        """Create a chat completion from messages, or a completion from a prompt."""
+        raw = await read_json(request)
+        if "messages" in raw:
+            return await self._chat.answer(raw, request)
+        if "prompt" in raw:
+            return await self._completion.answer(raw, request)
+        raise RequestError(
+            "The body has neither messages, as a chat request has, nor the prompt of a completion"
+        )

@@ -29,7 +29,6 @@ class TokenView:
         self._as_ids = as_ids or tokenizer is None
 
     def text(self, token_id: int, entry: Logprob | None) -> str:
-        """The token's text in a reply."""
         if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
         if entry is not None and entry.decoded_token is not None:

@@ -5,12 +5,19 @@ Knows no wire format. Invariant: deltas give the events that the whole text give
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 
-from vllm_lite.outputs import CompletionOutput
+from vllm_lite.log import init_logger
+from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallEnd
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
 from vllm_lite.parsers.tools.spec import NamedTool
+from vllm_lite.server.context import ServingContext
+
+logger = init_logger(__name__)
+
+Outputs = AsyncIterable[tuple[int, RequestOutput]]
 
 
 class MessageReader:
@@ -31,7 +38,6 @@ class MessageReader:
 
     @property
     def reasoning(self) -> str:
-        """The reasoning so far, whether or not it is shown."""
         return "".join(self._reasoning)
 
     @property
@@ -94,3 +100,33 @@ class ChoiceReaders:
         """Tokens of the reasoning of all choices, shown or not."""
         texts = [text for reader in self._readers if (text := reader.reasoning)]
         return sum([await self._count_tokens(text) for text in texts])
+
+
+def logged(
+    context: ServingContext, request_id: str, outputs: Outputs, *, is_streamed: bool = True
+) -> Outputs:
+    """The same outputs, whose texts are logged with --enable-log-outputs.
+
+    Deltas are logged only for streams.
+    """
+    config = context.server_config
+    if not config.enable_log_outputs:
+        return outputs
+    return _logged(context, request_id, outputs, is_streamed and config.enable_log_deltas)
+
+
+async def _logged(
+    context: ServingContext, request_id: str, outputs: Outputs, tells_deltas: bool
+) -> AsyncIterator[tuple[int, RequestOutput]]:
+    texts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    async for prompt_index, output in outputs:
+        for choice in output.outputs:
+            parts = texts[prompt_index, choice.index]
+            parts.append(choice.text)
+            if tells_deltas and choice.text:
+                shown = choice.text[: context.server_config.max_log_len]
+                own = {"request_id": request_id}
+                logger.info("Streamed for %s: %r", request_id, shown, extra=own)
+            if choice.finish_reason is not None:
+                context.log_output(request_id, "".join(parts), choice.finish_reason)
+        yield prompt_index, output

@@ -12,17 +12,21 @@ from vllm_lite.beam_search import BeamSearch
 from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError
 from vllm_lite.parsers import registry
+from vllm_lite.parsers.events import new_call_id
 from vllm_lite.parsers.pipeline import OutputParserConfig
-from vllm_lite.parsers.sink import new_call_id
 from vllm_lite.parsers.tools.constraint import tool_constraint
 from vllm_lite.parsers.tools.spec import ToolChoice, ToolSpec, is_forced
 from vllm_lite.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_lite.server.context import SHOWS_NO_TOOLS, ServingContext
-from vllm_lite.server.openai.beam_protocol import beam_search_of
-from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest, TemplateFields
-from vllm_lite.server.openai.constraint_protocol import blamed_on
-from vllm_lite.server.openai.sampling_protocol import effective_max_tokens
-from vllm_lite.server.openai.tool_protocol import allowed_tools, tool_choice_of, tool_specs
+from vllm_lite.server.openai.beam_search import beam_search_of
+from vllm_lite.server.openai.chat_protocol import (
+    ChatCompletionRequest,
+    TemplateFields,
+    allowed_tools,
+    tool_choice_of,
+    tool_specs,
+)
+from vllm_lite.server.openai.sampling_protocol import blamed_on, effective_max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,6 @@ def _constraint(
 
 
 def _source(body: ChatCompletionRequest, choice: ToolChoice) -> str:
-    """The field that the constraint comes from."""
     if body.structured_outputs:
         return "structured_outputs"
     is_free = body.response_format is None or body.response_format.get("type") == "text"

@@ -6,8 +6,12 @@ that this server cannot honour yet is refused by name, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -20,14 +24,15 @@ from vllm_lite.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from vllm_lite.server.body import warn_unknown
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.constraint_protocol import constraint_of
 
 logger = init_logger(__name__)
 
+_OPTIONS = frozenset(StructuredOutputsParams.__struct_fields__)
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 MAX_STOP_STRINGS = 4
 MAX_CACHE_SALT = 128
-
 # Dropped like unknown fields, as by vLLM, but the log says what took their place.
 _RETIRED = frozenset(
     {
@@ -66,6 +71,67 @@ _OFF: tuple[object, ...] = (None, False, "", [], {})
 _told_of: set[str] = set()
 
 
+@contextmanager
+def blamed_on(field: str) -> Iterator[None]:
+    """Let a refused constraint name `field`, from which it was made."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is None or error.param.split(".")[0] != "structured_outputs":
+            raise
+        message = error.message.replace(error.param, field)
+        raise RequestError(message, field) from None
+
+
+def constraint_of(
+    response_format: dict[str, object] | None, structured_outputs: dict[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """The constraint on the text; None where it is free. Raises RequestError."""
+    wanted = _of_format(response_format)
+    if not structured_outputs:
+        return wanted
+    if wanted is not None:
+        raise RequestError(
+            "response_format and structured_outputs cannot both constrain the text; drop one",
+            "response_format",
+        )
+    warn_unknown(structured_outputs.keys() - _OPTIONS)
+    given = {k: v for k, v in structured_outputs.items() if k in _OPTIONS and v is not None}
+    return StructuredOutputsParams(**given)
+
+
+def from_the_start(constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    """The same constraint, but of a text's reasoning too."""
+    if constraint is None:
+        return None
+    return msgspec.structs.replace(constraint, enable_in_reasoning=True)
+
+
+def _of_format(response_format: dict[str, object] | None) -> StructuredOutputsParams | None:
+    kind = "text" if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "structural_tag":
+        with blamed_on("response_format"):
+            return StructuredOutputsParams(structural_tag=json.dumps(response_format))
+    if kind != "json_schema":
+        raise RequestError(
+            f"response_format.type must be one of {', '.join(_FORMATS)}, got {kind!r:.40}",
+            "response_format.type",
+        )
+    named = response_format.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if not isinstance(schema, dict):
+        raise RequestError(
+            "response_format.json_schema must be an object with a name and a schema",
+            "response_format.json_schema",
+        )
+    with blamed_on("response_format.json_schema.schema"):
+        return StructuredOutputsParams(json=schema)
+
+
 def _no_text(value: object) -> object:
     if isinstance(value, str):
         raise PydanticCustomError("int_type", "Input should be a whole number, not text")
@@ -74,9 +140,15 @@ def _no_text(value: object) -> object:
 
 # vLLM takes the text of a number for one, but not here.
 Count = Annotated[int, BeforeValidator(_no_text)]
+
+
 # Only the first wrong entry is reported.
 Words = Annotated[list[str], Field(fail_fast=True)]
+
+
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+
+
 # Token ids to numbers; checked with the other parameters.
 Bias = Annotated[
     dict[str, object],

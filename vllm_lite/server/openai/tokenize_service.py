@@ -1,27 +1,62 @@
-"""POST /tokenize and /detokenize: the tokenizer and the chat template, without the engine."""
+"""POST /tokenize, /detokenize and GET /tokenizer_info: tokenizer and chat template, without the
+engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS
+from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS, TemplateFields
 from vllm_lite.server.openai.prepared_chat import render_prompt
-from vllm_lite.server.openai.tokenize_protocol import (
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeRequest,
-)
 
+MAX_TOKENS = 1 << 20
 # Characters below which a text makes no large answer.
 _LONG_TEXT = 1 << 14
 _VALUES_A_TURN = 1 << 16
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize with a text."""
+
+    model_config = ConfigDict(hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    model: str | None = None
+    """One of the served names; without it, the model that is served."""
+    prompt: str
+    """The text."""
+    add_special_tokens: bool = True
+    """Let the tokenizer add what it puts at a text's beginning."""
+    return_token_strs: bool = False
+    """Give the tokens as the vocabulary spells them too."""
+
+
+class TokenizeChatRequest(TemplateFields):
+    """POST /tokenize with messages."""
+
+    return_token_strs: bool = False
+    """Give the tokens as the vocabulary spells them too."""
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    model: str | None = None
+    """One of the served names; without it, the model that is served."""
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS, fail_fast=True)
+    ]
+    """Token ids."""
 
 
 class TokenizeService:
@@ -29,6 +64,8 @@ class TokenizeService:
 
     def __init__(self, context: ServingContext) -> None:
         self._context = context
+        # The tokenizer's description, which does not change, once it was written.
+        self._described = b""
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize a prompt or a conversation."""
@@ -53,6 +90,15 @@ class TokenizeService:
         async with self._context.large_replies.making():
             text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
             return self._context.large_replies.response(msgspec.json.encode({"prompt": text}))
+
+    async def describe(self, request: Request) -> Response:
+        """Describe the tokenizer and its chat template."""
+        if not self._described:
+            described = self._context.tokenizer.describe()
+            if self._context.chat_template is not None:
+                described["chat_template"] = self._context.chat_template
+            self._described = msgspec.json.encode(described)
+        return Response(self._described, media_type="application/json")
 
     async def _tokenized(self, raw: dict[str, object]) -> bytearray:
         if "messages" in raw:

@@ -6,10 +6,7 @@ while this process imports the HTTP stack (serving.py).
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vllm_lite import __version__
@@ -18,15 +15,15 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.core_process import launch_core
 from vllm_lite.errors import UsageError
+from vllm_lite.lifeline import terminable
 from vllm_lite.log import init_logger, set_process_name, timeline
-from vllm_lite.metrics.board import Board, NoBoard
-from vllm_lite.server.custom_middleware import load_middleware
-from vllm_lite.server.parser_choice import check_reply_options
+from vllm_lite.metrics.board import Board
 from vllm_lite.server.process.listen import Listener
-from vllm_lite.server.process.replicas import NoReplicas, Replicas
+from vllm_lite.server.process.replicas import Replicas
+from vllm_lite.server.startup_checks import check_reply_options, load_middleware
 
 if TYPE_CHECKING:
-    from vllm_lite.server.process.lifecycle import Beside
+    from vllm_lite.server.process.serving import Beside
 
 logger = init_logger(__name__)
 
@@ -55,7 +52,7 @@ def run_server(
             "--runner pooling: no HTTP route gives vectors yet; call "
             "LLM(model, runner='pooling').embed(prompts) from Python, or leave it out"
         )
-    with _terminable():
+    with terminable():
         listener = Listener(server_config)
         banner = _Banner(engine_args.model)
         try:
@@ -93,20 +90,6 @@ class _Banner:
         logger.info("vLLM-lite %s, model %s", __version__, self._model)
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Until the server has handlers of its own, SIGTERM unwinds the stack as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 def _start_and_serve(
     config: VllmConfig,
     server_config: ServerConfig,
@@ -120,11 +103,10 @@ def _start_and_serve(
         in_process=server_config.disable_frontend_multiprocessing,
         num_front_ends=count,
     )
-    board: Board | NoBoard = NoBoard()
-    replicas: Replicas | NoReplicas = NoReplicas()
+    board, replicas = Board(), Replicas()
     if count > 1:
         board = Board.create(count)
-        replicas = Replicas(config, server_config, core, listener, board)
+        replicas.start(config, server_config, core, listener, board)
     # Imported here: the HTTP stack takes half a second, in which the core loads.
     from vllm_lite.server.process.serving import serve_first
 

@@ -28,29 +28,24 @@ class Snapshot(msgspec.Struct):
     families: bytes
 
 
-class NoPeers:
-    """The peers of a server with one process."""
-
-    index = 0
-
-    def start(self, describe: Callable[[], Snapshot]) -> None:
-        """Does nothing."""
-
-    async def ask(self) -> list[Snapshot]:
-        """No snapshots."""
-        return []
-
-
 class Peers:
-    """This process's ends of the pairs; belongs to one event loop from `start` on."""
+    """This process's ends of the pairs; belongs to one event loop from `start` on.
 
-    def __init__(self, index: int, descriptors: Sequence[int]) -> None:
+    A server of one process has none.
+    """
+
+    def __init__(self, index: int = 0, descriptors: Sequence[int] = ()) -> None:
         self.index = index
         self._sockets = [socket.socket(fileno=fd) for fd in descriptors]
         self._writers: list[asyncio.StreamWriter] = []
         self._answers: list[asyncio.Queue[Snapshot]] = []
         self._asking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the server has no other process."""
+        return not self._sockets
 
     def start(self, describe: Callable[[], Snapshot]) -> None:
         """Answer every question with `describe()` from now on."""

@@ -46,24 +46,6 @@ class ReplicaJob(msgspec.Struct):
     peer_fds: list[int]
 
 
-class NoReplicas:
-    """The replicas of a server with one process."""
-
-    async def wait_death(self) -> str:
-        """Waits forever."""
-        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return await never
-
-    async def wait_ready(self) -> None:
-        """Returns at once."""
-
-    def terminate(self) -> None:
-        """Does nothing."""
-
-    async def wait_ended(self, timeout: float) -> None:
-        """Does nothing."""
-
-
 @dataclass(slots=True)
 class _Replica:
     child: ChildProcess
@@ -72,9 +54,14 @@ class _Replica:
 
 
 class Replicas:
-    """The replicas of one server."""
+    """The replicas of one server; none until `start`."""
 
-    def __init__(
+    def __init__(self) -> None:
+        self.peer_fds: list[int] = []
+        self._core: StartedCore | None = None
+        self._replicas: list[_Replica] = []
+
+    def start(
         self,
         config: VllmConfig,
         server_config: ServerConfig,
@@ -82,12 +69,11 @@ class Replicas:
         listener: Listener,
         board: Board,
     ) -> None:
-        """Start them; they wait for the core by themselves."""
+        """Start one for each further front end of `core`; they wait for it by themselves."""
         self._core = core
         count = core.num_front_ends
         pairs = _socket_pairs(count)
         self.peer_fds = pairs[0]
-        self._replicas: list[_Replica] = []
         for index in range(1, count):
             exit_fd, exit_writer = os.pipe()
             ready_fd, ready_writer = os.pipe()
@@ -118,11 +104,14 @@ class Replicas:
     async def wait_ready(self) -> None:
         """Wait until every replica serves or one has died, which `wait_death` reports."""
         await asyncio.gather(*(_readable(replica.ready_fd) for replica in self._replicas))
-        self._core.remove_directory()
+        if self._core is not None:
+            self._core.remove_directory()
 
     async def wait_death(self) -> str:
         """How a replica ended; waits until one does."""
         waits = [asyncio.create_task(_readable(replica.exit_fd)) for replica in self._replicas]
+        if not waits:
+            await asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -145,7 +134,6 @@ class Replicas:
         self.kill()
 
     def kill(self) -> None:
-        """End them now."""
         for replica in self._replicas:
             replica.child.kill()
 

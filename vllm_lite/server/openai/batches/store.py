@@ -49,7 +49,6 @@ class FileRecord(msgspec.Struct, kw_only=True):
     expires_at: int
 
     def shown(self) -> dict[str, object]:
-        """As OpenAI shows a file."""
         return {
             "id": self.id,
             "object": "file",
@@ -86,12 +85,10 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     error_file_id: str | None = None
 
     def turn(self, status: str) -> None:
-        """Give it another status, now."""
         self.status = status
         self.times[status] = int(time.time())
 
     def shown(self) -> dict[str, object]:
-        """As OpenAI shows a batch."""
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling")
         times = {f"{name}_at": self.times.get(name) for name in (*names, "cancelled")}
         return {
@@ -120,7 +117,6 @@ Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 def new_id(prefix: str) -> str:
-    """An unguessable id."""
     return prefix + uuid.uuid4().hex
 
 
@@ -174,7 +170,6 @@ class BatchStore:
         return min(room, MAX_FILE_BYTES)
 
     def add_file(self, record: FileRecord, source: Iterable[bytes]) -> FileRecord:
-        """Keep a file of these pieces."""
         path = self.content(record)
         partial = path.with_name(path.name + _PARTIAL)
         try:
@@ -203,7 +198,6 @@ class BatchStore:
         return [one for one in found if one.owner == owner and one.expires_at > now]
 
     def content(self, record: FileRecord) -> Path:
-        """The path of the file's bytes."""
         return self._files / f"{record.id}.data"
 
     def remove_file(self, record: FileRecord) -> None:
@@ -248,7 +242,6 @@ class BatchStore:
         return self._batches / f"{record.id}.input"
 
     def journal_of(self, record: BatchRecord) -> Path:
-        """The path of the finished rows until the batch ends."""
         return self._batches / f"{record.id}.journal"
 
     def settle(self, record: BatchRecord) -> None:

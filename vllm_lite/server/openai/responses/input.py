@@ -14,7 +14,6 @@ from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.errors import UnsupportedError
 
 Item = dict[str, Any]
-
 MAX_ITEMS = 16384
 MAX_TEXT_PARTS = 16384
 MAX_ROLE = 64
@@ -183,3 +182,15 @@ def _part_text(path: str, part: object) -> str:
             f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
         )
     return _text_field(path, part, "text")
+
+
+def shown(item: Item) -> Item:
+    whole = {"status": "completed", **item}
+    if item["type"] == "reasoning":
+        whole.setdefault("summary", [])
+    elif item["type"] == "message" and isinstance(item.get("content"), str):
+        part = {"type": "input_text", "text": item["content"]}
+        if item["role"] == "assistant":
+            part = {"type": "output_text", "text": item["content"], "annotations": []}
+        whole["content"] = [part]
+    return whole

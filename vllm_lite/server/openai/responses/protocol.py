@@ -251,7 +251,6 @@ def _function(path: str, tool: dict[str, object]) -> dict[str, Any]:
 
 
 def _allowed(functions: list[dict[str, Any]], choice: dict[str, object]) -> dict[str, object]:
-    """The tools that `choice` names, under its mode."""
     listed = choice.get("tools")
     mode = choice.get("mode", "auto")
     if not isinstance(listed, list) or mode not in ("auto", "required"):

@@ -20,31 +20,28 @@ from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation, current_origin
-from vllm_lite.server.openai.chat_request import chat_request, renamed
+from vllm_lite.server.openai.chat_protocol import chat_request, renamed
 from vllm_lite.server.openai.logprobs import token_view
-from vllm_lite.server.openai.message_reader import ChoiceReaders
+from vllm_lite.server.openai.message_reader import ChoiceReaders, logged
 from vllm_lite.server.openai.pages import page_of
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
-from vllm_lite.server.openai.responses.events import EventLog
 from vllm_lite.server.openai.responses.input import (
     Item,
     chat_messages,
     continues_last,
     input_items,
+    shown,
 )
-from vllm_lite.server.openai.responses.items import shown
-from vllm_lite.server.openai.responses.output import Payload
 from vllm_lite.server.openai.responses.protocol import (
     CHAT_NAMES,
     RESPONSES_HARMLESS,
     RESPONSES_LATER,
     ResponsesRequest,
 )
-from vllm_lite.server.openai.responses.run import ResponseRun
-from vllm_lite.server.openai.responses.store import ResponseStore, StoredResponse
+from vllm_lite.server.openai.responses.run import Payload, ResponseRun
+from vllm_lite.server.openai.responses.store import EventLog, ResponseStore, StoredResponse
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
-from vllm_lite.server.output_log import logged
-from vllm_lite.server.sse import EventStream
+from vllm_lite.server.replies import EventStream
 
 
 class ResponsesService:

@@ -1,4 +1,4 @@
-"""Responses that can be asked for again, in memory, within bounds.
+"""Responses that can be asked for again, in memory, within bounds, and their events.
 
 Knows no engine. Invariants: what is finished never takes more than MAX_RESPONSES entries or
 MAX_BYTES, nor lives longer than MAX_AGE; an entry is seen only by the key that made it.
@@ -6,20 +6,66 @@ MAX_BYTES, nor lives longer than MAX_AGE; an entry is seen only by the key that 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from vllm_lite.errors import NotFoundError, RequestError
-from vllm_lite.server.openai.responses.events import EventLog
+from vllm_lite.server.replies import named_event
 
+_encode = msgspec.json.Encoder().encode
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 << 20
 # Seconds.
 MAX_AGE = 24 * 3600.0
+
+
+class EventLog:
+    """Frames events in order; a log that keeps them can be read by several readers at once."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self._events: list[bytes] = []
+        self._next_number = 0
+        self._news = asyncio.Event()
+        self._is_closed = False
+        # Bytes of the events that are kept.
+        self.size = 0
+
+    def add(self, payload: dict[str, Any]) -> bytes:
+        """The next event, framed."""
+        body = _encode({**payload, "sequence_number": self._next_number})
+        event = named_event(payload["type"], body)
+        self._next_number += 1
+        if self._keep:
+            self._events.append(event)
+            self.size += len(event)
+            self._wake()
+        return event
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    async def read(self, starting_after: int = -1) -> AsyncIterator[bytes]:
+        """Kept events with a greater number than `starting_after`; waits for those to come."""
+        place = starting_after + 1
+        while True:
+            while place < len(self._events):
+                yield self._events[place]
+                place += 1
+            if self._is_closed:
+                return
+            await self._news.wait()
+
+    def _wake(self) -> None:
+        """Release those that wait; who comes later waits for the next event."""
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 @dataclass(slots=True)
@@ -49,7 +95,6 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """Everything said so far, this response included."""
         return [*self.input_items, *self.payload["output"]]
 
 

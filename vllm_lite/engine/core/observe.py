@@ -1,4 +1,4 @@
-"""Snapshots of the engine core's requests and blocks, taken at most twice a second."""
+"""Looks at the engine core: totals and log lines of its steps, snapshots of requests and blocks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,53 @@ import time
 
 from vllm_lite.core.request import Request
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.engine.core.step_log import StepTotals
+from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.log import init_logger
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
+
+logger = init_logger(__name__)
 
 # Seconds for which a snapshot is reused.
 KEPT = 0.45
 # Most blocks and requests in a snapshot; of more blocks, every n-th.
 MOST_BLOCKS, MOST_REQUESTS = 1024, 200
+
+
+class StepTotals:
+    """Adds up the non-empty steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_rows = self.num_tokens = 0
+        self.seconds = 0.0
+
+    def count(self, step: SchedulerOutput, started: float) -> None:
+        """Count an answered step that was submitted at `started` monotonic seconds."""
+        if step.total_num_scheduled_tokens:
+            self.num_steps += 1
+            self.num_rows += len(step.num_scheduled_tokens)
+            self.num_tokens += step.total_num_scheduled_tokens
+            self.seconds += time.monotonic() - started
+
+
+class StepLog(StepTotals):
+    """Logs each non-empty step."""
+
+    def count(self, step: SchedulerOutput, started: float) -> None:
+        counts = step.num_scheduled_tokens.values()
+        if not counts:
+            return
+        super().count(step, started)
+        # A request that decodes computes a token, and drafts; a prompt's last token looks the same.
+        verified = step.num_verified.values()
+        prompts = [n for n, v in zip(counts, verified, strict=True) if n > max(v, 1)]
+        logger.info(
+            "Step %d: %d prompts with %d tokens, %d requests with a token each, %.2f ms",
+            self.num_steps,
+            len(prompts),
+            sum(prompts),
+            len(counts) - len(prompts),
+            1000 * (time.monotonic() - started),
+        )
 
 
 class Snapshots:

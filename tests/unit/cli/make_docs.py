@@ -1,4 +1,4 @@
-"""docs/cli.md, made from the options: `python -m vllm_lite.cli.docs > docs/cli.md`.
+"""docs/cli.md, made from the options: `python -m tests.unit.cli.make_docs > docs/cli.md`.
 
 Descriptions come from the options; this module adds the text between them.
 """
@@ -10,12 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from vllm_lite import envs
-from vllm_lite.bench.options import (
-    LatencyOptions,
-    ServeOptions,
-    StartupOptions,
-    ThroughputOptions,
-)
+from vllm_lite.bench.options.load import ServeOptions
+from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli.bench import BENCHMARKS, SWEEPS
 from vllm_lite.cli.chat import ChatOptions, DialogueOptions
@@ -61,7 +57,7 @@ _OWN_OPTIONS: dict[str, type] = {
 _INTRODUCTION = """\
 # The command line
 
-Made from the options themselves by `python -m vllm_lite.cli.docs > docs/cli.md`.
+Made from the options themselves by `python -m tests.unit.cli.make_docs > docs/cli.md`.
 
 The names are vLLM's. `vllm-lite COMMAND --help` lists a command's groups, `--help=GROUP` a
 group's options, `--help=WORD` those whose name holds a word, `--help=all` every one that works,
@@ -93,7 +89,6 @@ that cannot be parsed, or an option that this build lacks; 130 interrupted.
 
 
 def page() -> str:
-    """The whole page."""
     parts = [_INTRODUCTION, _support(), _engine(), _front_end(), *_commands(), _environment()]
     return "\n".join(parts)
 
