@@ -20,8 +20,8 @@ import pytest
 
 from tests.flag_effects import EFFECTS
 from tests.unit.cli import make_docs
+from vllm_lite.bench.options.load import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options.load import ServeOptions as BenchServeOptions
-from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
 from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli import run_batch
 from vllm_lite.cli.chat import ChatOptions

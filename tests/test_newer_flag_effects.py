@@ -27,7 +27,7 @@ from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.errors import UsageError
 from vllm_lite.log import JsonFormatter, reconfigure_logging
 from vllm_lite.metrics.prometheus import EngineCollector
-from vllm_lite.parsers.binding import bind_parsers
+from vllm_lite.parsers.registry import bind_parsers
 from vllm_lite.server.process.http_server import http_server
 
 CHAT = "/v1/chat/completions"

@@ -10,10 +10,9 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry, start_http_server
 
-from vllm_lite.batch.endpoints import Endpoints
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import Scan, read_lines
-from vllm_lite.batch.runner import BatchRunner
+from vllm_lite.batch.runner import BatchRunner, Endpoints
 from vllm_lite.config.batch import BatchConfig
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig

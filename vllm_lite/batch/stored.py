@@ -18,10 +18,9 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from vllm_lite.batch.endpoints import Answer, Endpoints
 from vllm_lite.batch.journal import Journal
 from vllm_lite.batch.lines import Scan, faults_of, parse_line, read_lines, scan
-from vllm_lite.batch.runner import BatchRunner, Turns
+from vllm_lite.batch.runner import Answer, BatchRunner, Endpoints, Turns
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vllm_lite.beam_search_params import BeamSearchParams
-from vllm_lite.bench.options.offline import LatencyOptions
+from vllm_lite.bench.options.load import LatencyOptions
 from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.report import percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vllm_lite.bench.options.offline import StartupOptions
+from vllm_lite.bench.options.load import StartupOptions
 from vllm_lite.bench.report import percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.sources import resolve_model_source

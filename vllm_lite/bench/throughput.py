@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options.datasets import TEMPLATED, DatasetOptions
-from vllm_lite.bench.options.offline import ThroughputOptions
+from vllm_lite.bench.options.load import ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
 from vllm_lite.config.engine_args import EngineArgs

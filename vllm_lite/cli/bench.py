@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from vllm_lite.bench.options.load import ServeOptions
-from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
+from vllm_lite.bench.options.load import (
+    LatencyOptions,
+    ServeOptions,
+    StartupOptions,
+    ThroughputOptions,
+)
 from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli.main import call
 from vllm_lite.config.cli import OptionParser

@@ -1,4 +1,4 @@
-"""Names to formats: the built-in ones and those that an operator's plugin adds.
+"""Names to formats: the built-in ones and those that an operator's plugin or tokenizer adds.
 
 Knows no request. Invariant: a name, once registered, is one format for the life of the process.
 """
@@ -10,13 +10,19 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vllm_lite.errors import RequestError, UsageError
+from vllm_lite.config.json_file import read_json
+from vllm_lite.config.sources import tokenizer_path
+from vllm_lite.errors import CheckpointError, RequestError, UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES, hunyuan_reasoning
 from vllm_lite.parsers.response_template import template_reasoning, template_tools
 from vllm_lite.parsers.tools.formats import TOOL_FORMATS, hunyuan
 from vllm_lite.parsers.tools.reader import ToolFormat
+
+if TYPE_CHECKING:
+    from vllm_lite.config.vllm import VllmConfig
 
 FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
 # HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.
@@ -41,16 +47,6 @@ def tool_parser_names() -> tuple[str, ...]:
 def reasoning_parser_names() -> tuple[str, ...]:
     """The names that `--reasoning-parser` accepts, sorted."""
     return tuple(sorted({*REASONING_FORMATS, FROM_TOKENIZER}))
-
-
-def has_tool_parser(name: str) -> bool:
-    """Whether `name` is a tool parser."""
-    return name in TOOL_FORMATS or name == FROM_TOKENIZER
-
-
-def has_reasoning_parser(name: str) -> bool:
-    """Whether `name` is a reasoning parser."""
-    return name in REASONING_FORMATS or name == FROM_TOKENIZER
 
 
 def needs_tokenizer(name: str | None) -> bool:
@@ -179,3 +175,62 @@ def prompt_ends_in_reasoning(name: str, prompt: str) -> bool | None:
 
 def _unknown(flag: str, name: str, names: tuple[str, ...]) -> UsageError:
     return UsageError(f"{flag} {name} is not known; choose one of {', '.join(names)}")
+
+
+def bind_parsers(
+    config: VllmConfig, tool_parser: str | None = None, tool_parser_plugin: str | None = None
+) -> None:
+    """Make the configured reasoning parser and `tool_parser` ready.
+
+    Raises UsageError for a plugin that fails, a name that is not known, and for `hf` where the
+    tokenizer describes no format that can be read.
+    """
+    options = config.structured_outputs
+    for plugin in (tool_parser_plugin, options.reasoning_parser_plugin):
+        if plugin:
+            load_plugin(plugin)
+    reasoning_parser = options.reasoning_parser or None
+    _check_forced_end(config)
+    facts: dict[str, Any] = {}
+    if needs_tokenizer(tool_parser) or needs_tokenizer(reasoning_parser):
+        facts = _tokenizer_facts(tokenizer_path(config))
+    bind_tokenizer(tool_parser, reasoning_parser, **facts)
+
+
+def _check_forced_end(config: VllmConfig) -> None:
+    """Raise UsageError where what ends reasoning by force would not end it to the parser."""
+    name, forced = config.structured_outputs.reasoning_parser, config.reasoning.reasoning_end_str
+    if not forced:
+        return
+    markers = reasoning_markers(name) if name else None
+    if markers is None:
+        raise UsageError(
+            "--reasoning-config.reasoning_end_str needs a --reasoning-parser that marks where "
+            "reasoning ends"
+        )
+    if markers.end not in forced:
+        raise UsageError(
+            f"--reasoning-config.reasoning_end_str {forced!r} does not hold {markers.end!r}, the "
+            f"marker that ends reasoning for --reasoning-parser {name}; append it"
+        )
+
+
+def _tokenizer_facts(path: Path) -> dict[str, Any]:
+    """The added tokens and the response template of a tokenizer's directory."""
+    config = _read_object(path / "tokenizer_config.json")
+    added = config.get("added_tokens_decoder")
+    entries = list(added.values()) if isinstance(added, dict) else []
+    listed = _read_object(path / "tokenizer.json").get("added_tokens")
+    entries += listed if isinstance(listed, list) else []
+    tokens = [entry.get("content") for entry in entries if isinstance(entry, dict)]
+    return {
+        "tokens": [token for token in tokens if isinstance(token, str)],
+        "response_template": config.get("response_template"),
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except CheckpointError:
+        return {}  # whether they can be read at all is for the tokenizer to say

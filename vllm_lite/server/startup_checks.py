@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vllm_lite.config.server import ReplyConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.parsers.binding import bind_parsers
+from vllm_lite.parsers.registry import bind_parsers
 
 
 def load_middleware(paths: Sequence[str]) -> list[object]:

@@ -35,7 +35,7 @@ from vllm_lite.structured_output.grammar import (
     Refusal,
     Vocabulary,
 )
-from vllm_lite.structured_output.reasoning import ReasoningTokens
+from vllm_lite.structured_output.sequence import ReasoningTokens
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 logger = init_logger(__name__)

@@ -17,8 +17,7 @@ import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.lifeline import die_with_parent, limit_memory
-from vllm_lite.parsers.binding import bind_parsers
-from vllm_lite.parsers.registry import reasoning_markers
+from vllm_lite.parsers.registry import bind_parsers, reasoning_markers
 from vllm_lite.structured_output.compiler import (
     MAX_COMPILE_SECONDS,
     Answer,

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from vllm_lite.bench.options.load import ServeOptions
-from vllm_lite.bench.options.offline import ThroughputOptions
+from vllm_lite.bench.options.load import ServeOptions, ThroughputOptions
 from vllm_lite.cli.bench import parse_engine, parse_serve, run
 from vllm_lite.config.option import make
 from vllm_lite.errors import UsageError

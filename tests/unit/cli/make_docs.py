@@ -10,8 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from vllm_lite import envs
-from vllm_lite.bench.options.load import ServeOptions
-from vllm_lite.bench.options.offline import LatencyOptions, StartupOptions, ThroughputOptions
+from vllm_lite.bench.options.load import (
+    LatencyOptions,
+    ServeOptions,
+    StartupOptions,
+    ThroughputOptions,
+)
 from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli.bench import BENCHMARKS, SWEEPS
 from vllm_lite.cli.chat import ChatOptions, DialogueOptions

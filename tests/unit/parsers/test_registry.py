@@ -207,7 +207,7 @@ def test_a_plugin_brings_parsers(tmp_path: Path) -> None:
     )
     registry.load_plugin(str(plugin))
     registry.load_plugin(str(plugin))  # both flags may name one file
-    assert registry.has_tool_parser("mine") and registry.has_reasoning_parser("mine")
+    assert "mine" in registry.TOOL_FORMATS and "mine" in registry.REASONING_FORMATS
     text = '((R))C<<call>>{"name": "f", "arguments": {"a": 1}}<<end>>'
     message = read(text, tool_parser="mine", reasoning_parser="mine")
     assert (message.reasoning, message.content) == ("R", "C")

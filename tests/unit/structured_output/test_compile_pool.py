@@ -15,10 +15,11 @@ import pytest
 
 from tests.models.byte_model import save_byte_model
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.structured_output import compile_pool, grammar_cache
+from vllm_lite.engine.core import constraints
+from vllm_lite.engine.core.constraints import GrammarCache, Result, outcome
+from vllm_lite.structured_output import compile_pool
 from vllm_lite.structured_output.compile_pool import CompilePool
 from vllm_lite.structured_output.grammar import Refusal
-from vllm_lite.structured_output.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 
@@ -137,8 +138,8 @@ def test_a_constraint_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_cache, "MAX_GRAMMARS", 3)
-    monkeypatch.setattr(grammar_cache, "MAX_COMPILING", 4)
+    monkeypatch.setattr(constraints, "MAX_GRAMMARS", 3)
+    monkeypatch.setattr(constraints, "MAX_COMPILING", 4)
     compiler = CountingCompiler()
     cache = GrammarCache(compiler)
     for number in range(4):

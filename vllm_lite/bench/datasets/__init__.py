@@ -7,14 +7,18 @@ same prompts. Knows no server.
 from collections.abc import Callable
 
 from vllm_lite.bench.datasets.sample import Prompt, Sample, Source
-from vllm_lite.bench.datasets.synthetic import prefix_repetition_samples, random_samples
+from vllm_lite.bench.datasets.synthetic import (
+    burstgpt_samples,
+    prefix_repetition_samples,
+    random_samples,
+    timed_trace_samples,
+)
 from vllm_lite.bench.datasets.texts import (
     custom_samples,
     sharegpt_samples,
     sonnet_samples,
     spec_bench_samples,
 )
-from vllm_lite.bench.datasets.traces import burstgpt_samples, timed_trace_samples
 
 __all__ = ["Prompt", "Sample", "Source", "load_samples"]
 

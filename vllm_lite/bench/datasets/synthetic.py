@@ -1,14 +1,26 @@
-"""Prompts from a rule: runs of the vocabulary, and suffixes behind common prefixes."""
+"""Prompts from a rule: runs of the vocabulary, suffixes behind common prefixes, and the lengths and
+times of a recorded load.
+
+Texts are not recorded, so they are random; shared prefixes stay shared.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import random
+from typing import Any
 
 import numpy as np
 
-from vllm_lite.bench.datasets.sample import Sample, Source
+from vllm_lite.bench.datasets.sample import Sample, Source, read_rows, read_text, whole_number
 from vllm_lite.errors import UsageError
+
+_MODEL, _PROMPT, _ANSWER = "Model", "Request tokens", "Response tokens"
+_GPT_4 = "GPT-4"
+# Keeps the parts of a prompt that no hash stands for apart from all hashes.
+_OWN = 1 << 64
 
 
 def random_samples(source: Source) -> list[Sample]:
@@ -65,3 +77,80 @@ def _lengths(length: int, ratio: float, count: int, rng: np.random.Generator) ->
     low = max(math.floor(length * (1 - ratio)), 1)
     high = math.ceil(length * (1 + ratio))
     return [int(value) for value in rng.integers(low, high + 1, size=count)]
+
+
+def burstgpt_samples(source: Source) -> list[Sample]:
+    """Random rows of a BurstGPT file that GPT-4 answered."""
+    options, maker = source.options, source.maker
+    reader = csv.DictReader(io.StringIO(read_text(source.path)))
+    missing = {_MODEL, _PROMPT, _ANSWER} - set(reader.fieldnames or ())
+    if missing:
+        raise UsageError(f"{source.path} has no column {', '.join(sorted(missing))}")
+    lengths = []
+    for row in reader:
+        if row[_MODEL] != _GPT_4:
+            continue
+        try:
+            prompt, answer = int(row[_PROMPT]), int(row[_ANSWER])
+        except (TypeError, ValueError):
+            where = f"{source.path}, line {reader.line_num}"
+            raise UsageError(f"{where} has no whole numbers of tokens") from None
+        if prompt > 0 and answer > 0:
+            lengths.append((prompt, answer))
+    if not lengths:
+        raise UsageError(f"{source.path} holds no answered request to {_GPT_4}")
+    rng = np.random.default_rng(source.seed)
+    count = options.num_prompts if options.oversample else min(options.num_prompts, len(lengths))
+    chosen = rng.choice(len(lengths), size=count, replace=count > len(lengths))
+    samples = []
+    for index, row_index in enumerate(chosen):
+        prompt, answer = lengths[row_index]
+        text, real = maker.fit(maker.run(index, max(prompt - maker.num_added, 1)), rng)
+        samples.append(Sample(text, len(real) + maker.num_added, options.output_len or answer))
+    return samples
+
+
+def timed_trace_samples(source: Source) -> list[Sample]:
+    """The first rows of a JSON-lines trace as token ids: equal hashes become equal tokens."""
+    options = source.options
+    samples: list[Sample] = []
+    first = 0.0
+    for where, row in read_rows(source.path):
+        if len(samples) == options.num_prompts:
+            break
+        length = whole_number(row, options.timed_trace_label_input_length, where)
+        output = whole_number(row, options.timed_trace_label_output_length, where)
+        time = row.get(options.timed_trace_label_timestamp)
+        if isinstance(time, bool) or not isinstance(time, int | float):
+            raise UsageError(f'{where} has no number under "{options.timed_trace_label_timestamp}"')
+        seconds = time * options.timed_trace_sec_multiplier
+        if not samples:
+            first = seconds
+        elif seconds - first < samples[-1].at:
+            raise UsageError(f"{where} is earlier than the line before it; sort the trace by time")
+        ids = _trace_ids(source, row, length, where, len(samples))
+        samples.append(Sample(ids, length, options.output_len or output, seconds - first))
+    if not samples:
+        raise UsageError(f"{source.path} holds no request")
+    return samples
+
+
+def _trace_ids(
+    source: Source, row: dict[str, Any], length: int, where: str, number: int
+) -> list[int]:
+    label, size = (
+        source.options.timed_trace_label_hash_ids,
+        source.options.timed_trace_chunk_hash_size,
+    )
+    hashes = row.get(label, [])
+    if not isinstance(hashes, list) or not all(isinstance(one, int) and one >= 0 for one in hashes):
+        raise UsageError(f'{where} has no list of whole numbers under "{label}"')
+    ids: list[int] = []
+    for one in [*hashes, *[_OWN + number] * (-(-length // size) - len(hashes))]:
+        wanted = min(size, length - len(ids))
+        if wanted < 1:
+            break
+        # A chunk's beginning is the same however much of it a prompt has.
+        rng = np.random.default_rng([source.seed, one, len(ids) if one >= _OWN else 0])
+        ids += source.maker.draw(size, rng)[:wanted]
+    return ids
