@@ -21,7 +21,6 @@ import numpy as np
 from vllm_lite.bench.http_client import HttpClient, TransportError
 from vllm_lite.bench.recorder import (
     PreparedRequest,
-    Recorder,
     RequestResult,
     StreamRecorder,
     error_text,
@@ -102,14 +101,14 @@ class Sender:
         client: HttpClient,
         path: str,
         request_id_prefix: str,
-        make_recorder: Callable[[], Recorder] = StreamRecorder,
+        make_recorder: Callable[[], StreamRecorder] = StreamRecorder,
     ) -> None:
         self._client = client
         self._path = path
         self._prefix = request_id_prefix
         self._make_recorder = make_recorder
         self.num_sent = 0
-        self.running: dict[int, Recorder] = {}
+        self.running: dict[int, StreamRecorder] = {}
 
     async def send(self, request: PreparedRequest) -> RequestResult:
         """Send one request and see its answer through; an error is part of the result."""

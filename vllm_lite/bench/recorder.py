@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -104,20 +104,6 @@ _ENDS = frozenset({"response.completed", "response.incomplete"})
 
 
 _FAILURES = frozenset({"response.failed", "error"})
-
-
-class Recorder(Protocol):
-    """Takes the pieces of one body as they come."""
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks with output so far."""
-
-    def on_body(self, piece: bytes) -> None:
-        """Take the next piece."""
-
-    def finish(self, result: RequestResult) -> None:
-        """Write what was seen into `result`, whose `start_time` is set."""
 
 
 class StreamRecorder:
@@ -216,19 +202,14 @@ class ResponsesRecorder(StreamRecorder):
         super().finish(result)
 
 
-class WholeRecorder:
+class WholeRecorder(StreamRecorder):
     """Records an answer that comes in one piece: embeddings, or a completion without a stream."""
 
-    __slots__ = ("_last", "_pieces")
+    __slots__ = ("_pieces",)
 
     def __init__(self) -> None:
+        super().__init__()
         self._pieces: list[bytes] = []
-        self._last = 0.0
-
-    @property
-    def num_chunks(self) -> int:
-        """There is no output before the end."""
-        return 0
 
     def on_body(self, piece: bytes) -> None:
         self._last = time.perf_counter()
@@ -275,7 +256,7 @@ class PreparedRequest:
     num_inputs: int = 1
 
 
-def recorder_of(target: TargetOptions) -> Callable[[], Recorder]:
+def recorder_of(target: TargetOptions) -> Callable[[], StreamRecorder]:
     if not target.streams:
         return WholeRecorder
     return ResponsesRecorder if target.backend == "openai-responses" else StreamRecorder

@@ -62,7 +62,9 @@ from vllm_lite.server.startup_checks import load_middleware
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 # Whole, or as events where the request asks for a stream.
-_STREAMED = ("application/json", "text/event-stream")
+_STREAMED: dict[str, Any] = {"media": ("application/json", "text/event-stream")}
+_REPORTING: dict[str, Any] = {**_STREAMED, "reports_load": True}
+_ANTHROPIC: dict[str, Any] = {"refuse": error_response}
 # The status for a client that has left; it is never read.
 _CLIENT_CLOSED_REQUEST = 499
 
@@ -155,42 +157,21 @@ def _routes(context: ServingContext) -> list[Route]:
     table = [
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
-        Route(
-            "POST",
-            "/v1/chat/completions",
-            chat.create,
-            ChatCompletionRequest,
-            _STREAMED,
-            reports_load=True,
-        ),
+        Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, **_REPORTING),
         Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
-        Route(
-            "POST",
-            "/v1/completions",
-            completion.create,
-            CompletionRequest,
-            _STREAMED,
-            reports_load=True,
-        ),
-        Route("POST", "/v1/responses", responses.create, ResponsesRequest, _STREAMED),
-        Route("GET", "/v1/responses/{response_id}", responses.retrieve, media=_STREAMED),
+        Route("POST", "/v1/completions", completion.create, CompletionRequest, **_REPORTING),
+        Route("POST", "/v1/responses", responses.create, ResponsesRequest, **_STREAMED),
+        Route("GET", "/v1/responses/{response_id}", responses.retrieve, **_STREAMED),
         Route("DELETE", "/v1/responses/{response_id}", responses.delete),
         Route("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
-        Route(
-            "POST",
-            "/v1/messages",
-            messages.create,
-            MessagesRequest,
-            _STREAMED,
-            refuse=error_response,
-        ),
+        Route("POST", "/v1/messages", messages.create, MessagesRequest, **_STREAMED, **_ANTHROPIC),
         Route(
             "POST",
             "/v1/messages/count_tokens",
             messages.count_tokens,
             CountTokensRequest,
-            refuse=error_response,
+            **_ANTHROPIC,
         ),
         Route("POST", "/tokenize", tokens.tokenize, (TokenizeRequest, TokenizeChatRequest)),
         Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
@@ -199,8 +180,7 @@ def _routes(context: ServingContext) -> list[Route]:
             "/invocations",
             InvocationsService(chat, completion).create,
             (ChatCompletionRequest, CompletionRequest),
-            _STREAMED,
-            reports_load=True,
+            **_REPORTING,
         ),
     ]
     if context.server_config.enable_tokenizer_info_endpoint:

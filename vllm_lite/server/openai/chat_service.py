@@ -19,7 +19,7 @@ from vllm_lite.server.openai.chat_protocol import (
     ChatCompletionRequest,
 )
 from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream, message_of
-from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, request_timings
+from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter
 from vllm_lite.server.openai.logprobs import (
     Shown,
     TokenView,
@@ -150,10 +150,6 @@ class ChatReply:
         )
         self._count_calls()
         usage.num_reasoning_tokens = await self._readers.count_reasoning()
-        timings = None
-        if options.has_timings:
-            timings = request_timings(output.metrics, usage.num_completion_tokens)
-            timings = {**timings, "speculative_decoding": None}
         return {
             **self._context.identity(self._request_id, "chat.completion"),
             "choices": choices,
@@ -165,7 +161,7 @@ class ChatReply:
             "prompt_text": options.prompt_text,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": timings,
+            "metrics": usage.timings(output.metrics) if options.has_timings else None,
         }
 
     def _count_calls(self) -> None:

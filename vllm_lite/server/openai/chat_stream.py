@@ -18,7 +18,7 @@ from vllm_lite.parsers.events import (
     ToolCallStart,
     collect,
 )
-from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, encode, request_timings
+from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, encode
 from vllm_lite.server.openai.logprobs import Shown, TokenView, chat_logprobs
 from vllm_lite.server.openai.message_reader import ChoiceReaders
 
@@ -134,12 +134,8 @@ class ChatStream:
                 yield events
         self._on_end()
         self._usage.num_reasoning_tokens = await self._readers.count_reasoning()
-        timings = None
-        if self._options.has_timings and last is not None:
-            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
-        usage = self._writer.usage_chunk(timings)
-        if usage:
-            yield usage
+        if ending := self._writer.ending(last, has_timings=self._options.has_timings):
+            yield ending
 
     def _opening(self, output: RequestOutput) -> bytes:
         options = self._options

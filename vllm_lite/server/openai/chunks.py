@@ -66,6 +66,11 @@ class UsageCounter:
         usage["completion_tokens_details"] = self._reasoning() if self.with_reasoning else None
         return usage
 
+    def timings(self, metrics: RequestMetrics | None) -> dict[str, float | None]:
+        """The request's times with every key, for a reply that is not streamed."""
+        found = request_timings(metrics, self.num_completion_tokens)
+        return {**found, "speculative_decoding": None}
+
     def _reasoning(self) -> dict[str, int]:
         # Counted from text, so that it can never exceed what was generated.
         return {"reasoning_tokens": min(self.num_reasoning_tokens, self.num_completion_tokens)}
@@ -124,16 +129,14 @@ class ChunkWriter:
             extra += b"," + self._fingerprint
         return b"%b%b]%b}\n\n" % (self._open, choice, extra)
 
-    def usage_chunk(self, timings: dict[str, float | None] | None = None) -> bytes:
-        """The event after the last choice, with `metrics` where there are timings.
-
-        Empty where usage was not asked for.
-        """
+    def ending(self, last: RequestOutput | None, *, has_timings: bool) -> bytes:
+        """The event after the last choice; empty where usage was not asked for."""
         if not self._include_usage:
             return b""
         usage = encode(self._usage.final())
         metrics = b""
-        if timings is not None:
+        if has_timings and last is not None:
+            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
             known = {name: value for name, value in timings.items() if value is not None}
             metrics = b',"metrics":' + encode(known)
         return b'%b],"usage":%b,%b%b}\n\n' % (self._open, usage, self._fingerprint, metrics)

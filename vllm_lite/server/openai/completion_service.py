@@ -19,7 +19,7 @@ from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation
 from vllm_lite.server.openai.beam_search import beam_search_of, start_searches
 from vllm_lite.server.openai.chat_service import ChatService
-from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, encode, request_timings
+from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter, encode
 from vllm_lite.server.openai.completion_protocol import (
     COMPLETION_HARMLESS,
     COMPLETION_LATER,
@@ -110,12 +110,8 @@ class CompletionStream:
             choices = self._known(prompt_index, output)
             if choices:
                 yield b"".join([self._delta(prompt_index, choice) for choice in choices])
-        timings = None
-        if self._options.has_timings and last is not None:
-            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
-        usage = self._writer.usage_chunk(timings)
-        if usage:
-            yield usage
+        if ending := self._writer.ending(last, has_timings=self._options.has_timings):
+            yield ending
 
     def _known(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
         """The choices to send now: none before the one whose prompt logprobs the echo needs."""
@@ -332,10 +328,7 @@ class _CompletionReply:
             self._usage.add_prompt(output)
             for choice in sorted(output.outputs, key=lambda choice: choice.index):
                 choices.append(self._choice(index, output, choice))
-        timings = None
-        if self._options.has_timings:
-            timings = request_timings(outputs[0].metrics, self._usage.num_completion_tokens)
-            timings = {**timings, "speculative_decoding": None}
+        metrics = outputs[0].metrics
         return {
             **self._context.identity(self._request_id, "text_completion"),
             "choices": choices,
@@ -344,7 +337,7 @@ class _CompletionReply:
             "usage": self._usage.full(),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": timings,
+            "metrics": self._usage.timings(metrics) if self._options.has_timings else None,
         }
 
     def _choice(
