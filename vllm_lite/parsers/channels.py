@@ -29,11 +29,11 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=([A-Za-z0-9_.\-]+)")
 class Framing:
     """How messages are marked."""
 
-    starts: tuple[str, ...]  # of a header, wherever they stand; and ` to=` before a recipient
+    starts: tuple[str, ...]  # of a header; and ` to=` before a recipient
     ends: tuple[str, ...]  # of a body
     reasoning_channel: str = ""
     reasoning_recipient: str = ""
-    tool_prefix: str = ""  # recipients without it are no tools of the request
+    tool_prefix: str = ""  # of recipients that are the request's tools
 
     strays: tuple[str, ...] = ()  # marks within headers
 
@@ -48,7 +48,7 @@ class Framing:
             return ""
         parts: list[str] = [opener]
         if opener == _TO:
-            # Words like these stand in prose as well: a marker must follow at once.
+            # Prose may contain these words: a marker must follow at once.
             yield from source.run(_ENDS_RECIPIENT, parts.append, MAX_NAME)
             parts.append((yield from source.skip_space()))
             if (yield from source.peek()) != "<":

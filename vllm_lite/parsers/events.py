@@ -112,7 +112,7 @@ def new_call_id(style: str, name: str, index: int) -> str:
     """The id of call `index` of tool `name`; styles are those of the models' own servers."""
     if style == "kimi_k2":
         return f"functions.{name}:{index}"
-    if style == "mistral":  # its template refuses any other length
+    if style == "mistral":  # its template accepts no other length
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
     if style == "call":
         return f"call_{secrets.token_hex(12)}"
@@ -124,12 +124,12 @@ class EventSink:
 
     def __init__(self, *, only_first_call: bool = False, new_id: NewId = new_call_id) -> None:
         self._events: list[Event] = []
-        self._make: Callable[[str], Event] | None = None  # of the delta whose parts are gathered
+        self._make: Callable[[str], Event] | None = None  # makes the delta being gathered
         self._parts: list[str] = []
         self._only_first = only_first_call
         self._new_id = new_id
         self.num_calls = 0
-        self.needs_content = False  # reasoning is the answer too where there is no other
+        self.needs_content = False  # reasoning is the answer if there is no other
         self._reasoning: list[str] = []
 
     def take(self) -> list[Event]:

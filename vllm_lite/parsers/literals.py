@@ -29,12 +29,12 @@ _HEX = re.compile(r"[0-9A-Fa-f]+")
 _SET, _CALL = "} of a set", ") of a call"
 _JSON_BRACKET = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]", _SET: "]", _CALL: "}"}
 _CLOSER = {"{": "}", "[": "]", "(": ")"}
-# The first thing within braces and what follows it.
+# The first item in braces, and the character after it.
 _FIRST_ITEM = re.compile(
     r"""\s*(?:([{(\[}])|(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"{}\[\](),:]+)\s*([,:}]))""",
     re.DOTALL,
 )
-# As in JSON; then what only Python writes so.
+# JSON's escapes, then those of Python alone.
 _ESCAPES = {c: f"\\{c}" for c in '"\\bfnrt'}
 _PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
 _HEX_ESCAPES = {"u": 4, "x": 2, "U": 8}
@@ -52,11 +52,11 @@ class Dialect:
     openers: tuple[str, ...] = ("{", "[")
     escapes: Mapping[str, str] = field(default_factory=lambda: _ESCAPES | {"/": "\\/"})
     loose_numbers: bool = False  # see `plain_number`
-    joins_strings: bool = False  # strings side by side are one
+    joins_strings: bool = False  # adjacent strings are concatenated
     has_sets: bool = False  # {1, 2} is [1, 2]
-    # Up to where the calls go: tells quotes within a string, that no backslash marks, from its end.
+    # Matches the rest of the calls: tells an unescaped quote inside a string from the closing one.
     calls: re.Pattern[str] | None = None
-    # Keys and strings stand without quotes too, up to the next of these marks of structure.
+    # Keys and strings may be unquoted: they end at the next match of this pattern.
     bare_words: re.Pattern[str] | None = None
 
     @property
@@ -97,8 +97,8 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-# Of a path of keys (None for an array's items), and whether quotes stand around the value: what
-# makes JSON of its text, or None where it stays what it looks like.
+# (path of keys, None for an array's items; whether the value is quoted) -> a function from its text
+# to JSON, or None where the text is used as it is.
 Coerce = Callable[[Sequence[str | None], bool], Callable[[str], str] | None]
 
 
@@ -114,9 +114,9 @@ def read_value(
     A key that its object has already is Malformed: no reader agrees with another what it means.
     `opener`: its first bracket, read already; `(` is that of a call's arguments.
     """
-    open_brackets: list[str] = []  # the closers, outermost first; that of a set is _SET
-    keys: list[set[str]] = []  # of the objects among them
-    path: list[str | None] = []  # the last of these keys
+    open_brackets: list[str] = []  # their closers, outermost first; _SET for a set
+    keys: list[set[str]] = []  # of each open object
+    path: list[str | None] = []  # the current key of each
     if opener == "(":
         dialect = replace(dialect, bare_words=_ENDS_CALL_WORD)
     if opener:
@@ -289,7 +289,7 @@ def read_string(
     """
     ends = (quote, "\\") if dialect.has_escapes else (quote,)
     length = 0
-    num_inner: int | None = None  # quotes within the string, once one was looked at
+    num_inner: int | None = None  # inner quotes, counted at the first one
 
     def put_text(text: str) -> None:
         nonlocal length
@@ -320,10 +320,10 @@ def _read_escape(source: Source, dialect: Dialect, put: Put) -> Reading[None]:
     char = yield from source.read()
     width = _HEX_ESCAPES.get(char, 0)
     if not width or (char != "u" and "'" not in dialect.escapes):
-        # An escape that the dialect does not have is a backslash.
+        # In an unknown escape the backslash is a plain character.
         put(dialect.escapes.get(char, "\\\\" + quoted(char)))
         return
-    half = ""  # of a surrogate pair; alone it is no text
+    half = ""  # the first half of a surrogate pair
     while True:
         digits = yield from _read_hex(source, width)
         code = int(digits, 16) if len(digits) == width else -1
@@ -388,7 +388,7 @@ def is_json(text: str) -> bool | None:
 def ending(begun: str) -> str:
     """The text that completes `begun`, the beginning of a JSON object."""
     closers: list[str] = []
-    last = tail = ""  # a mark of structure, "key" or "value"
+    last = tail = ""  # a structural character, "key" or "value"
     for found in _PARTS.finditer(begun):
         part = found.group()
         if part in _CLOSER:

@@ -10,8 +10,8 @@ import re
 
 from vllm_lite.parsers.source import Malformed, Reading, Source
 
-_MAX_AHEAD = 2048  # characters after such a quote
-_MAX_QUOTES = 16  # that may be the end
+_MAX_AHEAD = 2048  # characters searched after a quote
+_MAX_QUOTES = 16  # candidates for the closing quote
 _FOLLOWER = re.compile(r"\s*\S")
 _FOLLOWERS = ",)]}:"
 _PARTS = re.compile(

@@ -26,13 +26,13 @@ class ReasoningSplitter:
     def __init__(self, put_reasoning: Put, put_rest: Put, is_inside: bool | None) -> None:
         self.put_reasoning = put_reasoning
         self.put_rest = put_rest
-        # Whether the prompt has opened reasoning already; None where nobody knows.
+        # Whether the prompt opened reasoning; None if unknown.
         self.is_inside = is_inside
         self.has_ended = False
-        # What comes after the reasoning is read by a tool format, which knows prose from arguments
-        # and so looks for the marks itself.
+        # A tool format reads what follows the reasoning; it tells prose from arguments and looks
+        # for the markers itself.
         self.has_tools = False
-        # A format with messages under headers.
+        # The format has messages with headers.
         self.has_channels = False
 
 
@@ -57,21 +57,21 @@ class TaggedReasoning:
 
     starts: tuple[str, ...] = ("<think>",)
     ends: tuple[str, ...] = ("</think>",)
-    # Reasoning may begin without its start, which the prompt's template then holds.
+    # Reasoning may begin without a start marker, which the prompt then contains.
     is_bare: bool = True
-    # The start is a control token that no prose contains: it opens reasoning wherever it stands.
+    # The start is a control token, absent from prose: it opens reasoning anywhere.
     is_anywhere: bool = False
-    # Begin reasoning at the beginning of the text alone.
+    # Further starts, at the beginning of the text only.
     first_starts: tuple[str, ...] = ()
-    # It is the answer where the request asks for one in any case and there is no other.
+    # Reasoning is the answer if the request needs one and there is no other.
     may_be_answer: bool = False
-    # These end reasoning too, but belong to what follows.
+    # Markers that end reasoning and belong to what follows.
     implied_ends: tuple[str, ...] = ()
-    # Dropped from the answer: marks that stand around it.
+    # Markers around the answer, dropped from it.
     wrappers: tuple[str, ...] = ()
-    # Control tokens that mean nothing: dropped from the reasoning as well.
+    # Control tokens without meaning, dropped from the reasoning too.
     fillers: tuple[str, ...] = ()
-    # White space before the end of the reasoning, and these before the answer, are layout.
+    # Layout to drop: white space before the end marker, these characters before the answer.
     trims_end: bool = False
     trim_answer: str = ""
     needs_special_tokens: bool = True
@@ -117,7 +117,7 @@ class TaggedReasoning:
         skipped = (*self.fillers, *(self.starts if self.needs_special_tokens else ()))
         while True:
             end = yield from source.until((*self.ends, *self.implied_ends, *skipped), put)
-            if end not in skipped:  # a second start means nothing either
+            if end not in skipped:  # a second start is ignored too
                 break
         out.has_ended = end is not None
         return end if end in self.implied_ends and end not in self.wrappers else None

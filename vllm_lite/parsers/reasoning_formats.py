@@ -1,6 +1,6 @@
 """Every reasoning parser's name and the format it reads."""
 
-# The models' own marks are full of characters that look like others.
+# Markers contain characters that look like others.
 # ruff: noqa: RUF001
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Switch:
 
 
 THINK = TaggedReasoning(implied_ends=("<｜tool▁calls▁begin｜>",))
-# A call ends the reasoning that was left open.
+# A call ends open reasoning.
 QWEN3 = TaggedReasoning(implied_ends=("<tool_call>",))
 GLM = replace(QWEN3, trims_end=True)
 MINICPMV = replace(

@@ -24,11 +24,11 @@ from vllm_lite.parsers.tools.reader import ToolFormat
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
-FROM_TOKENIZER = "hf"  # the parser that a tokenizer brings itself
-# HY's checkpoints may end the names of their tags alike, as in `<tool_calls:6124c78e>`.
+FROM_TOKENIZER = "hf"  # the parser described by the tokenizer
+# Some HY checkpoints append one suffix to all tag names, as in `<tool_calls:6124c78e>`.
 _HY_TOKEN = re.compile(r"<(?:think|tool_calls|tool_call|arg_key|arg_value)(:[^\s<>]+)>")
 _HY_PARSERS = ("hy_v3", "hy_v4")
-# What the chat template of a parser's model knows of an argument.
+# Values of template arguments that a parser can read, the default first.
 _TEMPLATE_CHOICES = {
     "k2_horizon": {
         "reasoning_effort": ("high", "medium", "low"),
@@ -36,7 +36,7 @@ _TEMPLATE_CHOICES = {
     }
 }
 _loaded: set[Path] = set()  # plugins
-_TAIL = 256  # characters of a prompt in which a mark of reasoning may end it, with space after
+_TAIL = 256  # characters at a prompt's end in which a reasoning marker is looked for
 
 
 def tool_parser_names() -> tuple[str, ...]:
@@ -233,4 +233,4 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except CheckpointError:
-        return {}  # whether they can be read at all is for the tokenizer to say
+        return {}  # loading the tokenizer reports it

@@ -17,9 +17,9 @@ Reading = Generator[None, None, T]
 Put = Callable[[str], None]
 
 SPACE = " \t\r\n"
-MAX_NAME = 256  # characters of a tool's or argument's name; what is longer is no name
-_MAX_AHEAD = 1 << 18  # characters of a text that are looked at before they are read
-NOT_NAME = re.compile(r"[<>{}\s]")  # where the end of a name is missing
+MAX_NAME = 256  # longest name of a tool or argument, in characters
+_MAX_AHEAD = 1 << 18  # longest lookahead, in characters
+NOT_NAME = re.compile(r"[<>{}\s]")  # characters that show that a name has no end
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
@@ -56,7 +56,7 @@ class Markers:
         return (found.start(), found.group()) if found else (len(text), None)
 
 
-@lru_cache(maxsize=1024)  # formats are few, and their marks are all there is
+@lru_cache(maxsize=1024)  # bounded by the number of formats
 def _markers(marks: tuple[str, ...]) -> Markers:
     return Markers(marks)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm_lite.config.structured_outputs import StructuredOutputsConfig
     from vllm_lite.sampling_params import SamplingParams
 
-# Subclasses of text count as text.
+# Subclasses of str count as str.
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 
 
@@ -60,7 +60,7 @@ def canonical(
 def name_of(params: StructuredOutputsParams | SamplingParams) -> bytes:
     """A digest of what decides over a grammar, or over a request's use of it, to keep it by."""
     if isinstance(params, StructuredOutputsParams):
-        # When a grammar begins does not change it.
+        # The grammar is the same whenever it begins.
         params = msgspec.structs.replace(params, enable_in_reasoning=False)
     return hashlib.sha256(_encoder.encode(params)).digest()
 

@@ -43,9 +43,9 @@ logger = init_logger(__name__)
 Reply = TypeVar("Reply", Hello, Answer)
 
 NUM_PROCESSES = 2
-# Of the clock: a process that is stopped, or gets no processor, spends no time of its own.
+# Wall-clock time: a stopped or starved process uses no processor time.
 MAX_WAIT_SECONDS = 120.0
-# Until it has read the tokenizer; and for its first job, before which it loads an engine.
+# To read the tokenizer; and for its first job, which loads an engine.
 MAX_START_SECONDS = 240.0
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
 
@@ -67,7 +67,7 @@ class _Process:
     """One compile process; belongs to one thread at a time."""
 
     def __init__(self) -> None:
-        self.is_late = False  # killed, for it took too long by the clock
+        self.is_late = False  # killed for taking too long
         self._is_loaded = False
         self._pipe, theirs = Pipe()
         with theirs:
@@ -77,7 +77,7 @@ class _Process:
                 # What it prints belongs to the log; standard output is the user's.
                 stdout=2,
                 process_group=0,
-                # One thread each: their processor time is what is limited.
+                # One thread each: their processor time is limited.
                 env=envs.module_environment(OMP_NUM_THREADS="1"),
             )
 

@@ -31,7 +31,7 @@ from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
 # Beyond what the process holds before its first job.
 MAX_COMPILE_BYTES = 1 << 30
-# Below the engine in the machine's eyes.
+# A lower scheduling priority than the engine's.
 _NICENESS = 5
 
 
@@ -68,7 +68,7 @@ def compile_one(engines: GrammarEngines, job: Job) -> Answer:
         found = engines.compile(job.params, by_guidance=job.by_guidance)
     except MemoryError:
         return Answer(refusal=Refusal(f"{field} needs too much memory; simplify it", field))
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         kind = type(error).__name__
         return Answer(refusal=Refusal(f"{field} cannot be compiled ({kind})", field))
     if isinstance(found, Refusal):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
 # Processor seconds for one constraint.
 MAX_COMPILE_SECONDS = 15.0
-# How far a new grammar is followed before it is used, and how long one token may take.
+# Tokens by which a new grammar is tried out, and seconds that one may take.
 NUM_TRIAL_TOKENS = 48
 MAX_TRIAL_SECONDS = 0.25
 
@@ -43,7 +43,7 @@ class Job(msgspec.Struct):
     """Compile a canonical constraint."""
 
     params: StructuredOutputsParams
-    # The engine that comes first was lost over it.
+    # The process died with the default engine.
     by_guidance: bool = False
 
 

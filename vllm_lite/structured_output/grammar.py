@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Masks = npt.NDArray[np.int32]  # [R, W]
 
 
-# Most characters of whitespace in one place, so that no sequence is lost in it.
+# Longest run of whitespace, so that no sequence generates it endlessly.
 MAX_WHITESPACE = 32
 
 
@@ -42,7 +42,7 @@ class Refusal(msgspec.Struct, omit_defaults=True):
 class Vocabulary:
     """The model's tokens as a grammar engine needs them: bytes by id, as wide as the logits."""
 
-    # Empty where an id has no token.
+    # Empty for ids without a token.
     tokens: list[bytes]
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from vllm_lite.structured_output.grammar import CompiledGrammar, Masks
     from vllm_lite.structured_output.schema import Schema
 
-# Without \u and \/ a key has one spelling, so that none can be passed off as another.
+# Without \u and \/ each key has a single spelling.
 _ESCAPES = '"\\bfnrt'
-# Any tokens that spell the text will do: the model, not the engine, knows which are usual.
+# Any tokenization of the text is allowed: the model knows the usual one.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
-# Ways in which a text may be read at one place: an object's optional keys make some each.
+# Parser items at one position: each optional key of an object adds some.
 MAX_ITEMS = 10_000
 _ONE_OF = (
     "the JSON schema has a oneOf of which two alternatives can hold at once, which cannot be "
     "enforced; write anyOf, or let a required property with another const tell each apart"
 )
-# llguidance does not report its automata's size: that of a simple grammar.
+# llguidance does not report its size: that of a simple grammar.
 _GRAMMAR_BYTES = 1 << 20
 
 
@@ -168,7 +168,7 @@ class _Matcher:
         return bool(self._matcher.consume_token(token_id))
 
     def accept_bytes(self, data: bytes) -> bool:
-        # It takes tokens only, so a vocabulary without this byte cannot go on from here.
+        # It takes tokens only: a vocabulary without this byte cannot continue.
         ids = [self._byte_ids.get(data[i : i + 1], -1) for i in range(len(data))]
         return -1 not in ids and bool(self._matcher.consume_tokens(ids))
 
@@ -201,7 +201,7 @@ def _from_ebnf(grammar: str) -> str:
     try:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
-        # Its complaints have no class in common.
+        # Its errors have no common class.
         raise GrammarError(_one_line(str(error))) from None
 
 

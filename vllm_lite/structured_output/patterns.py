@@ -34,10 +34,10 @@ class _Group:
     """A group that is being read: whether something stands before it, or what is in it."""
 
     def __init__(self, has_begun: bool) -> None:
-        self.has_begun = has_begun  # before the group
-        self.is_inside = has_begun  # before the part in hand
-        self.is_ended = False  # by a $ of the alternative in hand
-        self.ends = False  # by a $ of any alternative
+        self.has_begun = has_begun  # whether anything precedes the group
+        self.is_inside = has_begun  # whether anything precedes the current part
+        self.is_ended = False  # by a $ in the current alternative
+        self.ends = False  # by a $ in any alternative
         self.has_anchor = False
 
 
@@ -48,7 +48,7 @@ def checked(pattern: str) -> str:
     """
     parts = list(_parts(pattern))
     for part, behind in pairwise(parts):
-        # Some read an empty class, others a bracket in it; some a repeat of a repeat.
+        # Engines disagree on an empty class, a bracket in one, and a repeated repeat.
         is_empty = part.text in ("[", "[^") and not part.in_class and behind.text == "]"
         if is_empty or (_is_repeat(part) and _is_repeat(behind)):
             raise _foreign(pattern, part.text + behind.text)
@@ -78,7 +78,7 @@ def _spelt(pattern: str, part: _Part) -> str:
     if in_class:
         if text.startswith("[:"):
             raise _foreign(pattern, f"[{text}]")
-        # Engines know sets within sets.
+        # Some engines read nested sets.
         return f"\\{text}" if text == "[" else "\\".join(text) if len(text) > 1 else text
     if text.startswith("(?"):
         if text.endswith(("=", "!")):
@@ -122,7 +122,7 @@ def _check_anchors(pattern: str, parts: list[_Part]) -> None:
     for text, in_class in parts:
         group, was, closed = groups[-1], closed, None
         if in_class:
-            continue  # the bracket that ends the class counts
+            continue  # its opening bracket has counted for the class
         if text.startswith("("):
             if group.is_ended:
                 raise _misplaced(pattern, "$")

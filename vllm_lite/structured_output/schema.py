@@ -28,7 +28,7 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 # xgrammar's tables grow with the square of an object's keys; beyond this it takes seconds.
 MAX_XGRAMMAR_NODES = 256
-# No engine here enforces these.
+# Enforced by neither engine.
 _UNSUPPORTED = frozenset(
     [
         *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
@@ -39,8 +39,8 @@ _UNSUPPORTED = frozenset(
 _OF_TYPE = {
     "object": frozenset(["properties", "required", "additionalProperties"]),
     "array": frozenset(["items", "prefixItems", "minItems", "maxItems"]),
-    # xgrammar would let control characters into a string whose length is given, and takes dates
-    # that no calendar has.
+    # xgrammar allows control characters in a string with a length, and dates that do not
+    # exist.
     "string": frozenset[str](),
     "integer": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
     "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
@@ -55,10 +55,10 @@ _OTHERS = frozenset(
     ]
 )
 ASSERTIONS = _UNSUPPORTED | _OTHERS | frozenset().union(*_OF_TYPE.values())
-# A node that has one of these says by it what it may be.
+# Keywords that determine what a node may be.
 _SAYS_KIND = frozenset(["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"])
 _IMPLIES = {"properties": "object", "required": "object", "items": "array", "prefixItems": "array"}
-# Formats that are enforced; any other is an annotation, as the standard has it.
+# Enforced formats; others are annotations, as in the standard.
 FORMATS = frozenset(
     [
         *("date", "time", "date-time", "duration", "email"),
@@ -272,7 +272,7 @@ class _Reader:
             group[keys[1]] = self.read(group[keys[1]], ("$ref",))
         elif keys or pointer != "#":
             self.gaps.xgrammar.add(f"$ref {pointer}")
-            # It is left where it is, so that nothing is written twice, but what it uses counts.
+            # It stays in place, so nothing is duplicated, but what it uses counts.
             self.read(self._target(pointer), ("$ref",))
 
     def _check_end(self, pointer: Any) -> None:
@@ -349,7 +349,7 @@ def _object_gaps(node: Schema) -> Iterator[str]:
     properties = node.get("properties", {})
     if not set(node.get("required", ())) <= properties.keys():
         yield "required keys without a schema"
-    # xgrammar lets a further key repeat one that is named.
+    # xgrammar allows an additional key to repeat a named one.
     if properties and node.get("additionalProperties", False) is not False:
         yield "additionalProperties beside properties"
 

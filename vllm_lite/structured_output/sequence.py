@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 Result = TypeVar("Result")
-# Seconds of a core that a sequence's grammar may take: at once, and more with every token.
+# Processor seconds for a sequence's grammar: an initial budget, and more per token.
 MASK_SECONDS = 1.0
 MASK_SECONDS_PER_TOKEN = 0.01
 _WHITESPACE = b" \t\r\n"
@@ -49,7 +49,7 @@ class Phase(Enum):
 
     BEFORE = "before"
     INSIDE = "inside"
-    FORCED = "forced"  # the end's tokens are being dictated
+    FORCED = "forced"  # the end marker's tokens are forced
     PAST = "past"
 
 
@@ -96,7 +96,7 @@ class Reasoning:
     def accept(self, token_id: int, text: bytes) -> bytes | None:
         """Go on by one token; what it holds after the reasoning's end, if it ends the reasoning."""
         if self.phase is Phase.FORCED and token_id != self.forced_id:
-            self._num_forced = 0  # a grammar does not let the end come here
+            self._num_forced = 0  # the grammar forbids the end marker here
         elif self.phase is Phase.FORCED:
             self._num_forced += 1
             if self._num_forced == len(self._tokens.end_ids):
@@ -106,7 +106,7 @@ class Reasoning:
         marker = self._tokens.start if self.phase is Phase.BEFORE else self._tokens.end
         before = len(self._tail)
         seen = self._tail + text
-        # A marker ends in this token, or it would have been found earlier.
+        # A marker must end in this token: earlier ones were found before.
         place = seen.find(marker, max(0, before - len(marker) + 1))
         if self.phase is Phase.BEFORE:
             self._tail = seen[-len(marker) :]

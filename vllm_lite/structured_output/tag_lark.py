@@ -72,7 +72,7 @@ def _read(part: Any, depth: int, close_objects: bool, gaps: Gaps) -> Any:
                 found["max_whitespace_cnt"] = MAX_WHITESPACE
         elif key == "pattern" and isinstance(value, str):
             found[key] = full_match(value)
-        # In any order, nobody would count keys. The schema's own is one of them.
+        # Free order would not limit the number of keys. It includes the schema's own order.
         elif key != "any_order" and (key != "max_whitespace_cnt" or value is not None):
             found[key] = _read(value, depth + 1, close_objects, gaps)
     return found
@@ -132,7 +132,7 @@ class TagGrammar:
         elements = part["elements"]
         if not elements:
             return _literal(end or "")
-        # What follows free text says where it ends.
+        # Free text ends where the next part begins.
         written, follows = [], end
         for element in reversed(elements):
             if element.get("type") == "const_string":
@@ -196,7 +196,7 @@ class TagGrammar:
         any_tag, first = f"({' | '.join(free)})", f"({' | '.join(bare)})"
         if part.get("at_least_one"):
             return first if part.get("stop_after_first") else f"{first} {any_tag}* {text}"
-        # After the first tag, nothing follows.
+        # Nothing follows the first tag.
         return f"({any_tag} | {text})" if part.get("stop_after_first") else f"{any_tag}* {text}"
 
     def _free_text(self, text: str, excluded: Sequence[str], end: str | None) -> str:

@@ -54,7 +54,7 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
     if any(not isinstance(key, str) or key not in properties for key in required):
         return None
     if not properties:
-        # Arguments that are all free have no elements that could be named here.
+        # With free arguments there are no elements to name.
         return None if schema.get("additionalProperties") else _text("")
     elements = []
     for key, part in properties.items():
@@ -140,7 +140,7 @@ def _string(xml: XmlTools, part: Mapping[str, Any]) -> Format | None:
         text["max_chars"] = min(most - least, _MAX_LENGTH)
     if not least:
         return text
-    # Tags begin with a character that these first ones leave out.
+    # The first characters exclude those that begin a tag.
     first = {"type": "regex", "pattern": f"[^<]{{{least}}}"}
     return {"type": "sequence", "elements": [first, text]}
 

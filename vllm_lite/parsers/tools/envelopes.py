@@ -3,7 +3,7 @@
 Data for `tool_constraint`. A format that is not here is forced as plain JSON.
 """
 
-# The models' own marks are full of characters that look like others.
+# Markers contain characters that look like others.
 # ruff: noqa: RUF001
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Envelope:
     separator: str = ""
     argument: str = ""
     argument_end: str = ""
-    before: str = ""  # may come first
-    # Prose could hold what begins it, so it is not looked for where calls are free.
+    before: str = ""  # an optional prefix
+    # Its beginning occurs in prose, so free calls are not searched for it.
     is_bare: bool = False
 
 
@@ -184,7 +184,7 @@ ENVELOPES: dict[str, Envelope] = {
     "openai": Envelope(
         before="<|start|>assistant",
         call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-        # Its own end is a token that stops the model: the grammar's end allows that.
+        # A call ends with a stop token, which the end of the grammar allows.
         separator="<|start|>assistant",
     ),
     "phi4_mini_json": _array("functools"),

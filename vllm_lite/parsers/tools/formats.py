@@ -1,6 +1,6 @@
 """Every tool parser's name and the format it reads."""
 
-# The models' own marks are full of characters that look like others.
+# Markers contain characters that look like others.
 # ruff: noqa: RUF001
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm_lite.parsers.tools.pythonic import PythonicTools
 from vllm_lite.parsers.tools.reader import ToolFormat
 from vllm_lite.parsers.tools.xml_calls import Tag, XmlTools
 
-# Objects of name and arguments.
+# JSON objects with name and arguments.
 HERMES = JsonTools(openers=("<tool_call>",), closers=("</tool_call>",))
 ERNIE45 = JsonTools(
     openers=("<tool_call>",),
@@ -60,7 +60,7 @@ COHERE = JsonTools(
     ),
 )
 
-# A name between markers, then JSON.
+# A name between markers, then JSON arguments.
 DEEPSEEK_V3 = NamedTools(
     openers=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     call="<｜tool▁call▁begin｜>",
@@ -121,7 +121,7 @@ FUNCTIONGEMMA = NamedTools(
     wrappers=("<escape>",),
 )
 
-# Tags.
+# XML-like tags.
 QWEN3_XML = XmlTools(
     openers=("<tool_call>", "<function="),
     bare=("<function=",),

@@ -22,14 +22,14 @@ class JsonTools:
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
-    leads: tuple[str, ...] = ()  # what may stand between the opener and the JSON
+    leads: tuple[str, ...] = ()  # optional text between opener and JSON
     separators: tuple[str, ...] = (",", ";")
     bare: tuple[str, ...] = ()
-    checked: tuple[str, ...] = ()  # openers that prose uses too: only a tool's name is a call
+    checked: tuple[str, ...] = ()  # openers common in prose: only known names are calls
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     is_keyed_by_name: bool = False  # {"get_weather": {...}}
-    needs_arguments: bool = False  # an object without them is no call
+    needs_arguments: bool = False  # an object without arguments is not a call
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
@@ -89,7 +89,7 @@ class JsonTools:
         """One call; the `{` before it has been read."""
         source = calls.source
         name: str | None = None
-        held: str | None = None  # arguments that came before the name
+        held: str | None = None  # arguments read before the name
         done = has_more = False
         yield from source.skip_space()
         is_empty = yield from source.try_literal("}")
@@ -112,19 +112,19 @@ class JsonTools:
                 else:
                     held = yield from _hold_arguments(source)
             elif key in self.argument_keys or ((is_checked or done) and key not in _OTHER_KEYS):
-                raise Malformed  # among others, what a brace too many has cut off the arguments
+                raise Malformed  # such as arguments cut off by an extra brace
             else:
                 has_more = has_more or key not in _OTHER_KEYS
                 try:
                     yield from read_value(source, JSON, lambda _: None)
                 except EndOfText:
                     if key not in _OTHER_KEYS:
-                        raise Malformed from None  # no part of a call was cut
+                        raise Malformed from None  # the call itself was not cut
                     raise
             yield from source.skip_space()
             if done:
                 source.record()
-                # A brace too few is forgiven: the marker after it says as much.
+                # A missing brace is accepted: the marker that follows implies it.
                 if not (yield from source.try_literal(",")):
                     yield from source.try_literal("}")
                     source.record()
@@ -133,7 +133,7 @@ class JsonTools:
                 yield from source.expect("}")
                 break
             yield from source.skip_space()
-        # What should have been the arguments may have another key.
+        # The arguments may be under another key.
         is_required = has_more or self.needs_arguments
         if name is None or (is_required and not done and held is None):
             raise Malformed
@@ -150,9 +150,7 @@ def _short_string(source: Source) -> Reading[str]:
     try:
         yield from read_string(source, '"', JSON, parts.append, MAX_NAME)
     except EndOfText:
-        if NOT_NAME.search(
-            json.loads(f'"{"".join(parts)}"')
-        ):  # no name was cut: its end is missing
+        if NOT_NAME.search(json.loads(f'"{"".join(parts)}"')):  # the name has no end
             raise Malformed from None
         raise
     return decode('"' + "".join(parts))

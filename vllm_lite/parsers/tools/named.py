@@ -61,12 +61,12 @@ class NamedTools:
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
-    json: JsonTools | None = None  # how objects are read that stand where a name should
+    json: JsonTools | None = None  # reads an object in place of a name
 
     @property
     def strays(self) -> tuple[str, ...]:
         marks = (self.call, self.lead, *self.name_ends, *self.argument_leads, *self.call_ends)
-        # A few hold a word beside a mark.
+        # Some consist of a marker and a word.
         parts = [mark for part in marks for mark in (part, *_MARK.findall(part))]
         return tuple(filter(is_control, (*parts, *self.closers, *self.dialect.quotes)))
 

@@ -36,7 +36,7 @@ class _Element:
     schema: object
     is_array: bool = False
     has_children: bool = False
-    members: dict[str, list[str]] = field(default_factory=dict)  # an array's are all of name ""
+    members: dict[str, list[str]] = field(default_factory=dict)  # an array's items are under ""
     text: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: str) -> None:
@@ -119,7 +119,7 @@ class NestedTools:
         calls.begin(name)
         calls.put("{")
         stack = [_Element("invoke", root)]
-        seen: set[str] = set()  # arguments that were handed on
+        seen: set[str] = set()  # arguments passed on
         try:
             while tag := (yield from self._read_tag(calls.source, stack)):
                 element = stack[-1]
@@ -153,7 +153,7 @@ class NestedTools:
         if len(stack) > 1:
             source.record(self.mark)
         elif "".join(element.text).strip(SPACE):
-            raise Malformed  # text between arguments belongs to none
+            raise Malformed  # text between arguments
         parts: list[str] = []
         yield from source.expect("<")
         if (yield from source.until((">",), parts.append, _MAX_TAG)) is None:

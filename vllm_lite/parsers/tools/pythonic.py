@@ -27,7 +27,7 @@ class PythonicTools:
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
-    repeats_calls: bool = False  # the same text may stand once more after the calls: it is dropped
+    repeats_calls: bool = False  # a repetition of the calls is dropped
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -85,7 +85,7 @@ class PythonicTools:
         seen: set[str] = set()
         while True:
             if key in seen:
-                raise Malformed  # nothing says which of the two is meant
+                raise Malformed  # duplicate keyword
             calls.put(f'{", " if seen else "{"}"{quoted(key)}": ')
             seen.add(key)
             yield from read_value(source, self.dialect, calls.put)

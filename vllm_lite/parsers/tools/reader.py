@@ -20,7 +20,7 @@ from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Read
 from vllm_lite.parsers.tools.spec import ToolSpec
 
 _CONTROL = re.compile(r"[|\uff5c\]]|<.*[_:]")
-_MAX_REREAD = 4 * MAX_NAME  # characters of a failed call in which another one is looked for
+_MAX_REREAD = 4 * MAX_NAME  # characters of a failed call searched for another
 
 
 def is_control(mark: str) -> bool:
@@ -39,7 +39,7 @@ class CallWriter:
         self._sink = sink
         self._id_style = id_style
         self._is_open = False
-        self._arguments: list[str] = []  # of the call that is open
+        self._arguments: list[str] = []  # of the open call
         self.num_calls = 0  # of this answer
 
     def begin(self, name: str, call_id: str | None = None) -> None:
@@ -161,7 +161,7 @@ def read_tools(
     calls = CallWriter(source, sink, tools, tool_format.id_style)
     prose = _Prose(sink)
     opener: str | None = None
-    is_damaged = False  # within what should have been calls
+    is_damaged = False  # in malformed calls
     while True:
         stops = (*marks, *strays) if is_damaged else marks
         if opener is None:
@@ -204,7 +204,7 @@ def _read_calls(
         lost = lost.removeprefix(opener)
         if not is_control(opener):
             prose.put(opener)
-    # What the text's end has cut of a call, or of the next after one, is no content.
+    # A call that the end of the text cuts off is not content.
     if is_cut and (calls.num_calls > num_calls or (calls.num_calls and is_control(opener))):
         return False
     if len(lost) > _MAX_REREAD:

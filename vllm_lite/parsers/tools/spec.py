@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-_MAX_STEPS = 64  # of following references and alternatives within one argument's schema
+_MAX_STEPS = 64  # references and alternatives followed in one argument's schema
 _TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
-# What clients write for them: the types of Python and of other schema languages.
+# Aliases from Python and other schema languages.
 _ALIASES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
     **dict.fromkeys(("int", "int32", "int64", "long", "short"), "integer"),
@@ -22,12 +22,12 @@ _ALIASES = {
     **dict.fromkeys(("arr", "list", "tuple", "sequence"), "array"),
     **dict.fromkeys(("none",), "null"),
 }
-MAX_WHITESPACE = 16  # characters of white space in a row, where a constraint allows any
+MAX_WHITESPACE = 16  # longest run of white space that a constraint allows
 # Keywords whose value maps names to schemas, and those whose value is data.
 _SCHEMA_MAPS = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 )
-# Where a document keeps its definitions, and what leads to their names elsewhere.
+# A document's definitions, and the prefixes of references to them.
 _DEFINITIONS = {"$defs": "_", "definitions": "_definitions_"}
 _DATA = frozenset(("const", "enum", "default", "examples"))
 

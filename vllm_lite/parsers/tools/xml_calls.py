@@ -54,23 +54,23 @@ class XmlTools:
     parameter: Tag
     value_end: str
     closers: tuple[str, ...] = ()
-    leads: tuple[str, ...] = ()  # what may stand before a call
-    name_ends: tuple[str, ...] = ()  # more that may follow a name than the tag's own end
+    leads: tuple[str, ...] = ()  # optional text before a call
+    name_ends: tuple[str, ...] = ()  # further ends of a name, beside the tag's own
     value_start: str = ""  # between the argument's tag and its value
-    type_tag: Tag | None = None  # an element between the two that says the type
+    type_tag: Tag | None = None  # an element between the two, with the type
     type_attribute: str = ""  # of the argument's tag: "true" for a string, or a type
     trims_newlines: bool = False
-    checks_names: bool = False  # what is no tool of the request is no call either
-    has_cdata: bool = False  # values may stand in CDATA sections
+    checks_names: bool = False  # only the request's tools are calls
+    has_cdata: bool = False  # values may be CDATA sections
     wrappers: tuple[str, ...] = ()
     id_style: str = ""
     needs_special_tokens: bool = True
-    # How an object is read that stands where a call, or its name, should.
+    # Reads an object in place of a call or its name.
     json: JsonTools | None = None
-    # A sole argument of such a name, which the tool does not have, holds the arguments.
+    # A single argument of one of these names, unknown to the tool, contains the arguments.
     holders: tuple[str, ...] = ()
-    # Opened by the call's own tag, without the wrapper: only a known name is a call, unless that
-    # tag is a control token.
+    # Openers that are the call's own tag, without a wrapper: only a known name is a call, unless
+    # the tag is a control token.
     bare: tuple[str, ...] = field(default=())
 
     @property
@@ -117,7 +117,7 @@ class XmlTools:
         while True:
             head, _, tail = name.partition(".")
             if head == tail and head in calls.tools:
-                name = head  # a tool without a namespace, written with itself for one
+                name = head  # the name repeated as its namespace
             if not name or any(char in SPACE for char in name):
                 raise Malformed
             if is_bare:
@@ -163,9 +163,9 @@ class XmlTools:
         while True:
             yield from source.skip_space()
             if not source.is_cut and not (yield from source.peek()):
-                return self.call_end  # the model has ended its answer without it
+                return self.call_end  # the model ended without the closing tag
             tag = yield from source.expect(*tags, *self.closers, self.value_end)
-            if tag != self.value_end:  # one too many
+            if tag != self.value_end:  # a superfluous end tag
                 return tag
 
     def _read_argument(self, source: Source, argument: _Argument) -> Reading[str]:
