@@ -152,6 +152,8 @@ EFFECTS = {
     "--kv-cache-memory-bytes": _USERS_NUMBERS,
     "--num-gpu-blocks-override": _USERS_NUMBERS,
     "--enable-prefix-caching": _LIMITS + "test_a_prompt_is_cached_in_whole_blocks_or_not_at_all",
+    "--kv-events-config": "tests/unit/engine/test_event_publisher.py::"
+    "test_an_engine_core_tells_what_it_caches",
     "--kv-cache-dtype": "tests/e2e/test_tokens.py::"
     "test_scheduling_never_changes_tokens_of_a_small_cache",
     # SchedulerConfig

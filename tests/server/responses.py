@@ -1,4 +1,4 @@
-"""What the tests of /v1/responses share: clients, and events as data."""
+"""Shared by the tests of /v1/responses: clients, and events as data."""
 
 from __future__ import annotations
 

@@ -7,29 +7,21 @@ so an abort frees its blocks within a step.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING, Any
 
+from vllm_lite.engine.core.calls import Calls
 from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
 from vllm_lite.engine.link.messages import (
     AbortRequests,
     AddRequests,
     Call,
     CallResult,
-    Command,
     CoreFailed,
-    GetSnapshot,
-    GetStats,
-    IsPaused,
-    Pause,
-    Prepare,
-    ResetPrefixCache,
-    Resume,
     Shutdown,
     ToCore,
     Undecodable,
-    WakeUp,
 )
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger
@@ -40,85 +32,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-Caller = TypeVar("Caller")
-_DONE: Any = object()
 MAX_MESSAGE = 2000
 # A step may use the estimated processor time times STEP_MARGIN, plus STEP_GRACE seconds.
 STEP_MARGIN, STEP_GRACE = 6, 10.0
-
-
-def carry_out(core: EngineCore, command: Command[Any]) -> Generator[Future[Any] | None, None, Any]:
-    """Carry out a command and return its answer; yields where it has to wait.
-
-    It waits for the future that it yields, or for the core's next step.
-    """
-    match command:
-        case ResetPrefixCache():
-            return core.reset_prefix_cache()
-        case GetStats():
-            return core.make_stats()
-        case GetSnapshot():
-            return core.snapshot()
-        case IsPaused():
-            return core.is_paused
-        case Resume():
-            was_paused = core.is_paused
-            core.resume()
-            return was_paused
-        case Pause():
-            core.pause(command.mode)
-            yield None  # the ends of requests leave first
-            while core.is_paused and not core.is_quiet:
-                yield None
-            clears = core.is_paused and command.clear_cache and command.mode != "keep"
-            if clears and core.reset_prefix_cache() and command.releases:
-                core.sleep(command.releases)
-            return core.is_paused
-        case WakeUp():
-            core.wake_up(command.tags)
-            return None
-        case Prepare():
-            found = core.constraints.prepare(command.params)
-            while not found.done():
-                yield found
-            return core.constraints.verdict(command.params, found)
-    raise TypeError(f"{type(command).__name__} is not a command of the engine core")
-
-
-class Calls(Generic[Caller]):
-    """The calls in progress; `reply` gets each caller's answer."""
-
-    def __init__(self, core: EngineCore, reply: Callable[[Caller, Any], None]) -> None:
-        self._core = core
-        self._reply = reply
-        # Each with the future that it waits for, None where that is a step.
-        self._running: dict[Generator[Future[Any] | None, None, None], Future[Any] | None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._running)
-
-    @property
-    def futures(self) -> list[Future[Any]]:
-        return [future for future in self._running.values() if future is not None]
-
-    def begin(self, caller: Caller, command: Command[Any]) -> None:
-        """Carry out a command as far as is possible now."""
-        call = self._run(caller, command)
-        if (future := next(call, _DONE)) is not _DONE:
-            self._running[call] = future
-
-    def advance(self) -> None:
-        """Go on with each call as far as is possible after a step."""
-        if self._running:
-            self._running = {
-                call: future for call in self._running if (future := next(call, _DONE)) is not _DONE
-            }
-
-    def _run(
-        self, caller: Caller, command: Command[Any]
-    ) -> Generator[Future[Any] | None, None, None]:
-        answer = yield from carry_out(self._core, command)
-        self._reply(caller, answer)
 
 
 class CoreLoop:

@@ -16,8 +16,9 @@ from typing import Any
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest
+from vllm_lite.engine.core.calls import Calls
 from vllm_lite.engine.core.engine_core import EngineCore
-from vllm_lite.engine.core.loop import Calls, CoreLoop
+from vllm_lite.engine.core.loop import CoreLoop
 from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
 from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.engine.link.messages import Answer, Command, Shutdown, StepOutputs

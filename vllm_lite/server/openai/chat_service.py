@@ -18,7 +18,7 @@ from vllm_lite.server.openai.chat_protocol import (
     CHAT_LATER,
     ChatCompletionRequest,
 )
-from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream, message_of
+from vllm_lite.server.openai.chat_stream import ChatChoiceOptions, ChatStream
 from vllm_lite.server.openai.chunks import ChunkWriter, UsageCounter
 from vllm_lite.server.openai.logprobs import (
     Shown,
@@ -27,7 +27,7 @@ from vllm_lite.server.openai.logprobs import (
     prompt_logprobs,
     token_view,
 )
-from vllm_lite.server.openai.message_reader import ChoiceReaders, logged
+from vllm_lite.server.openai.message_reader import ChoiceReaders, logged, message_of
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import includes_usage, refuse_unsupported
 from vllm_lite.server.replies import EventStream, written

@@ -1,16 +1,25 @@
 """A choice's text as events: reasoning, content and calls. The engine's outputs to meaning.
 
-Knows no wire format. Invariant: deltas give the events that the whole text gives, joined.
+Readers know no wire format; `delta_of` and `message_of` write that of chat completions.
+Invariant: deltas give the events that the whole text gives, joined.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 from vllm_lite.log import init_logger
 from vllm_lite.outputs import CompletionOutput, RequestOutput
-from vllm_lite.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallEnd
+from vllm_lite.parsers.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    collect,
+)
 from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
 from vllm_lite.parsers.tools.spec import NamedTool
 from vllm_lite.server.context import ServingContext
@@ -130,3 +139,55 @@ async def _logged(
             if choice.finish_reason is not None:
                 context.log_output(request_id, "".join(parts), choice.finish_reason)
         yield prompt_index, output
+
+
+def delta_of(event: Event, *, has_reasoning: bool) -> dict[str, object] | None:
+    """The `delta` of an event; None if it has none.
+
+    With `has_reasoning` content and reasoning name each other as null, as clients of reasoning
+    models expect.
+    """
+    match event:
+        case ContentDelta(text):
+            if has_reasoning:
+                return {"content": text, "reasoning": None, "reasoning_content": None}
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"content": None, "reasoning": text, "reasoning_content": text}
+        case ToolCallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
+
+
+def message_of(role: str, echo: str, events: Iterable[Event]) -> dict[str, object]:
+    """The `message` that `events` make, its content after `echo`.
+
+    Content is null only where there is reasoning or a call in its place.
+    """
+    parsed = collect(events)
+    content = echo + (parsed.content or "")
+    is_empty = not content and (parsed.tool_calls or parsed.reasoning is not None)
+    message: dict[str, object] = {
+        "role": role,
+        "content": None if is_empty else content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.tool_calls
+        ]
+    message["reasoning"] = message["reasoning_content"] = parsed.reasoning
+    return message
