@@ -4,193 +4,114 @@ The only module that touches `os.environ`. A value is read at each access
 (`envs.VLLM_LOGGING_LEVEL`), so that tests and child processes see the current one.
 """
 
-from __future__ import annotations
-
 import os
 import site
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, get_args, get_type_hints
 
 from vllm_lite.errors import UsageError
 
-if TYPE_CHECKING:
-    VLLM_API_KEY: str | None
-    VLLM_LOGGING_LEVEL: str
-    VLLM_CONFIGURE_LOGGING: bool
-    VLLM_LOGGING_CONFIG_PATH: str | None
-    VLLM_LOG_STATS_INTERVAL: float
-    VLLM_CACHE_ROOT: str
-    VLLM_ENGINE_READY_TIMEOUT_S: int
-    VLLM_HTTP_TIMEOUT_KEEP_ALIVE: int
-    VLLM_ALLOW_LONG_MAX_MODEL_LEN: bool
-    VLLM_ENABLE_V1_MULTIPROCESSING: bool
-    VLLM_BATCH_INVARIANT: bool
-    VLLM_CPU_KVCACHE_SPACE: float | None
-    VLLM_CPU_NUM_THREADS: int | None
-    VLLM_CPU_OMP_THREADS_BIND: str
-    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: int | None
-    VLLM_MAX_N_SEQUENCES: int
-    VLLM_ENABLE_RESPONSES_API_STORE: bool
-    VLLM_SERVER_DEV_MODE: bool
-    VLLM_LITE_CPU_ISA: str
-    TRITON_INTERPRET: bool
-    CUDA_VISIBLE_DEVICES: str | None
-    OPENAI_API_KEY: str | None
-    OTEL_SERVICE_NAME: str
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
-    NO_COLOR: str | None
-    HF_HUB_OFFLINE: bool
-    HF_TOKEN: str | None
+# Type, value where it is not set, and what it does.
+VLLM_API_KEY: Annotated[str | None, None, "Key that clients must send when --api-key is absent."]
+VLLM_LOGGING_LEVEL: Annotated[str, "INFO", "Level of the vllm_lite logger; default INFO."]
+VLLM_CONFIGURE_LOGGING: Annotated[
+    bool, True, "0 leaves Python's logging as the application set it."
+]
+VLLM_LOGGING_CONFIG_PATH: Annotated[str | None, None, "A JSON file for logging.config.dictConfig."]
+VLLM_LOG_STATS_INTERVAL: Annotated[float, 10.0, "Seconds between two throughput lines; default 10."]
+VLLM_CACHE_ROOT: Annotated[
+    str, None, "Where the demo model and other derived files are kept; default ~/.cache/vllm-lite."
+]
+VLLM_ENGINE_READY_TIMEOUT_S: Annotated[
+    int, 600, "Seconds the server waits for the engine core to be ready; default 600."
+]
+VLLM_HTTP_TIMEOUT_KEEP_ALIVE: Annotated[
+    int, 5, "Seconds an idle HTTP connection is kept; default 5."
+]
+VLLM_ALLOW_LONG_MAX_MODEL_LEN: Annotated[
+    bool, False, "1 permits --max-model-len beyond what the checkpoint was made for."
+]
+VLLM_ENABLE_V1_MULTIPROCESSING: Annotated[
+    bool, True, "0 runs the engine core inside the LLM class's own process."
+]
+VLLM_BATCH_INVARIANT: Annotated[bool, False, "1 is --deterministic, where that is not given."]
+VLLM_CPU_KVCACHE_SPACE: Annotated[
+    float | None, None, "GiB of KV cache on CPU; overrides --gpu-memory-utilization there."
+]
+VLLM_CPU_NUM_THREADS: Annotated[
+    int | None, None, "Compute threads on CPU; default: the physical cores this process may use."
+]
+VLLM_CPU_OMP_THREADS_BIND: Annotated[
+    str,
+    "auto",
+    "CPUs that the engine core may use, such as 0-3,6, or each of its ranks, with | between; "
+    "default auto: those of its parent.",
+]
+VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: Annotated[
+    int | None,
+    None,
+    "Seconds after which a step that still computes counts as stuck; default: six times the "
+    "processor time that the largest step should take, and at most 300 s. On a CPU one that "
+    "does not compute counts as stuck within ten.",
+]
+VLLM_MAX_N_SEQUENCES: Annotated[int, 64, "The largest n a request may ask for; default 64."]
+VLLM_ENABLE_RESPONSES_API_STORE: Annotated[
+    bool, True, "0 forgets the replies of /v1/responses as soon as they are sent."
+]
+VLLM_SERVER_DEV_MODE: Annotated[
+    bool, False, "1 adds the routes that pause, abort and inspect the engine."
+]
+VLLM_LITE_CPU_ISA: Annotated[
+    str,
+    "auto",
+    "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, portable, reference or triton (the "
+    "GPU's kernels, interpreted): forces one kernel path on CPU.",
+]
+TRITON_INTERPRET: Annotated[
+    bool, False, "Triton's own: 1 runs its kernels without a GPU, one operation after another."
+]
+CUDA_VISIBLE_DEVICES: Annotated[
+    str | None, None, "CUDA's own: the GPUs that a process sees; an engine runs on the first."
+]
+OPENAI_API_KEY: Annotated[
+    str | None, None, "Key that `chat` and `complete` send when --api-key is absent."
+]
+OTEL_SERVICE_NAME: Annotated[str, "vllm-lite", "OpenTelemetry's own: the service of the spans."]
+OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Annotated[
+    str, "grpc", "OpenTelemetry's own: how spans are sent, grpc or http/protobuf."
+]
+NO_COLOR: Annotated[str | None, None, "Set to anything: no colours in the log."]
+HF_HUB_OFFLINE: Annotated[bool, False, "huggingface_hub's own: no network."]
+HF_TOKEN: Annotated[str | None, None, "huggingface_hub's own: access token."]
+
+VARIABLES = get_type_hints(sys.modules[__name__], include_extras=True)
 
 
-def _text(name: str, default: str) -> Callable[[], str]:
-    return lambda: os.environ.get(name) or default
-
-
-def _optional_text(name: str) -> Callable[[], str | None]:
-    return lambda: os.environ.get(name) or None
-
-
-def _parse(name: str, kind: type, default: Any) -> Callable[[], Any]:
-    def read() -> Any:
-        raw = os.environ.get(name)
-        if not raw:
-            return default
-        try:
-            return kind(raw)
-        except ValueError:
-            raise UsageError(f"{name}={raw!r} is not a number; set it to one or unset it") from None
-
-    return read
-
-
-def _flag(name: str, default: bool) -> Callable[[], bool]:
-    def read() -> bool:
-        raw = os.environ.get(name)
-        return default if not raw else raw.strip().lower() not in ("0", "false", "no", "off")
-
-    return read
-
-
-class Variable(NamedTuple):
-    """How a variable is read, and what it does."""
-
-    read: Callable[[], Any]
-    help: str
-
-
-VARIABLES: dict[str, Variable] = {
-    "VLLM_API_KEY": Variable(
-        _optional_text("VLLM_API_KEY"), "Key that clients must send when --api-key is absent."
-    ),
-    "VLLM_LOGGING_LEVEL": Variable(
-        _text("VLLM_LOGGING_LEVEL", "INFO"), "Level of the vllm_lite logger; default INFO."
-    ),
-    "VLLM_CONFIGURE_LOGGING": Variable(
-        _flag("VLLM_CONFIGURE_LOGGING", True),
-        "0 leaves Python's logging as the application set it.",
-    ),
-    "VLLM_LOGGING_CONFIG_PATH": Variable(
-        _optional_text("VLLM_LOGGING_CONFIG_PATH"), "A JSON file for logging.config.dictConfig."
-    ),
-    "VLLM_LOG_STATS_INTERVAL": Variable(
-        _parse("VLLM_LOG_STATS_INTERVAL", float, 10.0),
-        "Seconds between two throughput lines; default 10.",
-    ),
-    "VLLM_CACHE_ROOT": Variable(
-        lambda: os.path.expanduser(
-            os.environ.get("VLLM_CACHE_ROOT")
-            or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm-lite")
-        ),
-        "Where the demo model and other derived files are kept; default ~/.cache/vllm-lite.",
-    ),
-    "VLLM_ENGINE_READY_TIMEOUT_S": Variable(
-        _parse("VLLM_ENGINE_READY_TIMEOUT_S", int, 600),
-        "Seconds the server waits for the engine core to be ready; default 600.",
-    ),
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": Variable(
-        _parse("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", int, 5),
-        "Seconds an idle HTTP connection is kept; default 5.",
-    ),
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": Variable(
-        _flag("VLLM_ALLOW_LONG_MAX_MODEL_LEN", False),
-        "1 permits --max-model-len beyond what the checkpoint was made for.",
-    ),
-    "VLLM_ENABLE_V1_MULTIPROCESSING": Variable(
-        _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
-        "0 runs the engine core inside the LLM class's own process.",
-    ),
-    "VLLM_BATCH_INVARIANT": Variable(
-        _flag("VLLM_BATCH_INVARIANT", False), "1 is --deterministic, where that is not given."
-    ),
-    "VLLM_CPU_KVCACHE_SPACE": Variable(
-        _parse("VLLM_CPU_KVCACHE_SPACE", float, None),
-        "GiB of KV cache on CPU; overrides --gpu-memory-utilization there.",
-    ),
-    "VLLM_CPU_NUM_THREADS": Variable(
-        _parse("VLLM_CPU_NUM_THREADS", int, None),
-        "Compute threads on CPU; default: the physical cores this process may use.",
-    ),
-    "VLLM_CPU_OMP_THREADS_BIND": Variable(
-        _text("VLLM_CPU_OMP_THREADS_BIND", "auto"),
-        "CPUs that the engine core may use, such as 0-3,6, or each of its ranks, with | between; "
-        "default auto: those of its parent.",
-    ),
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable(
-        _parse("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", int, None),
-        "Seconds after which a step that still computes counts as stuck; default: six times the "
-        "processor time that the largest step should take, and at most 300 s. On a CPU one that "
-        "does not compute counts as stuck within ten.",
-    ),
-    "VLLM_MAX_N_SEQUENCES": Variable(
-        _parse("VLLM_MAX_N_SEQUENCES", int, 64), "The largest n a request may ask for; default 64."
-    ),
-    "VLLM_ENABLE_RESPONSES_API_STORE": Variable(
-        _flag("VLLM_ENABLE_RESPONSES_API_STORE", True),
-        "0 forgets the replies of /v1/responses as soon as they are sent.",
-    ),
-    "VLLM_SERVER_DEV_MODE": Variable(
-        _flag("VLLM_SERVER_DEV_MODE", False),
-        "1 adds the routes that pause, abort and inspect the engine.",
-    ),
-    "VLLM_LITE_CPU_ISA": Variable(
-        _text("VLLM_LITE_CPU_ISA", "auto"),
-        "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, portable, reference or triton (the "
-        "GPU's kernels, interpreted): forces one kernel path on CPU.",
-    ),
-    "TRITON_INTERPRET": Variable(
-        _flag("TRITON_INTERPRET", False),
-        "Triton's own: 1 runs its kernels without a GPU, one operation after another.",
-    ),
-    "CUDA_VISIBLE_DEVICES": Variable(
-        # Set and empty is a choice too: no GPU.
-        lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "CUDA's own: the GPUs that a process sees; an engine runs on the first.",
-    ),
-    "OPENAI_API_KEY": Variable(
-        _optional_text("OPENAI_API_KEY"),
-        "Key that `chat` and `complete` send when --api-key is absent.",
-    ),
-    "OTEL_SERVICE_NAME": Variable(
-        _text("OTEL_SERVICE_NAME", "vllm-lite"), "OpenTelemetry's own: the service of the spans."
-    ),
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": Variable(
-        _text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
-        "OpenTelemetry's own: how spans are sent, grpc or http/protobuf.",
-    ),
-    "NO_COLOR": Variable(_optional_text("NO_COLOR"), "Set to anything: no colours in the log."),
-    "HF_HUB_OFFLINE": Variable(
-        _flag("HF_HUB_OFFLINE", False), "huggingface_hub's own: no network."
-    ),
-    "HF_TOKEN": Variable(_optional_text("HF_TOKEN"), "huggingface_hub's own: access token."),
-}
+def help_of(name: str) -> str:
+    """What a variable does, in a line."""
+    return str(VARIABLES[name].__metadata__[1])
 
 
 def __getattr__(name: str) -> Any:
-    if name in VARIABLES:
-        return VARIABLES[name].read()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in VARIABLES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raw = os.environ.get(name)
+    if name == "VLLM_CACHE_ROOT":
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return os.path.expanduser(raw or os.path.join(base, "vllm-lite"))
+    if name == "CUDA_VISIBLE_DEVICES":
+        return raw  # set and empty is a choice too: no GPU
+    if not raw:
+        return VARIABLES[name].__metadata__[0]
+    hint = VARIABLES[name].__origin__
+    kind = (get_args(hint) or (hint,))[0]
+    if kind is bool:
+        return raw.strip().lower() not in ("0", "false", "no", "off")
+    try:
+        return kind(raw)
+    except ValueError:
+        raise UsageError(f"{name}={raw!r} is not a number; set it to one or unset it") from None
 
 
 def __dir__() -> list[str]:

@@ -145,7 +145,7 @@ def _environment() -> str:
     lines = ["## Environment variables", ""]
     lines += _table(
         ("variable", "what it does"),
-        [(f"`{name}`", variable.help) for name, variable in envs.VARIABLES.items()],
+        [(f"`{name}`", envs.help_of(name)) for name in envs.VARIABLES],
     )
     lines += ["", "Variables of vLLM without effect here; setting one warns:", ""]
     lines += _table(
