@@ -44,42 +44,32 @@ _ELSEWHERE = {
     "mm_cache_queries": "Items looked up in the cache of processed media.",
     "mm_cache_hits": "Items found there.",
 }
-_HELP = {
-    "time_to_first_token_seconds": "Seconds from arrival to the first token.",
-    "inter_token_latency_seconds": "Seconds between two tokens of a request.",
-    "request_time_per_output_token_seconds": "Mean seconds per token after the first.",
-    "e2e_request_latency_seconds": "Seconds from arrival to the end.",
-    "request_queue_time_seconds": "Seconds before a request first ran.",
-    "request_inference_time_seconds": "Seconds from a request's first run to its last token.",
-    "request_prefill_time_seconds": "Seconds from a request's first run to its first token.",
-    "request_decode_time_seconds": "Seconds from the first token to the last.",
-    "request_prompt_tokens": "Prompt tokens of finished requests.",
-    "request_generation_tokens": "Generated tokens of finished requests.",
-    "request_max_num_generation_tokens": "The longest choice of finished requests.",
-    "request_params_max_tokens": "max_tokens of finished requests.",
-    "request_prefill_kv_computed_tokens": "Prompt tokens computed, without cached ones.",
-    "request_params_n": "n of finished requests.",
-    "request_num_preemptions": "Preemptions of finished requests.",
-    "iteration_tokens_total": "Tokens of a step.",
-}
-# Histogram -> the family of its bounds, by vLLM's names.
-_FAMILIES = {
-    "time_to_first_token_seconds": "time_to_first_token",
-    "inter_token_latency_seconds": "inter_token_latency",
-    "request_time_per_output_token_seconds": "inter_token_latency",
-    "e2e_request_latency_seconds": "request_latency",
-    "request_queue_time_seconds": "request_latency",
-    "request_inference_time_seconds": "request_latency",
-    "request_prefill_time_seconds": "request_latency",
-    "request_decode_time_seconds": "request_latency",
-    "request_prompt_tokens": "request_tokens",
-    "request_generation_tokens": "request_tokens",
-    "request_max_num_generation_tokens": "request_tokens",
-    "request_params_max_tokens": "request_tokens",
-    "request_prefill_kv_computed_tokens": "request_tokens",
-    "request_params_n": "request_params_n",
-    "request_num_preemptions": "request_num_preemptions",
-    "iteration_tokens_total": "iteration_tokens",
+# Histograms with their help, by the family of their bounds, by vLLM's names.
+_HISTOGRAMS = {
+    "time_to_first_token": {
+        "time_to_first_token_seconds": "Seconds from arrival to the first token."
+    },
+    "inter_token_latency": {
+        "inter_token_latency_seconds": "Seconds between two tokens of a request.",
+        "request_time_per_output_token_seconds": "Mean seconds per token after the first.",
+    },
+    "request_latency": {
+        "e2e_request_latency_seconds": "Seconds from arrival to the end.",
+        "request_queue_time_seconds": "Seconds before a request first ran.",
+        "request_inference_time_seconds": "Seconds from a request's first run to its last token.",
+        "request_prefill_time_seconds": "Seconds from a request's first run to its first token.",
+        "request_decode_time_seconds": "Seconds from the first token to the last.",
+    },
+    "request_tokens": {
+        "request_prompt_tokens": "Prompt tokens of finished requests.",
+        "request_generation_tokens": "Generated tokens of finished requests.",
+        "request_max_num_generation_tokens": "The longest choice of finished requests.",
+        "request_params_max_tokens": "max_tokens of finished requests.",
+        "request_prefill_kv_computed_tokens": "Prompt tokens computed, without cached ones.",
+    },
+    "request_params_n": {"request_params_n": "n of finished requests."},
+    "request_num_preemptions": {"request_num_preemptions": "Preemptions of finished requests."},
+    "iteration_tokens": {"iteration_tokens_total": "Tokens of a step."},
 }
 
 
@@ -161,8 +151,9 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
         yield from self._counters()
-        for name, histogram in self._histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", _HELP[name], labels=list(self._labels))
+        for name, text in (pair for one in _HISTOGRAMS.values() for pair in one.items()):
+            histogram = self._histograms[name]
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
             values = list(self._labels.values())
             family.add_metric(values, histogram.buckets(), histogram.total)
             family.add_sample(f"vllm:{name}_created", self._labels, self._created)
@@ -314,7 +305,7 @@ def _bounds(config: VllmConfig) -> dict[str, Sequence[float]]:
         "iteration_tokens": STEP_TOKENS,
         **(config.observability.custom_histogram_buckets or {}),
     }
-    return {name: families[family] for name, family in _FAMILIES.items()}
+    return {name: families[family] for family, names in _HISTOGRAMS.items() for name in names}
 
 
 def _cache_info(config: VllmConfig, num_blocks: int) -> dict[str, str]:
