@@ -97,9 +97,7 @@ def _choose(argv: Sequence[str], abouts: Mapping[str, str], usage: str, about: s
 
 def parse_serve(argv: Sequence[str]) -> ServeOptions:
     """The options of `bench serve`; exits with code 2 or raises UsageError."""
-    parser = benchmark_parser("serve")
-    words, file_model, (given,) = parser.parse(argv)
-    _refuse_words(parser, words)
+    _, file_model, (given,) = benchmark_parser("serve").parse(argv, 0)
     if file_model is not None:
         given.setdefault("model", file_model)
     return make(ServeOptions, given)
@@ -109,9 +107,7 @@ def parse_engine(
     name: str, cls: type[EngineOptions], argv: Sequence[str]
 ) -> tuple[EngineOptions, EngineArgs]:
     """A benchmark's own options and its engine's; exits with code 2 or raises UsageError."""
-    parser = benchmark_parser(name)
-    words, file_model, (own, engine) = parser.parse(argv)
-    _refuse_words(parser, words)
+    _, file_model, (own, engine) = benchmark_parser(name).parse(argv, 0)
     if file_model is not None:
         engine.setdefault("model", file_model)
     return make(cls, own), EngineArgs(**engine)
@@ -123,8 +119,3 @@ def benchmark_parser(name: str) -> OptionParser:
     prog = f"vllm-lite bench {name}"
     examples = (f"{prog} --model demo",)
     return OptionParser(prog, "[options]", BENCHMARKS[name], classes, examples=examples)
-
-
-def _refuse_words(parser: OptionParser, words: Sequence[str]) -> None:
-    if words:
-        parser.error(f"unrecognized arguments: {' '.join(words)}")

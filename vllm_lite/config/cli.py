@@ -77,8 +77,11 @@ class OptionParser(argparse.ArgumentParser):
         """The option that the first of `spellings` is one of."""
         return self._spellings.get(spellings[0]) if spellings else None
 
-    def parse(self, argv: Sequence[str]) -> Parsed:
-        """Read `argv` and the --config file it may name; prints help and exits on --help."""
+    def parse(self, argv: Sequence[str], most: int | None = None) -> Parsed:
+        """Read `argv` and the --config file it may name; prints help and exits on --help.
+
+        More than `most` loose words are a mistake.
+        """
         words = with_dashes(expand_level(argv, self._spellings))
         self._help_if_asked(words)
         try:
@@ -93,6 +96,8 @@ class OptionParser(argparse.ArgumentParser):
             self.error(str(error))
         namespace, loose = self.parse_known_args(words)
         self._refuse_unknown(loose)
+        if most is not None and len(loose) > most:
+            self.error(f"unrecognized arguments: {' '.join(loose[most:])}")
         given = vars(namespace)
         values = [
             self._checked(cls, {name: given[name] for name in option_table(cls) if name in given})
@@ -121,9 +126,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse_options(self, argv: Sequence[str]) -> list[Json]:
         """Each class's values, for a command that takes options and no other words."""
-        words, file_model, values = self.parse(argv)
-        if words:
-            self.error(f"unrecognized arguments: {' '.join(words)}")
+        _, file_model, values = self.parse(argv, 0)
         if file_model is not None:
             self.error(f"the --config file names a model, {file_model}; this command loads none")
         return values
@@ -132,13 +135,11 @@ class OptionParser(argparse.ArgumentParser):
         self, argv: Sequence[str], least: int, most: int | None
     ) -> tuple[list[str], list[Json]]:
         """From `least` to `most` loose words, as the usage line names them, and the values."""
-        words, file_model, values = self.parse(argv)
+        words, file_model, values = self.parse(argv, most)
         words = words or ([file_model] if file_model else [])
         if len(words) < least:
             missing = (self.usage or "").removeprefix(self.prog).split()[len(words)]
             self.error(f"the following arguments are required: {missing}")
-        if most is not None and len(words) > most:
-            self.error(f"unrecognized arguments: {' '.join(words[most:])}")
         return words, values
 
     def _refuse_unknown(self, loose: Sequence[str]) -> None:
@@ -281,9 +282,7 @@ def parse_serve_args(argv: Sequence[str]) -> tuple[EngineArgs, ServerConfig]:
     value makes no sense. The engine's are checked when its config is created.
     """
     parser = serve_parser()
-    words, file_model, (engine, server) = parser.parse(argv)
-    if len(words) > 1:
-        parser.error(f"unrecognized arguments: {' '.join(words[1:])}")
+    words, file_model, (engine, server) = parser.parse(argv, 1)
     if "model" in engine:
         logger.warning("Give the model as `vllm-lite serve MODEL`; --model is read the same way")
     if words:
