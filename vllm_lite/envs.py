@@ -89,7 +89,7 @@ VARIABLES = get_type_hints(sys.modules[__name__], include_extras=True)
 
 
 def help_of(name: str) -> str:
-    """What a variable does, in a line."""
+    """The use of a variable, in a line."""
     return str(VARIABLES[name].__metadata__[1])
 
 
