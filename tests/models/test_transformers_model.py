@@ -24,8 +24,17 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.worker.recorded_forward import recorded_forward
 
 EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 3, "moe_intermediate_size": 24}
+# Layers that read the keys and values of earlier ones.
+SHARED = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "head_dim": 12,
+    "hidden_size_per_layer_input": 8,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 # Scaled and tied embeddings, learned positions; fused and partly rotated heads; experts of ours and
-# of the module's own, latents, several kinds of masks; a family that is native as well.
+# of the module's own, latents, masks of several kinds; families that are native as well.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGptForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", {"num_key_value_heads": None}),
@@ -59,6 +68,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2ForCausalLM",
         {"head_dim": 20, "sliding_window": 9, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3n": (
+        "Gemma3nForCausalLM",
+        {
+            **SHARED,
+            "vocab_size_per_layer_input": 120,
+            "laurel_rank": 8,
+            "altup_num_inputs": 2,
+            "intermediate_size": 80,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {**SHARED, "global_head_dim": 24, "vocab_size_per_layer_input": 131},
     ),
     "llama": ("LlamaForCausalLM", {"tie_word_embeddings": True, "mlp_bias": True}),
     "phi3": ("Phi3ForCausalLM", {"pad_token_id": None}),

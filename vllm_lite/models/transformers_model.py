@@ -73,7 +73,7 @@ class TransformersForCausalLM(nn.Module):
         for module in self.modules():
             _own_parameters(module, self._device, splits)
             if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-                _make_buffers(whole, module, self._device)
+                _make_buffers(base, module, self._device)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
@@ -399,10 +399,10 @@ def _slots(name: str, data: Tensor, splits_experts: bool) -> Iterator[NamedSlot]
 
 
 @torch.no_grad()
-def _make_buffers(whole: Any, module: nn.Module, device: torch.device) -> None:
+def _make_buffers(owner: Any, module: nn.Module, device: torch.device) -> None:
     """Buffers that no checkpoint holds, as transformers computes them."""
     for name in module._non_persistent_buffers_set:
         buffer = module._buffers[name]
         if buffer is not None:
             module._buffers[name] = torch.empty_like(buffer, device=device)
-    whole._init_weights(module)
+    owner._init_weights(module)
