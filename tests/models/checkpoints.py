@@ -31,9 +31,9 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     told = FAMILIES[family]
     model_class = getattr(transformers, told.architecture)
     common = {name: value for name, value in TINY.items() if name not in told.absent}
-    settings = {**common, **told.settings, **changes}
+    settings = {"attn_implementation": "eager", **common, **told.settings, **changes}
     torch.manual_seed(sum(map(ord, family)))
-    model = model_class(model_class.config_class(**settings, attn_implementation="eager")).eval()
+    model = model_class(model_class.config_class(**settings)).eval()
     told.prepare(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -67,6 +67,8 @@ class ParallelLMHead(nn.Module):
         tied_to: VocabParallelEmbedding | None = None,
         scale: float = 1.0,
         soft_cap: float = 0.0,
+        *,
+        bias: bool = False,
     ) -> None:
         """Logits are multiplied by the positive `scale`, then become cap * tanh(x / cap)."""
         super().__init__()
@@ -81,6 +83,12 @@ class ParallelLMHead(nn.Module):
         self._weights: dict[str, StoredTensor] = {}
         if tied_to is None:
             self._weights = self._method.create_weights(hidden_size, self._shard.size)
+        self._bias = self._method.create_bias(self._shard.size) if bias else None
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether it can be finished only after the embedding."""
+        return self._tied_to is not None
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, N] -> [R, vocab_size] float32, in memory that the next call may overwrite."""
@@ -121,15 +129,19 @@ class ParallelLMHead(nn.Module):
         return tokens, self._bent(largest.unsqueeze(1)).squeeze(1)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from _vocab_slots(self._weights, self._shard)
+        stored = dict(self._weights)
+        if self._bias is not None:
+            stored["bias"] = StoredTensor(self._bias, output_dim=0, input_dim=None)
+        yield from _vocab_slots(stored, self._shard)
 
     def process_weights_after_loading(self) -> None:
         # Sums stay float32: rounding them to the model's type would create ties.
+        wide, bias = torch.float32, self._bias
         if self._tied_to is not None:
-            self.kernel = self._tied_to.table.linear_kernel(torch.float32)
+            self.kernel = self._tied_to.table.linear_kernel(wide, bias)
         else:
             weights, self._weights = self._weights, {}
-            self.kernel = self._method.process_weights_after_loading(weights, None, torch.float32)
+            self.kernel = self._method.process_weights_after_loading(weights, bias, wide)
         self._head = head_kernel(self.kernel)
 
 

@@ -28,6 +28,8 @@ class NormSpec:
     kind: Literal["rms", "layer"] = "rms"
     eps: float
     has_weight: bool = True
+    # Weights by head are a tensor each, norms.0, norms.1, ...
+    is_stored_by_head: bool = False
     # Added to the weight that is stored.
     weight_offset: float = 0.0
     # Layer normalisation.
@@ -47,6 +49,7 @@ class Norm(nn.Module, metaclass=ABCMeta):
         self._weight = torch.ones(shape, dtype=torch.float32 if spec.in_float32 else dtype)
         self._bias = torch.empty(shape, dtype=self._weight.dtype) if spec.bias else None
         self._has_weight, self._offset = spec.has_weight, spec.weight_offset
+        self._is_stored_by_head = spec.is_stored_by_head
         self._heads = heads
         self._eps = spec.eps
         self._ops = ops()
@@ -74,7 +77,10 @@ class Norm(nn.Module, metaclass=ABCMeta):
         return self.forward(x, out=x)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        if self._has_weight:
+        if self._is_stored_by_head and self._heads is not None:
+            for head, row in enumerate(self._weight, self._heads.start):
+                yield NamedSlot("", f"norms.{head}.weight", WeightSlot.whole(row))
+        elif self._has_weight:
             yield NamedSlot("", "weight", self._slot(self._weight))
         if self._bias is not None:
             yield NamedSlot("", "bias", self._slot(self._bias))
@@ -140,13 +146,25 @@ class ResidualNorm:
     inputs may be overwritten.
     """
 
-    def __init__(self, before: Norm | None, after: Norm | None = None, scale: float = 1.0) -> None:
-        """`scale` multiplies the block's output, after `after`."""
+    def __init__(
+        self,
+        before: Norm | None,
+        after: Norm | None = None,
+        scale: float = 1.0,
+        *,
+        renews_stream: bool = False,
+    ) -> None:
+        """`scale` multiplies the block's output, after `after`.
+
+        With renews_stream, the stream goes on from its normalised form.
+        """
         self._before = before
         self._after = after
         self._scale = scale
         self._ops = ops()
-        if before is not None and after is None and scale == 1.0:
+        if renews_stream:
+            self.add_and_norm = self._renew  # type: ignore[method-assign]
+        elif before is not None and after is None and scale == 1.0:
             # The norm's fused operation does all of it.
             self.add_and_norm = before.add_and_norm  # type: ignore[method-assign]
             self.normed_product = before.normed_product  # type: ignore[method-assign]
@@ -164,6 +182,10 @@ class ResidualNorm:
             return self._before.add_and_norm(x, residual)
         total = self._ops.scaled_add(x, residual, self._scale, 1.0, out=residual)
         return (total if self._before is None else self._before.forward(total)), total
+
+    def _renew(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        normed = ResidualNorm.add_and_norm(self, x, residual)[0]
+        return normed, normed
 
     def normed_product(
         self, x: Tensor, residual: Tensor | None, kernel: LinearKernel

@@ -38,9 +38,13 @@ class RotarySettings:
         share = self.number("partial_rotary_factor", 0) or 1.0
         if not 0 < share <= 1:
             raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
-        size = int(self.head_size * share)
-        if size < 2 or size % 2:
-            raise CheckpointError(f"the rotary size is {size}; it must be even and positive")
+        told = self.parameters.get("rotary_dim")
+        size = int(self.head_size * share) if told is None else told
+        if not isinstance(size, int) or size < 2 or size % 2 or size > self.head_size:
+            raise CheckpointError(
+                f"the rotary size is {size!r}; it must be even, positive and at most a head's size "
+                f"({self.head_size})"
+            )
         return size
 
     def number(self, key: str, default: float | None = None) -> float:

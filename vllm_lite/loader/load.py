@@ -21,6 +21,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
+from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import GGUF_RULES, open_gguf
@@ -52,8 +53,8 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
         numbers = {id(module): number for number, module in enumerate(model.modules())}
         jobs = _jobs(_fills(config, rules, weight_targets(model)), numbers)
         _run_jobs(jobs, config.load.use_tqdm_on_load)
-        # Layers without tensors of their own come last: they may depend on others'.
-        filled = {id(job.layer) for job in jobs}
+        # Layers that depend on others' tensors come last, and those without any.
+        filled = {id(job.layer) for job in jobs if not _depends_on_others(job.layer)}
         for module in model.modules():
             if isinstance(module, WeightedLayer) and id(module) not in filled:
                 packed_weights.begin_layer(numbers[id(module)])
@@ -219,9 +220,14 @@ class _LayerJob:
                 _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
         # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
-        packed_weights.begin_layer(self.number)
-        self.layer.process_weights_after_loading()
+        if not _depends_on_others(self.layer):
+            packed_weights.begin_layer(self.number)
+            self.layer.process_weights_after_loading()
         return nbytes
+
+
+def _depends_on_others(layer: WeightedLayer) -> bool:
+    return isinstance(layer, ParallelLMHead) and layer.is_tied
 
 
 def _check_magnitude(name: str, filled: Tensor) -> None:

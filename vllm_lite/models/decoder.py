@@ -139,8 +139,8 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
 
-        def norm(place: Literal["before", "after"]) -> Norm | None:
-            if spec.norms not in (place, "both"):
+        def norm(*places: Literal["before", "after", "of the sum"]) -> Norm | None:
+            if spec.norms not in (*places, "both"):
                 return None
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
 
@@ -153,16 +153,24 @@ class DecoderLayer(nn.Module):
         if spec.ffn is None:
             self.forward = self._forward_mixer  # type: ignore[method-assign]
             return
-        self.post_attention_layernorm = None if spec.parallel == "one norm" else norm("before")
+        self.renews_stream = spec.norms == "of the sum"
+        self.post_attention_layernorm = (
+            None if spec.parallel == "one norm" else norm("before", "of the sum")
+        )
         self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
-        self.ffn_output_norm = norm("after")
-        self._between = ResidualNorm(self.post_attention_layernorm, self.mixer_output_norm, scale)
+        self.ffn_output_norm = norm("after", "of the sum")
+        self._between = ResidualNorm(
+            self.post_attention_layernorm,
+            self.mixer_output_norm,
+            scale,
+            renews_stream=self.renews_stream,
+        )
         if spec.parallel != "no":
             self.forward = self._forward_side_by_side  # type: ignore[method-assign]
 
     @property
     def last_norm(self) -> Norm | None:
-        """The norm of the layer's output before it is added to the residual stream."""
+        """The norm of the layer's output, before or after it joins the residual stream."""
         return self.ffn_output_norm if hasattr(self, "mlp") else self.mixer_output_norm
 
     def _make_mixer(
@@ -210,7 +218,12 @@ class DecoderLayer(nn.Module):
 
 def join_stream(before: Norm | None, previous: DecoderLayer | None, scale: float) -> ResidualNorm:
     """The residual step between the layer `previous`, or the embedding, and the next layer."""
-    return ResidualNorm(before, None if previous is None else previous.last_norm, scale)
+    if previous is None:
+        return ResidualNorm(before)
+    if previous.renews_stream:
+        assert before is None, "the stream is normalised twice"
+        return ResidualNorm(previous.last_norm, None, scale, renews_stream=True)
+    return ResidualNorm(before, previous.last_norm, scale)
 
 
 class Decoder(nn.Module):
@@ -219,31 +232,41 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
-            options.at("embed_tokens").linear_method, spec.vocab_size, spec.hidden_size
+            options.at("embed_tokens").linear_method,
+            spec.vocab_size,
+            spec.embedding_size or spec.hidden_size,
         )
-        self.embed_positions = (
-            LearnedPositions(spec.num_learned_positions, spec.hidden_size, options.dtype)
-            if spec.num_learned_positions
-            else None
-        )
+        # What follows the look-up: functions of vectors [T, N] and positions [T].
+        self.entering: list[Callable[[Tensor, Tensor], Tensor]] = []
         # Rounded as the embedding is.
-        self._scale = torch.tensor(spec.embedding_scale, device="cpu").to(options.dtype).item()
+        scale = torch.tensor(spec.embedding_scale, device="cpu").to(options.dtype).item()
+        if scale != 1.0:
+            add = ops().scaled_add
+            self.entering.append(lambda hidden, _: add(hidden, None, scale, out=hidden))
+        if spec.num_learned_positions:
+            self.embed_positions = LearnedPositions(
+                spec.num_learned_positions, spec.hidden_size, options.dtype
+            )
+            self.entering.append(self.embed_positions.add_to)
+        if spec.has_embedding_norm:
+            norm = self.embed_norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
+            self.entering.append(lambda hidden, _: norm.forward(hidden, out=hidden))
         self.rotary_emb = RotaryTables(options.max_model_len)
         self.layers = nn.ModuleList()
         last: DecoderLayer | None = None
         for i, layer in enumerate(spec.layers):
             last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
             self.layers.append(last)
-        self.norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
+        self.norm = (
+            make_norm(spec.norm, spec.hidden_size, options.dtype) if spec.has_last_norm else None
+        )
         self._leave = join_stream(self.norm, last, spec.residual_scale)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
         hidden = self.embed_tokens.forward(input_ids)
-        if self._scale != 1.0:
-            hidden = ops().scaled_add(hidden, None, self._scale, out=hidden)
-        if self.embed_positions is not None:
-            hidden = self.embed_positions.add_to(hidden, positions)
+        for enter in self.entering:
+            hidden = enter(hidden, positions)
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer.forward(positions, hidden, residual)
@@ -260,10 +283,11 @@ class DecoderForCausalLM(nn.Module):
         self.lm_head = ParallelLMHead(
             options.at("lm_head").linear_method,
             spec.vocab_size,
-            spec.hidden_size,
+            spec.embedding_size or spec.hidden_size,
             tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
             scale=spec.logit_scale,
             soft_cap=spec.logit_cap,
+            bias=spec.head_bias,
         )
         mixers = [layer.mixer for layer in spec.layers]
         self._cache_spec = KVCacheSpec(

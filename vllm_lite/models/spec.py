@@ -94,8 +94,9 @@ class LayerSpec:
     mixer: AttentionSpec | StateSpec
     # None: the mixer is all of the layer.
     ffn: MLPSpec | ExpertsSpec | None
-    # Before each block, after each, or both; a norm after a block precedes the residual sum.
-    norms: Literal["before", "after", "both"] = "before"
+    # Before each block, after each, or both; a norm after a block precedes the residual sum,
+    # and one of the sum becomes the stream.
+    norms: Literal["before", "after", "both", "of the sum"] = "before"
     # Both blocks read the same stream: with a norm for each, or one for both.
     parallel: Literal["no", "two norms", "one norm"] = "no"
 
@@ -115,8 +116,14 @@ class DecoderSpec:
     # Logits are multiplied by it, then become cap * tanh(x / cap).
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    # Of the embedding and of the head, if not hidden_size.
+    embedding_size: int = 0
     # Rows of a table of learned positions, which are added to the embedding.
     num_learned_positions: int = 0
+    # The first layer reads the normalised embedding.
+    has_embedding_norm: bool = False
+    has_last_norm: bool = True
+    head_bias: bool = False
 
 
 def decoder_spec(
@@ -158,6 +165,38 @@ def decoder_spec(
         norm=norm,
         layers=layers,
         tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings", False)),
+    )
+
+
+def gpt_spec(facts: ModelFacts, eps: str, *, bias: bool = True) -> DecoderSpec:
+    """GPT's shape: LayerNorm before each block, an MLP without a gate, no rotation, biases.
+
+    `eps` names the norms' field; windows are as `facts` say.
+    """
+    plain = AttentionSpec(
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_heads,
+        head_size=facts.head_size,
+        scale=facts.head_size**-0.5,
+        rotary=None,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    ffn = MLPSpec(
+        intermediate_size=facts.hf_config.get("intermediate_size") or 4 * facts.hidden_size,
+        act=facts.hf_config["hidden_act"],
+        is_gated=False,
+        bias=bias,
+    )
+    return DecoderSpec(
+        vocab_size=facts.vocab_size,
+        hidden_size=facts.hidden_size,
+        norm=NormSpec(kind="layer", eps=positive(facts, eps, 1e-5), bias=True),
+        layers=tuple(
+            LayerSpec(mixer=replace(plain, window=window), ffn=ffn)
+            for window in facts.layer_windows
+        ),
+        tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings")),
     )
 
 

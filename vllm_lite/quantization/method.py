@@ -65,7 +65,7 @@ class EmbeddingTable(Protocol):
         """
         ...
 
-    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
+    def linear_kernel(self, out_dtype: torch.dtype, bias: Tensor | None = None) -> LinearKernel:
         """A linear kernel by all rows, with results of out_dtype."""
         ...
 

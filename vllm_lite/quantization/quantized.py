@@ -60,5 +60,6 @@ class QuantizedTable:
     def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
         return self._lookup(self._weight, ids, self._dtype, first_row)
 
-    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
-        return QuantizedKernel(self._weight, None, out_dtype, ops())
+    def linear_kernel(self, out_dtype: torch.dtype, bias: Tensor | None = None) -> LinearKernel:
+        wide = None if bias is None else bias.float()
+        return QuantizedKernel(self._weight, wide, out_dtype, ops())

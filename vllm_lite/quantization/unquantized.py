@@ -63,8 +63,8 @@ class PlainTable:
     def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
         return self._ops.embedding(ids, self._rows, first_row)
 
-    def linear_kernel(self, out_dtype: torch.dtype) -> LinearKernel:
-        return plain_kernel(self._rows, None, out_dtype)
+    def linear_kernel(self, out_dtype: torch.dtype, bias: Tensor | None = None) -> LinearKernel:
+        return plain_kernel(self._rows, bias, out_dtype)
 
 
 def plain_kernel(
@@ -82,9 +82,12 @@ def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) 
     if is_deterministic():
         fixed = fixed_product()
         return lambda x: fixed(x, weight, bias, out_dtype)
-    if weight.device.type == "cuda" and bias is None and out_dtype is not weight.dtype:
+    if weight.device.type == "cuda" and out_dtype is not weight.dtype:
         # Rounding to the weight's type and back would create ties.
-        return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
+        if bias is None:
+            return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
+        wide = bias.to(out_dtype)
+        return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype).add_(wide)
     return lambda x: F.linear(x, weight, bias).to(out_dtype)
 
 
