@@ -115,7 +115,25 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
             )
         first = 1 if row.windows == "pattern" else 0
         return tuple(window if (i + first) % period else None for i in range(count))
+    if row.windows == "attention_types":
+        local = _attention_types(path, hf.get("attention_types"), count)
+        return tuple(window if kind == "local" else None for kind in local)
     return (None,) * count
+
+
+def _attention_types(path: str, types: Any, count: int) -> list[str]:
+    """The kind of each layer, of GPT-Neo's [[kinds, repeats], ...]; by default in turn."""
+    try:
+        kinds = [kind for group, repeats in types or [] for kind in list(group) * repeats]
+        kinds = kinds if types else (["global", "local"] * count)[:count]
+    except (TypeError, ValueError):
+        kinds = []
+    if len(kinds) != count or not set(kinds) <= {"global", "local"}:
+        raise CheckpointError(
+            f"{path}: attention_types is {_shown(types)} in its configuration, which does not name "
+            f"{count} layers global or local"
+        )
+    return kinds
 
 
 def _check_kinds(path: str, kinds: Any, count: int) -> None:

@@ -150,10 +150,10 @@ class DecoderLayer(nn.Module):
         scale = decoder.residual_scale
         self._enter = join_stream(self.input_layernorm, previous, scale)
         self._add = ops().scaled_add
+        self.renews_stream = spec.norms == "of the sum"
         if spec.ffn is None:
             self.forward = self._forward_mixer  # type: ignore[method-assign]
             return
-        self.renews_stream = spec.norms == "of the sum"
         self.post_attention_layernorm = (
             None if spec.parallel == "one norm" else norm("before", "of the sum")
         )

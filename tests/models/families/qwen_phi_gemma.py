@@ -89,6 +89,19 @@ FAMILIES = {
             },
         },
     ),
+    "phi": Family(
+        "PhiForCausalLM",
+        cases={
+            "": {},
+            "odd": {
+                "qk_layernorm": True,
+                "num_key_value_heads": 4,
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.34},
+                "hidden_act": "gelu",
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
     "phi3": Family(
         "Phi3ForCausalLM",
         {"pad_token_id": None},

@@ -176,12 +176,15 @@ def test_what_a_config_leaves_out_is_what_its_class_assumes(
     config = getattr(transformers, architecture).config_class()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     facts = read_facts(str(tmp_path))
-    own_names = {usual: own for own, usual in row.aliases.items()}
-    heads = getattr(config, own_names.get("num_attention_heads", "num_attention_heads"))
+    names = {own for own, usual in row.aliases.items() if usual == "num_attention_heads"}
+    heads = next(
+        getattr(config, name) for name in (*names, "num_attention_heads") if hasattr(config, name)
+    )
     assert (facts.num_layers, facts.num_heads) == (config.num_hidden_layers, heads)
     assert (facts.hidden_size, facts.vocab_size) == (config.hidden_size, config.vocab_size)
     assert facts.head_size == getattr(config, "head_dim", None) or (config.hidden_size // heads)
-    longest = getattr(config, "max_position_embeddings", UNLIMITED_POSITIONS)
+    stated = row.own_defaults.get("max_position_embeddings", UNLIMITED_POSITIONS)
+    longest = getattr(config, "max_position_embeddings", stated)
     assert facts.max_position == longest
     rope = getattr(config, "rope_parameters", None)
     if row.mixer == "attention" and rope:

@@ -41,7 +41,11 @@ def _fields(row: Architecture, config: Any) -> dict[str, Any]:
     }
     rope = getattr(config, "rope_parameters", None) or {}
     fields |= {name: rope.get(name) for name in _ROTARY if rope.get(name) != _ROTARY[name]}
-    return {name: value for name, value in fields.items() if value is not None}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and not isinstance(value, transformers.PreTrainedConfig)
+    }
 
 
 def class_defaults(row: Architecture) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def class_defaults(row: Architecture) -> dict[str, Any]:
             fields = {
                 name: value
                 for name, value in fields.items()
-                if own.get(name, name) == size or other.get(name) == value
+                if size in (name, own.get(name)) or other.get(name) == value
             }
     return fields
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
-WindowRule = Literal["none", "every", "switched", "pattern", "pattern from full"]
+WindowRule = Literal["none", "every", "switched", "pattern", "pattern from full", "attention_types"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,27 +2,160 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm_lite.config.families.architecture import row
+
+_GPT = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "activation_function": "hidden_act",
+}
+_STABLELM: dict[str, Any] = {
+    "aliases": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
+    "reads": "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual",
+}
+_FALCON: dict[str, Any] = {
+    "aliases": {
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "n_head_kv": "num_kv_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "activation": "hidden_act",
+    },
+    "reads": "layer_norm_epsilon alibi bias multi_query new_decoder_architecture num_kv_heads "
+    "num_ln_in_parallel_attn parallel_attn",
+    "harmless": "rotary",
+}
+_MPT: dict[str, Any] = {
+    "aliases": {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    "own_defaults": {"hidden_act": "gelu", "max_position_embeddings": 2048},
+    "reads": "layer_norm_epsilon attn_config expansion_ratio no_bias",
+    # Learned positions are what ALiBi replaces; embedding_fraction is of gradients.
+    "harmless": "emb_pdrop embedding_fraction init_config init_device learned_pos_emb norm_type "
+    "verbose",
+}
 
 ROWS = (
     row(
         "GPT2LMHeadModel",
         "gpt2",
-        aliases={
-            "n_embd": "hidden_size",
-            "n_head": "num_attention_heads",
-            "n_layer": "num_hidden_layers",
-            "n_inner": "intermediate_size",
-            "activation_function": "hidden_act",
-        },
+        aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx",
         harmless="n_ctx reorder_and_upcast_attn",
+    ),
+    row(
+        "GPTJForCausalLM",
+        "gptj",
+        aliases=_GPT,
+        reads="layer_norm_epsilon rotary_dim",
+        # transformers' class has them, and looks at neither.
+        harmless="n_ctx rotary scale_attn_weights",
+    ),
+    row(
+        "CodeGenForCausalLM",
+        "gptj",
+        aliases=_GPT,
+        reads="layer_norm_epsilon rotary_dim",
+        harmless="n_ctx rotary scale_attn_weights",
+    ),
+    row(
+        "GPTNeoForCausalLM",
+        "gpt_neo",
+        aliases={
+            "num_heads": "num_attention_heads",
+            "num_layers": "num_hidden_layers",
+            "activation_function": "hidden_act",
+            "window_size": "sliding_window",
+        },
+        reads="layer_norm_epsilon attention_types",
+        # Written out of attention_types.
+        harmless="attention_layers embed_dropout",
+        windows="attention_types",
+    ),
+    row(
+        "GPTBigCodeForCausalLM",
+        "gpt_bigcode",
+        aliases=_GPT,
+        reads="layer_norm_epsilon scale_attn_weights multi_query",
+        harmless="n_ctx attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
+        "inference_runner validate_runner_input pre_allocate_kv_cache max_batch_size "
+        "max_sequence_length runner_max_sequence_length",
+    ),
+    row(
+        "OPTForCausalLM",
+        "opt",
+        aliases={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
+        reads="do_layer_norm_before enable_bias layer_norm_elementwise_affine "
+        "word_embed_proj_dim _remove_final_layer_norm",
+        harmless="layerdrop activation_dropout",
     ),
     row(
         "GPTNeoXForCausalLM",
         "gpt_neox",
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         reads="layer_norm_eps use_parallel_residual",
+    ),
+    row(
+        "StableLmForCausalLM",
+        "stablelm",
+        **_STABLELM,
+    ),
+    row(
+        "StableLMEpochForCausalLM",
+        "stablelm",
+        model_class="StableLmForCausalLM",
+        like="StableLmForCausalLM",
+        **_STABLELM,
+    ),
+    row(
+        "FalconForCausalLM",
+        "falcon",
+        **_FALCON,
+    ),
+    row(
+        "RWForCausalLM",
+        "falcon",
+        model_class="FalconForCausalLM",
+        like="FalconForCausalLM",
+        **_FALCON,
+    ),
+    row(
+        "XGLMForCausalLM",
+        "xglm",
+        aliases={
+            "d_model": "hidden_size",
+            "attention_heads": "num_attention_heads",
+            "num_layers": "num_hidden_layers",
+            "ffn_dim": "intermediate_size",
+            "activation_function": "hidden_act",
+        },
+        reads="scale_embedding",
+        harmless="layerdrop activation_dropout",
+    ),
+    row(
+        "BloomForCausalLM",
+        "bloom",
+        aliases={**_GPT, "n_embed": "hidden_size"},
+        own_defaults={"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 2048},
+        reads="layer_norm_epsilon",
+        harmless="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
+        "skip_bias_add skip_bias_add_qkv slow_but_exact",
+    ),
+    row("MptForCausalLM", "mpt", **_MPT),
+    row(
+        "MPTForCausalLM",
+        "mpt",
+        model_class="MptForCausalLM",
+        like="MptForCausalLM",
+        **_MPT,
     ),
     row(
         "Starcoder2ForCausalLM",

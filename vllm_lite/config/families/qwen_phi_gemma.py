@@ -25,6 +25,11 @@ ROWS = (
         windows="switched",
     ),
     row(
+        "PhiForCausalLM",
+        "phi",
+        reads="layer_norm_eps qk_layernorm",
+    ),
+    row(
         "Phi3ForCausalLM",
         "phi3",
         gguf=("phi3",),
