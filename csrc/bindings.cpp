@@ -174,6 +174,15 @@ QuantizedLinearCall quantized_linear_call(Address x, Address parts, Address bias
           num_tokens};
 }
 
+HeadLinearCall head_linear_call(Address x, Address weights, Address out, int dtype,
+                                int64_t num_tokens, int64_t num_heads, int64_t num_outputs,
+                                int64_t num_inputs, int64_t num_copied, int64_t x_token_stride,
+                                int64_t x_head_stride) {
+  return {{static_cast<DType>(dtype), pointer<void>(x), x_token_stride, x_head_stride,
+           pointer<void>(weights), pointer<void>(out), num_heads, num_outputs, num_inputs, num_copied},
+          num_tokens};
+}
+
 RowCall route_call(Address logits, Address bias, Address weights, Address ids, int64_t num_tokens,
                    int64_t num_experts, int64_t logits_stride, int64_t top_k, int64_t num_groups,
                    int64_t top_groups, int64_t best_of_group, int scores, bool is_renormalized,
@@ -381,6 +390,7 @@ NB_MODULE(_cpu, m) {
   define(m, program, "linear", linear_call);
   define(m, program, "gated_linear", gated_linear_call);
   define(m, program, "quantized_linear", quantized_linear_call);
+  define(m, program, "head_linear", head_linear_call);
   define(m, program, "route_topk", route_call);
   define(m, program, "experts_mlp", experts_call);
   define(m, program, "gated_rms_norm", gated_norm_call);

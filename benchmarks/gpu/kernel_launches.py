@@ -76,6 +76,7 @@ def launch_everything() -> None:
         launch_scaled(rows)
         launch_grouped(rows)
         launch_experts(rows)
+    launch_latents()
     launch_states()
 
 
@@ -189,6 +190,23 @@ def launch_experts(rows: int) -> None:
     )
     for dtype in NARROW:
         ops.act_and_mul_quantized(tensor(rows, 2048), "gelu", dtype)
+
+
+def launch_latents() -> None:
+    """Launch latent attention of DeepSeek-V2-Lite and MiniCPM3, and its products by heads."""
+    rows = 8
+    for heads, nope, rank, rope in ((16, 128, 512, 64), (40, 64, 256, 32)):
+        keys = ops.pack_heads(tensor(heads, rank, nope))
+        query = ops.head_linear(tensor(rows, heads, nope + rope), keys)
+        ops.head_linear(query[..., :rank], ops.pack_heads(tensor(heads, nope, rank)))
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            cache = tensor(1000, 1, 16, rank + rope, dtype=dtype)
+            caches = cache, cache[..., :rank]
+            for count, requests in ((1, rows), (132, rows), (1, 2)):
+                table = tensor(requests, 64, dtype=torch.int32)
+                starts = tensor(requests + 1, dtype=torch.int32)
+                with processors(count):
+                    ops.paged_attention(query, *caches, table, starts, starts[1:], 0.1)
 
 
 def launch_states() -> None:

@@ -148,6 +148,16 @@ void each_input(Product& call, Visit&& visit) {
 }
 
 template <class Visit>
+void each_tensor(HeadLinearCall& call, Visit&& visit) {
+  visit(call.p.x, Use::kRead);
+  visit(call.p.out, Use::kWrite);
+}
+template <class Visit>
+void each_input(HeadLinearCall& call, Visit&& visit) {
+  visit.tokens(call.num_tokens);
+}
+
+template <class Visit>
 void each_tensor(ExpertsCall& call, Visit&& visit) {
   Experts& p = call.p;
   visit(p.x, Use::kRead);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cpu/experts.h"
+#include "cpu/head_linear.h"
 #include "cpu/ops.h"
 #include "cpu/rank_group.h"
 #include "cpu/state.h"
@@ -65,6 +66,12 @@ struct QuantizedLinearCall {
   BesideProduct beside = {};
   void run() const { quantized_linear(p, num_tokens, beside); }
 };
+struct HeadLinearCall {
+  static constexpr const char* kName = "head_linear";
+  HeadLinear p;
+  int64_t num_tokens;
+  void run() const { head_linear(p, num_tokens); }
+};
 struct ExpertsCall {
   static constexpr const char* kName = "experts_mlp";
   Experts p;
@@ -98,8 +105,8 @@ struct AllReduceCall {
 };
 
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
-                          QuantizedLinearCall, ExpertsCall, CausalConvCall, SelectiveScanCall,
-                          QuantizedLookupCall, AllReduceCall>;
+                          QuantizedLinearCall, HeadLinearCall, ExpertsCall, CausalConvCall,
+                          SelectiveScanCall, QuantizedLookupCall, AllReduceCall>;
 
 class Program {
  public:

@@ -85,3 +85,44 @@ def test_a_cache_may_be_a_part_of_pages(narrow: str | None) -> None:
     ops.reshape_and_cache(key, value, *caches, slots)
     for ours, theirs in zip(caches, plain, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize(("num_heads", "sizes"), [(5, (40, 32)), (20, (24, 20))])
+def test_latents(
+    num_heads: int, sizes: tuple[int, int], splits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are the first numbers of keys; reading past the written ones would show NaN."""
+    if splits:
+        monkeypatch.setattr(tuning, "processor_count", lambda _: 64)
+    key_size, value_size = sizes
+    for lens in ([(1, 600), (1, 3)], [(9, 40), (1, 7), (3, 70), (0, 0)]):
+        case = batch(lens, (num_heads, 1), key_size)
+        for cache in (case.key_cache, case.key_cache.to(torch.float8_e5m2)):
+            pages = in_pages(cache, 1000, 8)
+            latent = replace(case, key_cache=pages, value_cache=pages[..., :value_size])
+            ours, theirs = both(latent)
+            assert ours.shape[-1] == value_size
+            torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+            with pytest.raises(ValueError, match="scores as they are"):
+                both(replace(latent, soft_cap=2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_latents_are_written_once(dtype: torch.dtype) -> None:
+    keys = torch.randn(5, 1, 40)
+    slots = torch.tensor([3, -1, 40, 17, 16])
+    caches = [torch.zeros(4, 1, 16, 40).to(dtype) for _ in range(2)]
+    for module, cache in zip((ops, reference), caches, strict=True):
+        module.reshape_and_cache(keys, keys[..., :32], cache, cache[..., :32], slots)
+    assert torch.equal(*(cache.view(torch.uint8) for cache in caches))
+
+
+@pytest.mark.parametrize("sizes", [(40, 33, 7), (70, 96, 0), (16, 8, 64)])
+def test_linear_layers_of_heads(sizes: tuple[int, int, int]) -> None:
+    outputs, inputs, copied = sizes
+    x = torch.randn(70, 4, inputs + copied)[:, 1:]
+    packed = ops.pack_heads(torch.randn(3, outputs, inputs) / inputs**0.5)
+    for rows in (x[:1], x):
+        ours = ops.head_linear(rows, packed)
+        torch.testing.assert_close(ours, reference.head_linear(rows, packed), rtol=1e-4, atol=1e-4)

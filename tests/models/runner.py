@@ -48,8 +48,10 @@ class PagedRunner:
         caches = []
         for i, layer in enumerate(spec.layers):
             shape = (num_blocks, layer.num_kv_heads, block_size, layer.row_size)
-            pair = [unwritten(shape, getattr(torch, layer.dtype)) for _ in range(2)]
-            caches.append(LayerCache(*pair, numbers[i]))
+            keys, values = (unwritten(shape, getattr(torch, layer.dtype)) for _ in range(2))
+            if layer.latent_size is not None:
+                values = keys[..., : layer.latent_size]
+            caches.append(LayerCache(keys, values, numbers[i]))
         self._has_states = bool(spec.states)
         states = [
             tuple(unwritten((num_blocks, *shape), torch.float32) for shape in state.shapes)

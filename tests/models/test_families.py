@@ -14,6 +14,7 @@ from tests.models.checkpoints import TINY, make_model, save
 from tests.models.families import CASES, FAMILIES
 from tests.models.families.family import LLAMA3, YARN
 from tests.models.runner import PagedRunner, load
+from vllm_lite.errors import UsageError
 
 LENGTH = 44
 LONGROPE = {
@@ -138,6 +139,18 @@ def test_each_layer_s_cache_has_its_window(
     spec = load(save(make_model(family, **changes), tmp_path)).kv_cache_spec()
     assert tuple(layer.sliding_window for layer in spec.layers) == windows
     assert {(layer.num_kv_heads, layer.dtype) for layer in spec.layers} == {(2, "float32")}
+
+
+def test_latents_alone_are_cached(tmp_path: Path) -> None:
+    path = save(make_model("minicpm3"), tmp_path)
+    spec = load(path).kv_cache_spec()
+    assert [layer.bytes_per_token for layer in spec.layers] == [(24 + 6) * 4] * 2
+    with pytest.raises(UsageError, match=r"a scale for each row .* use fp8 or auto"):
+        load(path, kv_cache_dtype="int8")
+    ids = ids_of(1)
+    rounded = PagedRunner(load(path, kv_cache_dtype="fp8")).step({"a": ids})["a"]
+    exact = PagedRunner(load(path)).step({"a": ids})["a"]
+    assert torch.nn.functional.cosine_similarity(rounded, exact, dim=1).min() > 0.9
 
 
 @pytest.mark.parametrize("case", ["mistral-window", "gemma3-scaled"])

@@ -45,6 +45,7 @@ class LayerCacheSpec:
     """Keys and values of one layer.
 
     `sliding_window` w: the key at position j is visible to position i iff i - j < w.
+    `latent_size` n: values are the first n numbers of keys, and are not stored beside them.
     """
 
     num_kv_heads: int
@@ -52,6 +53,7 @@ class LayerCacheSpec:
     dtype: str
     sliding_window: int | None = None
     has_row_scales: bool = False
+    latent_size: int | None = None
 
     @property
     def row_size(self) -> int:
@@ -66,7 +68,8 @@ class LayerCacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's key and value take."""
-        return 2 * self.num_kv_heads * self.row_size * self.item_size
+        rows = 2 if self.latent_size is None else 1
+        return rows * self.num_kv_heads * self.row_size * self.item_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,14 +254,15 @@ def _yarn_magnitude(settings: RotarySettings) -> float:
     if settings.parameters.get("attention_factor") is not None:
         return settings.number("attention_factor")
     factor = _yarn_factor(settings)
-
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     mscale, all_dims = settings.number("mscale", 0), settings.number("mscale_all_dim", 0)
     if mscale and all_dims:
-        return magnitude(mscale) / magnitude(all_dims)
-    return magnitude(1.0)
+        return yarn_magnitude(factor, mscale) / yarn_magnitude(factor, all_dims)
+    return yarn_magnitude(factor)
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """How much sharper YaRN makes attention over positions stretched by `factor`."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(settings: RotarySettings, num_positions: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.core.kv_spec import CacheFormat, KVCacheSpec, LayerCacheSpec
+from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.distributed.groups import head_shards, tp_size
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
@@ -26,8 +26,15 @@ from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp
+from vllm_lite.models.latent_attention import LatentAttention
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, decoder_spec
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    decoder_spec,
+)
 from vllm_lite.quantization.method import LinearKernel
 
 
@@ -129,6 +136,8 @@ class SelfAttention(nn.Module):
 class DecoderLayer(nn.Module):
     """A mixer and a feed-forward block, one after the other or side by side."""
 
+    self_attn: SelfAttention | LatentAttention
+
     def __init__(
         self,
         spec: LayerSpec,
@@ -175,14 +184,18 @@ class DecoderLayer(nn.Module):
 
     def _make_mixer(
         self,
-        spec: AttentionSpec | StateSpec,
+        spec: AttentionSpec | LatentAttentionSpec | StateSpec,
         hidden_size: int,
         options: BuildOptions,
         tables: RotaryTables,
-    ) -> SelfAttention | StateMixer:
+    ) -> SelfAttention | LatentAttention | StateMixer:
         """Build the mixer, a submodule named after its kind."""
         if isinstance(spec, AttentionSpec):
             self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), tables)
+            return self.self_attn
+        if isinstance(spec, LatentAttentionSpec):
+            at = options.at("self_attn")
+            self.self_attn = LatentAttention(spec, hidden_size, at, tables)
             return self.self_attn
         self.mixer = spec.make(options.at("mixer").parts(hidden_size))
         return self.mixer
@@ -292,9 +305,9 @@ class DecoderForCausalLM(nn.Module):
         mixers = [layer.mixer for layer in spec.layers]
         self._cache_spec = KVCacheSpec(
             tuple(
-                _layer_cache(mixer, options.cache_format)
+                mixer.cache(options.cache_format)
                 for mixer in mixers
-                if isinstance(mixer, AttentionSpec)
+                if isinstance(mixer, AttentionSpec | LatentAttentionSpec)
             ),
             tuple(mixer.cache_spec for mixer in self._state_mixers()),
         )
@@ -335,13 +348,3 @@ class DecoderForCausalLM(nn.Module):
 
     def _state_mixers(self) -> list[StateMixer]:
         return [module for module in self.modules() if isinstance(module, StateMixer)]
-
-
-def _layer_cache(spec: AttentionSpec, cache_format: CacheFormat) -> LayerCacheSpec:
-    return LayerCacheSpec(
-        num_kv_heads=head_shards(spec.num_heads, spec.num_kv_heads)[1].size,
-        head_size=spec.head_size,
-        dtype=cache_format.dtype,
-        sliding_window=spec.window,
-        has_row_scales=cache_format.has_row_scales,
-    )

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
+from vllm_lite.core.kv_spec import CacheFormat, LayerCacheSpec
+from vllm_lite.distributed.groups import head_shards
+from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.rotary import QueryScaling, RotarySettings
@@ -49,6 +51,51 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] = ()
     # self_attn.sinks, a score for each head, joins the softmax's sum.
     has_sinks: bool = False
+
+    def cache(self, stored: CacheFormat) -> LayerCacheSpec:
+        """The layer's cache on this rank."""
+        return LayerCacheSpec(
+            num_kv_heads=head_shards(self.num_heads, self.num_kv_heads)[1].size,
+            head_size=self.head_size,
+            dtype=stored.dtype,
+            sliding_window=self.window,
+            has_row_scales=stored.has_row_scales,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Self-attention whose keys and values are products of one cached latent (DeepSeek, 2024)."""
+
+    num_heads: int
+    # Numbers of a latent, and of the queries' one; None: queries are projected in one step.
+    rank: int
+    query_rank: int | None
+    # Of a head: keys' parts from the latent and rotated, and values.
+    key_size: int
+    rotary_size: int
+    value_size: int
+    # Scores are multiplied by it.
+    scale: float
+    rotary: RotarySettings
+    # Of both latents.
+    norm: NormSpec
+    # Of the projections to latents, and of the output.
+    bias: bool = False
+
+    def cache(self, stored: CacheFormat) -> LayerCacheSpec:
+        """The layer's cache: a latent and the rotated part of the key that all heads share."""
+        if stored.has_row_scales:
+            raise UsageError(
+                "--kv-cache-dtype with a scale for each row is not for latent attention, whose "
+                "values are a part of the keys; use fp8 or auto"
+            )
+        return LayerCacheSpec(
+            num_kv_heads=1,
+            head_size=self.rank + self.rotary_size,
+            dtype=stored.dtype,
+            latent_size=self.rank,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +138,7 @@ class ExpertsSpec:
 class LayerSpec:
     """A mixer and a feed-forward block, and how the residual stream runs through them."""
 
-    mixer: AttentionSpec | StateSpec
+    mixer: AttentionSpec | LatentAttentionSpec | StateSpec
     # None: the mixer is all of the layer.
     ffn: MLPSpec | ExpertsSpec | None
     # Before each block, after each, or both; a norm after a block precedes the residual sum,

@@ -67,10 +67,11 @@ def _zeros(plan: KVCachePlan, num_bytes: int, device: torch.device) -> Tensor:
 
 
 def _views(plan: KVCachePlan, pages: Tensor, layer: int, start: int) -> tuple[Tensor, Tensor]:
-    """Keys and values, both [B, K, S, row], that begin at byte `start` of each page."""
+    """Keys and values, [B, K, S, row] each, that begin at byte `start` of each page."""
     spec = plan.spec.layers[layer]
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    shape = (2, spec.num_kv_heads, plan.block_size, spec.row_size)
+    shape = (spec.num_kv_heads, plan.block_size, spec.row_size)
     size = plan.block_size * spec.bytes_per_token
-    both = pages[:, start : start + size].view(dtype).view(plan.num_blocks, *shape)
-    return both[:, 0], both[:, 1]
+    parts = pages[:, start : start + size].view(dtype).view(plan.num_blocks, -1, *shape)
+    keys = parts[:, 0]
+    return keys, parts[:, 1] if spec.latent_size is None else keys[..., : spec.latent_size]

@@ -264,6 +264,32 @@ FAMILIES = {
         rewrite=as_solar,
         cases={"": {}, "tied": {"tie_word_embeddings": True, "attention_bias": True}},
     ),
+    "minicpm3": Family(
+        "MiniCPM3ForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 20,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "dim_model_base": 16,
+        },
+        cases={
+            "": {},
+            "odd": {
+                "num_attention_heads": 3,
+                "num_key_value_heads": 3,
+                "kv_lora_rank": 17,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 7,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 9,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
+            },
+        },
+    ),
     "olmo": Family(
         "OlmoForCausalLM",
         cases={"": {}, "clip": {"clip_qkv": 0.8, "attention_bias": True, "num_key_value_heads": 4}},

@@ -14,6 +14,9 @@ from vllm_lite.config.values import Json, JsonView
 # Which layers have a config's sliding_window: those that layer_types names, else ...
 WindowRule = Literal["none", "every", "switched", "pattern", "pattern from full", "attention_types"]
 
+# Sizes of latent attention.
+LATENTS = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:

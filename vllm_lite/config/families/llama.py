@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_lite.config.families.architecture import row
+from vllm_lite.config.families.architecture import LATENTS, row
 
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 
@@ -110,6 +110,11 @@ ROWS = (
         reads="bskcn_1 bskcn_2 bskcn_3 bskcn_4 bskcn_tv",
         # Read by none of its programs.
         harmless="sliding_window",
+    ),
+    row(
+        "MiniCPM3ForCausalLM",
+        "minicpm3",
+        reads=f"{LATENTS} scale_emb dim_model_base scale_depth",
     ),
     row("OlmoForCausalLM", "olmo", reads="clip_qkv"),
     row("Olmo2ForCausalLM", "olmo"),

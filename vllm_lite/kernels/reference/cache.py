@@ -38,6 +38,16 @@ def value_size_of(key_cache: Tensor, value_cache: Tensor, key_size: int) -> int:
     return size
 
 
+def are_latents(key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Whether values are the first numbers of the only head's keys, in the same memory."""
+    return (
+        key_cache.shape[1] == 1
+        and key_cache.data_ptr() == value_cache.data_ptr()
+        and key_cache.stride() == value_cache.stride()
+        and value_cache.shape[3] < key_cache.shape[3]
+    )
+
+
 def encode(rows: Tensor, cache: Tensor) -> Tensor:
     """Convert rows [..., D] to rows of `cache`, to nearest even, clamped to the type's range.
 

@@ -19,36 +19,20 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu.triton.attention_splits import (
+    find_request,
+    first_tile,
+    merge,
+    num_splits,
+    room_for_partials,
+)
+from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
 from vllm_lite.kernels.gpu.triton.numbers import decode, load_scales, stored_numbers
+from vllm_lite.kernels.reference.cache import are_latents
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
 # Names in tuning tables of what is not plain 16-bit attention.
 _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
-_MIN_SPLIT_KEYS = 256
-_MAX_SPLITS = 32
-
-
-@triton.jit
-def _first_tile(query_start_loc_ptr, request, BLOCK_Q: tl.constexpr):
-    """The request's first tile; tiles of several queries leave room to round up."""
-    start = tl.load(query_start_loc_ptr + request)
-    if BLOCK_Q > 1:
-        start = start // BLOCK_Q + request
-    return start
-
-
-@triton.jit
-def _find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
-    """The last request whose first tile is not after `tile`."""
-    low = 0
-    high = num_requests
-    while low < high:
-        middle = (low + high) // 2
-        if _first_tile(query_start_loc_ptr, middle, BLOCK_Q) <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @triton.jit
@@ -92,10 +76,10 @@ def paged_attention_kernel(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    request = _find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
+    request = find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
     start = tl.load(query_start_loc_ptr + request)
     query_len = tl.load(query_start_loc_ptr + request + 1) - start
-    first_query = (tile - _first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
+    first_query = (tile - first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
     if first_query >= query_len:
         return
     seq_len = tl.load(seq_lens_ptr + request)
@@ -203,39 +187,6 @@ def paged_attention_kernel(
         tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=query_mask)
 
 
-@triton.jit
-def merge_splits_kernel(
-    out_ptr,
-    partial_ptr,
-    query_start_loc_ptr,
-    num_requests,
-    num_heads,
-    num_splits,
-    SPLITS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)  # token * H + head
-    if row // num_heads >= tl.load(query_start_loc_ptr + num_requests):
-        return  # a token of no request, of which nothing was written
-    splits = tl.arange(0, SPLITS)
-    is_split = splits < num_splits
-    columns = tl.arange(0, BLOCK_D)
-    is_column = columns < HEAD_SIZE
-    place = (row * num_splits + splits) * (HEAD_SIZE + 2)
-    largest = tl.load(partial_ptr + place + HEAD_SIZE, mask=is_split, other=float("-inf"))
-    total = tl.load(partial_ptr + place + HEAD_SIZE + 1, mask=is_split, other=0.0)
-    acc = tl.load(
-        partial_ptr + place[:, None] + columns[None, :],
-        mask=is_split[:, None] & is_column[None, :],
-        other=0.0,
-    )
-    keep = tl.exp2(largest - tl.max(largest, axis=0))
-    whole = tl.sum(total * keep, axis=0)
-    out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
-    tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
-
-
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Queries, rows, keys and columns of a tile, and its launch options."""
@@ -282,14 +233,6 @@ def choose_tiling(
     )
 
 
-def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
-    """Number of splits of the keys that gives every processor work."""
-    if num_programs >= num_processors:
-        return 1
-    wanted = min(2 * num_processors // num_programs, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
-    return max(1, wanted)
-
-
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -305,6 +248,9 @@ def paged_attention(
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
+    if are_latents(key_cache, value_cache):
+        where = (query, key_cache, value_cache, block_table, query_start_loc, seq_lens)
+        return latent_attention(*where, scale, sliding_window, logits_soft_cap, alibi_slopes, sinks)
     _check_form(key_cache, value_cache, lse)
     num_tokens, num_heads, head_size = query.shape
     _, num_kv_heads, block_size, row_size = key_cache.shape
@@ -319,7 +265,7 @@ def paged_attention(
     capacity = blocks_per_request * block_size
     splits = num_splits(tiles * num_kv_heads, capacity, tuning.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    partial = out if splits == 1 else _room_for_partials(query, splits)
+    partial = out if splits == 1 else room_for_partials(query, head_size, splits)
     paged_attention_kernel[(tiles, num_kv_heads, splits)](
         out,
         partial,
@@ -342,39 +288,24 @@ def paged_attention(
         HEAD_SIZE=head_size,
         ROW_SIZE=row_size,
         FORMAT=number_format,
-        HAS_WINDOW=sliding_window > 0,
-        HAS_SOFT_CAP=logits_soft_cap > 0,
-        HAS_ALIBI=alibi_slopes is not None,
-        HAS_SINKS=sinks is not None,
+        **_terms(sliding_window, logits_soft_cap, alibi_slopes, sinks),
         IS_SPLIT=splits > 1,
         **tiling.launch(),
     )
-    return out if splits == 1 else _merge(out, partial, query_start_loc, tiling.block_d)
+    return out if splits == 1 else merge(out, partial, query_start_loc, tiling.block_d)
+
+
+def _terms(
+    window: int, soft_cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None
+) -> dict[str, bool]:
+    return {
+        "HAS_WINDOW": window > 0,
+        "HAS_SOFT_CAP": soft_cap > 0,
+        "HAS_ALIBI": alibi_slopes is not None,
+        "HAS_SINKS": sinks is not None,
+    }
 
 
 def _check_form(key_cache: Tensor, value_cache: Tensor, lse: Tensor | None) -> None:
     if lse is not None or value_cache.shape != key_cache.shape:
         raise ValueError("paged_attention on a GPU takes no lse, and values of the keys' size only")
-
-
-def _room_for_partials(query: Tensor, splits: int) -> Tensor:
-    num_tokens, num_heads, head_size = query.shape
-    shape = (num_tokens, num_heads, splits, head_size + 2)
-    return query.new_empty(shape, dtype=torch.float32)
-
-
-def _merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
-    """Merge partial results [T, H, splits, D + 2] into out [T, H, D]."""
-    num_tokens, num_heads, splits, _ = partial.shape
-    merge_splits_kernel[(num_tokens * num_heads,)](
-        out,
-        partial,
-        query_start_loc,
-        len(query_start_loc) - 1,
-        num_heads,
-        splits,
-        SPLITS=triton.next_power_of_2(splits),
-        HEAD_SIZE=out.shape[2],
-        BLOCK_D=block_d,
-    )
-    return out

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton.numbers import encode, store_scaled_row, stored_numbers
+from vllm_lite.kernels.reference.cache import are_latents
 
 
 @triton.jit
@@ -99,6 +100,8 @@ def write_narrow_rows_kernel(
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
+    if are_latents(key_cache, value_cache):
+        value, value_cache = key, key_cache
     num_tokens, num_kv_heads, head_size = key.shape
     key_rows, value_rows, number_format = stored_numbers(key_cache, value_cache, head_size)
     strides = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))

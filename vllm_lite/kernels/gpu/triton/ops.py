@@ -16,6 +16,7 @@ from vllm_lite.kernels.gpu.triton.elementwise import (
 )
 from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
 from vllm_lite.kernels.gpu.triton.grouped_linear import expand_grouped, grouped_linear
+from vllm_lite.kernels.gpu.triton.head_linear import head_linear
 from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear
 from vllm_lite.kernels.gpu.triton.norm import (
     fused_add_layer_norm,
@@ -42,4 +43,5 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, gated_rms_norm, se
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
+from vllm_lite.kernels.reference.head_linear import pack_heads
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_linear

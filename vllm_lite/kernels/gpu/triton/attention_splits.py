@@ -1,0 +1,102 @@
+"""Splits of the keys for attention by Triton (flash decoding), and the tiles of a step's queries.
+
+A tile is of one request's queries. If few programs would leave the device idle, each attends to a
+split of its keys, and a second kernel merges the results.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MIN_SPLIT_KEYS = 256
+_MAX_SPLITS = 32
+
+
+@triton.jit
+def first_tile(query_start_loc_ptr, request, BLOCK_Q: tl.constexpr):
+    """The request's first tile; tiles of several queries leave room to round up."""
+    start = tl.load(query_start_loc_ptr + request)
+    if BLOCK_Q > 1:
+        start = start // BLOCK_Q + request
+    return start
+
+
+@triton.jit
+def find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile is not after `tile`."""
+    low = 0
+    high = num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if first_tile(query_start_loc_ptr, middle, BLOCK_Q) <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def merge_splits_kernel(
+    out_ptr,
+    partial_ptr,
+    query_start_loc_ptr,
+    num_requests,
+    num_heads,
+    num_splits,
+    SPLITS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # token * H + head
+    if row // num_heads >= tl.load(query_start_loc_ptr + num_requests):
+        return  # a token of no request, of which nothing was written
+    splits = tl.arange(0, SPLITS)
+    is_split = splits < num_splits
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < HEAD_SIZE
+    place = (row * num_splits + splits) * (HEAD_SIZE + 2)
+    largest = tl.load(partial_ptr + place + HEAD_SIZE, mask=is_split, other=float("-inf"))
+    total = tl.load(partial_ptr + place + HEAD_SIZE + 1, mask=is_split, other=0.0)
+    acc = tl.load(
+        partial_ptr + place[:, None] + columns[None, :],
+        mask=is_split[:, None] & is_column[None, :],
+        other=0.0,
+    )
+    keep = tl.exp2(largest - tl.max(largest, axis=0))
+    whole = tl.sum(total * keep, axis=0)
+    out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
+
+
+def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
+    """Number of splits of the keys that gives every processor work."""
+    if num_programs >= num_processors:
+        return 1
+    wanted = min(2 * num_processors // num_programs, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+    return max(1, wanted)
+
+
+def room_for_partials(query: Tensor, value_size: int, splits: int) -> Tensor:
+    """Allocate partial results of query [T, H, D]: [T, H, splits, value_size + 2] float32."""
+    shape = (*query.shape[:2], splits, value_size + 2)
+    return query.new_empty(shape, dtype=torch.float32)
+
+
+def merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
+    """Merge partial results [T, H, splits, D + 2] into out [T, H, D]."""
+    num_tokens, num_heads, splits, _ = partial.shape
+    merge_splits_kernel[(num_tokens * num_heads,)](
+        out,
+        partial,
+        query_start_loc,
+        len(query_start_loc) - 1,
+        num_heads,
+        splits,
+        SPLITS=triton.next_power_of_2(splits),
+        HEAD_SIZE=out.shape[2],
+        BLOCK_D=block_d,
+    )
+    return out

@@ -1,0 +1,21 @@
+"""MiniCPM3: MiniCPM with latent attention, whose keys are rotated by halves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.granite import MiniCPMForCausalLM
+from vllm_lite.models.latent_attention import latent_attention
+from vllm_lite.models.spec import DecoderSpec
+
+
+class MiniCPM3ForCausalLM(DecoderForCausalLM):
+    """OpenBMB, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        spec = MiniCPMForCausalLM.spec(facts)
+        mixer = latent_attention(facts, spec.norm)
+        return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
