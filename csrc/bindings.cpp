@@ -210,22 +210,25 @@ ExpertsCall experts_call(Address x, Address ids, Address weights, Address gate_u
 }
 
 RowCall gated_norm_call(Address x, Address gate, Address weight, Address out, int dtype, int act,
-                        int64_t num_tokens, int64_t size, int64_t group_size, int64_t x_stride,
-                        int64_t gate_stride, float eps) {
-  return {GatedNorm{static_cast<DType>(dtype), static_cast<ActivationKind>(act), pointer<void>(x),
-                    pointer<void>(gate), pointer<void>(weight), pointer<void>(out), size,
-                    group_size, x_stride, gate_stride, eps},
+                        bool norm_first, int64_t num_tokens, int64_t size, int64_t group_size,
+                        int64_t x_stride, int64_t gate_stride, float eps) {
+  return {GatedNorm{static_cast<DType>(dtype), static_cast<ActivationKind>(act), norm_first,
+                    pointer<void>(x), pointer<void>(gate), pointer<void>(weight),
+                    pointer<void>(out), size, group_size, x_stride, gate_stride, eps},
           num_tokens};
 }
 
-CausalConvCall causal_conv_call(Address x, Address weight, Address bias, Address states,
-                                Address query_start_loc, Address state_in, Address state_out,
-                                Address out, int dtype, int act, int64_t num_tokens,
-                                int64_t num_requests, int64_t num_slots, int64_t num_channels,
-                                int64_t kernel_size, int64_t x_stride, int64_t slot_stride) {
-  return {{static_cast<DType>(dtype), static_cast<ActivationKind>(act), pointer<void>(x),
-           pointer<float>(weight), pointer<float>(bias), pointer<float>(states),
-           pointer<int32_t>(state_out), pointer<void>(out), num_channels, kernel_size, x_stride,
+CausalConvCall causal_conv_call(Address x, Address before, Address after, Address weight,
+                                Address bias, Address states, Address query_start_loc,
+                                Address state_in, Address state_out, Address out, int dtype,
+                                int act, int64_t num_tokens, int64_t num_requests,
+                                int64_t num_slots, int64_t num_channels, int64_t kernel_size,
+                                int64_t x_stride, int64_t before_stride, int64_t after_stride,
+                                int64_t slot_stride) {
+  return {{static_cast<DType>(dtype), static_cast<ActivationKind>(act < 0 ? 0 : act), act >= 0,
+           pointer<void>(x), pointer<void>(before), pointer<void>(after), pointer<float>(weight),
+           pointer<float>(bias), pointer<float>(states), pointer<int32_t>(state_out),
+           pointer<void>(out), num_channels, kernel_size, x_stride, before_stride, after_stride,
            slot_stride},
           {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
            num_slots}};
@@ -245,6 +248,39 @@ SelectiveScanCall selective_scan_call(Address x, Address dt, Address b, Address 
            pointer<float>(states), pointer<int32_t>(state_out), pointer<void>(out), num_heads,
            head_size, num_groups, state_size, x_stride, dt_stride, b_stride, c_stride, slot_stride,
            least_step, most_step},
+          {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
+           num_slots}};
+}
+
+ChannelScanCall channel_scan_call(Address x, Address dt, Address gate, Address b, Address c,
+                                  Address a, Address d, Address states, Address query_start_loc,
+                                  Address state_in, Address state_out, Address out, int dtype,
+                                  int64_t num_tokens, int64_t num_requests, int64_t num_slots,
+                                  int64_t num_channels, int64_t state_size, int64_t x_stride,
+                                  int64_t dt_stride, int64_t gate_stride, int64_t b_stride,
+                                  int64_t c_stride, int64_t slot_stride) {
+  return {{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(dt), pointer<void>(gate),
+           pointer<void>(b), pointer<void>(c), pointer<float>(a), pointer<float>(d),
+           pointer<float>(states), pointer<int32_t>(state_out), pointer<void>(out), num_channels,
+           state_size, x_stride, dt_stride, gate_stride, b_stride, c_stride, slot_stride},
+          {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
+           num_slots}};
+}
+
+DeltaRuleCall delta_rule_call(Address q, Address k, Address v, Address decay, Address beta,
+                              Address a, Address dt_bias, Address states,
+                              Address query_start_loc, Address state_in, Address state_out,
+                              Address out, int dtype, int64_t num_tokens, int64_t num_requests,
+                              int64_t num_slots, int64_t num_heads, int64_t num_key_heads,
+                              int64_t key_size, int64_t value_size, int64_t decays_of_head,
+                              int64_t q_stride, int64_t k_stride, int64_t v_stride,
+                              int64_t decay_stride, int64_t beta_stride, int64_t slot_stride,
+                              float beta_scale) {
+  return {{static_cast<DType>(dtype), pointer<void>(q), pointer<void>(k), pointer<void>(v),
+           pointer<void>(decay), pointer<void>(beta), pointer<float>(a), pointer<float>(dt_bias),
+           pointer<float>(states), pointer<int32_t>(state_out), pointer<void>(out), num_heads,
+           num_key_heads, key_size, value_size, decays_of_head, q_stride, k_stride, v_stride,
+           decay_stride, beta_stride, slot_stride, beta_scale},
           {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
            num_slots}};
 }
@@ -396,6 +432,8 @@ NB_MODULE(_cpu, m) {
   define(m, program, "gated_rms_norm", gated_norm_call);
   define(m, program, "causal_conv1d", causal_conv_call);
   define(m, program, "selective_scan", selective_scan_call);
+  define(m, program, "channel_scan", channel_scan_call);
+  define(m, program, "delta_rule", delta_rule_call);
   define(m, program, "quantized_lookup", quantized_lookup_call);
   define(m, program, "all_reduce", all_reduce_call);
   define_group(m);

@@ -216,6 +216,7 @@ def launch_states() -> None:
         x, weight = tensor(9, inner), tensor(4, inner, dtype=torch.float32)
         states = tensor(8, 3, inner, dtype=torch.float32)
         ops.causal_conv1d(x, weight, weight[0], states, *places)
+        ops.causal_conv1d(x, weight, None, states, *places, None, before=x, after=x)
         mixed = tensor(9, 1, state_size)
         numbers = dict.fromkeys(("a", "d", "dt_bias"), tensor(heads, dtype=torch.float32))
         ops.selective_scan(
@@ -229,3 +230,20 @@ def launch_states() -> None:
             dt_limit=(0.0, float("inf")),
         )
         ops.gated_rms_norm(x, x, tensor(inner), 1e-5, inner)
+        ops.gated_rms_norm(x, x, tensor(inner), 1e-5, head_size, "sigmoid", True)
+        ops.gated_product(x, x, "sigmoid")
+        channel_states = tensor(8, 16, inner, dtype=torch.float32)
+        a, d = tensor(16, inner, dtype=torch.float32), tensor(inner, dtype=torch.float32)
+        b = tensor(9, 16)
+        ops.channel_scan(x, x, b, b, x, channel_states, *places, a=a, d=d)
+    launch_delta_rules()
+
+
+def launch_delta_rules() -> None:
+    """Launch the delta rule of Qwen3-Next, and of Kimi Linear with a decay of each key."""
+    places, value = [tensor(9, dtype=torch.int32) for _ in range(3)], tensor(9, 32, 128)
+    key, states = tensor(9, 16, 128), tensor(8, 32, 128, 128, dtype=torch.float32)
+    a, one = tensor(32, dtype=torch.float32), tensor(9, 32)
+    ops.delta_rule(key, key, value, one, one, states, *places, a=a, dt_bias=a)
+    bias = tensor(32, 128, dtype=torch.float32)
+    ops.delta_rule(value, value, value, value, one, states, *places, a=a, dt_bias=bias)

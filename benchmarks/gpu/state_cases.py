@@ -39,6 +39,27 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
     numbers = [-torch.rand(6), torch.randn(6), torch.randn(6)]
     arguments = [*tensors, torch.randn(7, 6, 100, 64), *places, *numbers]
     yield Case(f"selective_scan {dtype}", reference_state, scan, arguments, dtype, ROUNDING[dtype])
+
+    def channels(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        return [o.channel_scan(*t[:9], a=t[9], d=t[10]), t[5]]
+
+    widths = [300, 300, 16, 16, 300]
+    tensors = [torch.randn(sum(lengths), width).to(dtype) for width in widths]
+    numbers = [-torch.rand(16, 300), torch.randn(300)]
+    arguments = [*tensors, torch.randn(7, 16, 300), *places, *numbers]
+    yield Case(
+        f"channel_scan {dtype}", reference_state, channels, arguments, dtype, ROUNDING[dtype]
+    )
+
+    def delta(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        return [o.delta_rule(*t[:9], a=t[9], dt_bias=t[10]), t[5]]
+
+    for decays in ((6,), (6, 100)):
+        shapes = [(2, 100), (2, 100), (6, 64), decays, (6,)]
+        tensors = [torch.randn(sum(lengths), *shape).to(dtype) for shape in shapes]
+        numbers = [-torch.rand(6), torch.randn(decays)]
+        arguments = [*tensors, torch.randn(7, 6, 100, 64), *places, *numbers]
+        yield Case(f"delta_rule {dtype}", reference_state, delta, arguments, dtype, ROUNDING[dtype])
     rows = torch.randn(2, 9, 384).to(dtype)
     yield Case(
         f"gated_rms_norm {dtype}",

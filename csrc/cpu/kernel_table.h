@@ -65,6 +65,7 @@ enum class ActivationKind : int {
   kRelu,
   kRelu2,
   kTanh,
+  kSigmoid,
   kXielu
 };
 
@@ -105,10 +106,12 @@ struct ScaledAdd {
   float limit;  // what is beyond it, or below -limit, becomes that
 };
 
-// x times the activation of gate, each group of a row scaled to unit root mean square.
+// x times the activation of gate, each group of a row scaled to unit root mean square; the gate is
+// the last factor if norm_first. Without a weight, the product alone.
 struct GatedNorm {
   DType dtype;
   ActivationKind act;
+  bool norm_first;
   const void* x;       // [T, N]
   const void* gate;    // [T, N]
   const void* weight;  // [N]
@@ -135,7 +138,10 @@ constexpr int64_t kMaxConvKernel = 16;
 struct CausalConv {
   DType dtype;
   ActivationKind act;
+  bool has_act;
   const void* x;        // [T, C]
+  const void* before;   // null, or [T, C]: factors of the inputs
+  const void* after;    // null, or [T, C]: factors of the results
   const float* weight;  // [K, C]
   const float* bias;    // null, or [C]
   float* states;        // [S, K - 1, C]: the last inputs
@@ -144,6 +150,8 @@ struct CausalConv {
   int64_t num_channels;      // C
   int64_t kernel_size;       // K
   int64_t x_stride;
+  int64_t before_stride;
+  int64_t after_stride;
   int64_t slot_stride;
 };
 
@@ -176,6 +184,66 @@ struct SelectiveScan {
 // Floats of scratch memory for the scan of a head.
 static inline int64_t scan_scratch_floats(const SelectiveScan& p) {
   return p.state_size * (p.head_size + 2);
+}
+
+// A recurrence in which each channel has a state [N], kept as [N, C].
+struct ChannelScan {
+  DType dtype;
+  const void* x;     // [T, C]
+  const void* dt;    // [T, C]
+  const void* gate;  // [T, C]
+  const void* b;     // [T, N]
+  const void* c;     // [T, N]
+  const float* a;    // [N, C]
+  const float* d;    // [C]
+  float* states;     // [S, N, C]
+  const int32_t* state_out;
+  void* out;             // [T, C], dense
+  int64_t num_channels;  // C
+  int64_t state_size;    // N
+  int64_t x_stride;
+  int64_t dt_stride;
+  int64_t gate_stride;
+  int64_t b_stride;
+  int64_t c_stride;
+  int64_t slot_stride;
+};
+
+// Floats of scratch memory for kConvChannels channels.
+static inline int64_t scan_scratch_floats(const ChannelScan& p) {
+  return p.state_size * (kConvChannels + 2);
+}
+
+// The gated delta rule: each head has a state [K, V] of values by keys.
+struct DeltaRule {
+  DType dtype;
+  const void* q;        // [T, G, K], a token's dense
+  const void* k;        // the same
+  const void* v;        // [T, H, V], a token's dense
+  const void* decay;    // [T, H], or [T, H, K], a token's dense
+  const void* beta;     // [T, H]
+  const float* a;       // [H]
+  const float* dt_bias; // [H], or [H, K]
+  float* states;        // [S, H, K, V]
+  const int32_t* state_out;
+  void* out;               // [T, H, V], dense
+  int64_t num_heads;       // H
+  int64_t num_key_heads;   // G
+  int64_t key_size;        // K
+  int64_t value_size;      // V
+  int64_t decays_of_head;  // 1, or K
+  int64_t q_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+  int64_t decay_stride;
+  int64_t beta_stride;
+  int64_t slot_stride;
+  float beta_scale;
+};
+
+// Floats of scratch memory for a head.
+static inline int64_t scan_scratch_floats(const DeltaRule& p) {
+  return p.key_size * (p.value_size + 3);
 }
 
 // Experts that a router may choose among.
@@ -483,6 +551,9 @@ struct Dequantize {
          int64_t end_block)                                                                      \
   KERNEL(void, selective_scan, const SelectiveScan&, const StateRun&, int64_t head,              \
          float* scratch)                                                                         \
+  /* One block of kConvChannels. */                                                              \
+  KERNEL(void, channel_scan, const ChannelScan&, const StateRun&, int64_t block, float* scratch) \
+  KERNEL(void, delta_rule, const DeltaRule&, const StateRun&, int64_t head, float* scratch)      \
   /* Part p of mask m is number m * parts + p. */                                                \
   KERNEL(void, apply_token_mask, const TokenMask&, int64_t begin_part, int64_t end_part)         \
   KERNEL(void, sample, const Sampling&, int64_t begin, int64_t end, float* scratch)              \

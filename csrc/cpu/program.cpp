@@ -175,8 +175,23 @@ void each_input(ExpertsCall& call, Visit&& visit) {
 
 template <class Visit>
 void each_tensor(CausalConvCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
+  CausalConv& p = call.p;
+  visit(p.x, Use::kRead);
+  if (p.before != nullptr) visit(p.before, Use::kRead);
+  if (p.after != nullptr) visit(p.after, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_tensor(ChannelScanCall& call, Visit&& visit) {
+  ChannelScan& p = call.p;
+  for (const void** read : {&p.x, &p.dt, &p.gate, &p.b, &p.c}) visit(*read, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
+void each_tensor(DeltaRuleCall& call, Visit&& visit) {
+  DeltaRule& p = call.p;
+  for (const void** read : {&p.q, &p.k, &p.v, &p.decay, &p.beta}) visit(*read, Use::kRead);
+  visit(p.out, Use::kWrite);
 }
 template <class Visit>
 void each_tensor(SelectiveScanCall& call, Visit&& visit) {
@@ -224,7 +239,9 @@ const char* name_of(const ScaledAdd&) { return "scaled_add"; }
 const char* name_of(const RotaryRows&) { return "rotary_embedding"; }
 const char* name_of(const CacheRows&) { return "reshape_and_cache"; }
 const char* name_of(const Route&) { return "route_topk"; }
-const char* name_of(const GatedNorm&) { return "gated_rms_norm"; }
+const char* name_of(const GatedNorm& p) {
+  return p.weight == nullptr ? "gated_product" : "gated_rms_norm";
+}
 
 std::string name_of(const RowOperation& operation) {
   return std::visit([](const auto& p) { return std::string(name_of(p)); }, operation);

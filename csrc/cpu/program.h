@@ -90,6 +90,18 @@ struct SelectiveScanCall {
   StateBatch batch;
   void run() const { selective_scan(p, batch); }
 };
+struct ChannelScanCall {
+  static constexpr const char* kName = "channel_scan";
+  ChannelScan p;
+  StateBatch batch;
+  void run() const { channel_scan(p, batch); }
+};
+struct DeltaRuleCall {
+  static constexpr const char* kName = "delta_rule";
+  DeltaRule p;
+  StateBatch batch;
+  void run() const { delta_rule(p, batch); }
+};
 struct QuantizedLookupCall {
   static constexpr const char* kName = "quantized_lookup";
   QuantizedLookup p;
@@ -106,7 +118,8 @@ struct AllReduceCall {
 
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
                           QuantizedLinearCall, HeadLinearCall, ExpertsCall, CausalConvCall,
-                          SelectiveScanCall, QuantizedLookupCall, AllReduceCall>;
+                          SelectiveScanCall, ChannelScanCall, DeltaRuleCall, QuantizedLookupCall,
+                          AllReduceCall>;
 
 class Program {
  public:

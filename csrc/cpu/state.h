@@ -15,9 +15,11 @@ struct StateBatch {
   int64_t num_slots;  // of the states
 };
 
-// Both process a request's tokens in order, so that results do not depend on splits into steps.
+// All process a request's tokens in order, so that results do not depend on splits into steps.
 // Throw std::out_of_range for slots beyond the states. Tokens of no request become 0.
 void causal_conv(const CausalConv& p, const StateBatch& batch);
 void selective_scan(const SelectiveScan& p, const StateBatch& batch);
+void channel_scan(const ChannelScan& p, const StateBatch& batch);
+void delta_rule(const DeltaRule& p, const StateBatch& batch);
 
 }  // namespace vllm_lite

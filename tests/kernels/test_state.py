@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +22,10 @@ SLOTS = 12
 CONVS = [(130, 4), (3, 2), (300, 7)]
 # heads, size of a head, groups, size of a state
 SCANS = [(4, 16, 2, 8), (6, 5, 1, 3), (2, 70, 2, 33), (1, 1, 1, 1)]
+# channels, size of a state
+CHANNEL_SCANS = [(130, 16), (5, 3), (1, 1)]
+# heads, heads of keys, sizes of keys and of values; whether each key has a decay
+DELTAS = [(4, 2, 16, 70, False), (3, 1, 5, 9, False), (2, 2, 9, 33, True), (1, 1, 1, 1, True)]
 
 
 class Places(NamedTuple):
@@ -83,11 +89,73 @@ class Scan:
         return result
 
 
-def cases(num_tokens: int, dtype: torch.dtype) -> list[Conv | Scan]:
-    return [
-        *(Conv(num_tokens, sizes, dtype) for sizes in CONVS),
-        *(Scan(num_tokens, sizes, dtype) for sizes in SCANS),
-    ]
+class GatedConv:
+    """A convolution without an activation, between two factors."""
+
+    def __init__(self, num_tokens: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        channels, size = sizes
+        self.mixed = torch.randn(num_tokens, 3 * channels).to(dtype)
+        self.weight = torch.randn(size, channels)
+        self.shape = (size - 1, channels)
+
+    def run(self, ops: Any, states: Tensor, places: Places, tokens: slice = slice(None)) -> Tensor:
+        before, after, x = self.mixed[tokens].chunk(3, 1)
+        result: Tensor = ops.causal_conv1d(
+            x, self.weight, None, states, *places, None, before=before, after=after
+        )
+        return result
+
+
+class ChannelScan:
+    """A scan of channels, each with a state of its own."""
+
+    def __init__(self, num_tokens: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        channels, state_size = sizes
+        self.widths = [channels, channels, channels, state_size, state_size]
+        self.mixed = torch.randn(num_tokens, sum(self.widths)).to(dtype)
+        self.mixed[::5] *= 8
+        self.numbers = {"a": -torch.rand(state_size, channels) * 4, "d": torch.randn(channels)}
+        self.shape = (state_size, channels)
+
+    def run(self, ops: Any, states: Tensor, places: Places, tokens: slice = slice(None)) -> Tensor:
+        x, dt, gate, b, c = self.mixed[tokens].split(self.widths, 1)
+        result: Tensor = ops.channel_scan(x, dt, b, c, gate, states, *places, **self.numbers)
+        return result
+
+
+class Delta:
+    """The gated delta rule on some tokens, which are views of one tensor."""
+
+    def __init__(self, num_tokens: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        heads, key_heads, keys, values, is_per_key = sizes
+        self.views = [(key_heads, keys), (key_heads, keys), (heads, values)]
+        self.views += [(heads, keys) if is_per_key else (heads,), (heads,)]
+        self.mixed = torch.randn(num_tokens, sum(map(math.prod, self.views))).to(dtype)
+        self.numbers = {"a": -torch.rand(heads) * 4, "dt_bias": torch.randn(self.views[3])}
+        self.shape = (heads, keys, values)
+        self.beta_scale = 2.0 if is_per_key else 1.0
+
+    def run(self, ops: Any, states: Tensor, places: Places, tokens: slice = slice(None)) -> Tensor:
+        parts = self.mixed[tokens].split([*map(math.prod, self.views)], 1)
+        given = [part.unflatten(1, view) for part, view in zip(parts, self.views, strict=True)]
+        result: Tensor = ops.delta_rule(
+            *given, states, *places, **self.numbers, beta_scale=self.beta_scale
+        )
+        return result
+
+
+Case = Conv | GatedConv | Scan | ChannelScan | Delta
+KINDS: list[tuple[type[Case], Sequence[tuple[int, ...]]]] = [
+    (Conv, CONVS),
+    (GatedConv, CONVS),
+    (Scan, SCANS),
+    (ChannelScan, CHANNEL_SCANS),
+    (Delta, DELTAS),
+]
+
+
+def cases(num_tokens: int, dtype: torch.dtype) -> list[Case]:
+    return [kind(num_tokens, sizes, dtype) for kind, given in KINDS for sizes in given]
 
 
 def random_states(shape: tuple[int, ...]) -> Tensor:
@@ -159,41 +227,49 @@ def test_non_finite_values_propagate() -> None:
     states = random_states(case.shape)
     out = case.run(cpu, states, make_places((3,), padding=0))
     assert out[0].isfinite().all() and out[:, 0].isfinite().all() and out[1:, 1].isnan().all()
+    channels = ChannelScan(3, (40, 3), torch.float32)
+    channels.mixed[1, 47] = torch.nan  # the step of a channel
+    out = channels.run(cpu, random_states(channels.shape), make_places((3,), padding=0))
+    assert out[0].isfinite().all() and out[1:, 7].isnan().all()
+    assert out[:, [i for i in range(40) if i != 7]].isfinite().all()
 
 
 # size of a row, and of a group
 ROWS = [(96, 32), (35, 7), (70, 70), (1, 1)]
 
 
-@pytest.mark.usefixtures("isa", "threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gated_norms(dtype: torch.dtype) -> None:
-    _cpu.set_num_threads(3)
+def compare_gated(ops: Any, num_rows: int, dtype: torch.dtype) -> None:
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     for size, group_size in ROWS:
-        for num_rows in (0, 1, 33):
-            x, gate = torch.randn(2, num_rows, size + 3).to(dtype)[..., 1 : 1 + size]
-            arguments = (x, gate, torch.randn(size).to(dtype), 1e-5, group_size)
-            expected = reference.gated_rms_norm(*arguments)
-            actual = cpu.gated_rms_norm(*arguments)
+        x, gate = torch.randn(2, num_rows, size + 3).to(dtype)[..., 1 : 1 + size]
+        norm = (x, gate, torch.randn(size).to(dtype), 1e-5, group_size)
+        for arguments in (norm, (*norm, "sigmoid", True)):
+            expected, actual = (each.gated_rms_norm(*arguments) for each in (reference, ops))
             torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        expected, actual = (each.gated_product(x, gate, "sigmoid") for each in (reference, ops))
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_gated_norms_under_triton() -> None:
+@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_rows(dtype: torch.dtype) -> None:
+    _cpu.set_num_threads(3)
+    for num_rows in (0, 1, 33):
+        compare_gated(cpu, num_rows, dtype)
+
+
+def test_gated_rows_under_triton() -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
 
-    for size, group_size in ROWS:
-        x, gate = torch.randn(2, 3, size + 3)[..., 1 : 1 + size]
-        arguments = (x, gate, torch.randn(size), 1e-5, group_size)
-        expected = reference.gated_rms_norm(*arguments)
-        torch.testing.assert_close(ops.gated_rms_norm(*arguments), expected, rtol=1e-5, atol=1e-5)
+    compare_gated(ops, 3, torch.float32)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    conv, scan = Conv(5, (8, 4), torch.float32), Scan(5, (4, 8, 2, 4), torch.float32)
+    sizes = [(8, 4), (8, 4), (4, 8, 2, 4), (8, 4), (4, 2, 8, 4, False)]
     places = make_places((5,), padding=0)
-    for case in (conv, scan):
+    for (kind, _), given_sizes in zip(KINDS, sizes, strict=True):
+        case = kind(5, given_sizes, torch.float32)
         states = random_states(case.shape)
         for wrong in (
             places._replace(state_in=torch.tensor([SLOTS]).int()),
@@ -212,7 +288,7 @@ def test_what_does_not_fit_is_refused() -> None:
             (states, places._replace(state_in=places.state_in.long())),
             (states, places._replace(state_out=places.state_out[:4])),
         ):
-            with pytest.raises(ValueError, match=r"causal_conv1d|selective_scan"):
+            with pytest.raises(ValueError, match=r"causal_conv1d|_scan|delta_rule"):
                 case.run(cpu, given, wrong)
     with pytest.raises(ValueError, match="gated_rms_norm: rows must be whole groups"):
         cpu.gated_rms_norm(torch.ones(2, 6), torch.ones(2, 6), torch.ones(6), 1e-5, 4)

@@ -52,6 +52,29 @@ inline Vec tanh(Vec x) {
   return square < 0.39f ? multiply_add(sum * square, x, x) : far;
 }
 
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The natural logarithm of 1 <= x <= 2, to some units in the last place (Cephes' polynomial).
+inline Vec log_of_small(Vec x) {
+  constexpr float kFactors[] = {3.3333331174e-1f,  -2.4999993993e-1f, 2.0000714765e-1f,
+                                -1.6668057665e-1f, 1.4249322787e-1f,  -1.2420140846e-1f,
+                                1.1676998740e-1f,  -1.1514610310e-1f, 7.0376836292e-2f};
+  constexpr float kLn2 = 0.69314718056f;
+  const auto is_large = x > 1.41421356f;
+  const Vec m = (is_large ? x * 0.5f : x) - 1.0f;
+  const Vec cubed = sum_of_powers(m, kFactors) * m * m * m;
+  return (is_large ? broadcast(kLn2) : Vec{}) + (m + (cubed - 0.5f * m * m));
+}
+
+// log(1 + e^x), as max(x, 0) + log(1 + e^-|x|); the logarithm is scaled by what rounding 1 + e^-|x|
+// lost.
+inline Vec softplus(Vec x) {
+  const Vec power = exponential(bit_cast<Vec>(bit_cast<BitsVec>(x) | 0x80000000u));
+  const Vec shifted = 1.0f + power, kept = shifted - 1.0f;
+  const Vec logarithm = log_of_small(shifted) * (power / (kept == Vec{} ? 1.0f + Vec{} : kept));
+  return max_lanes(x, Vec{}) + (kept == Vec{} ? power : logarithm);
+}
+
 inline Vec relu(Vec x) { return max_lanes(x, Vec{}); }
 
 // Equation 4 of arXiv:2411.13010; e^y - 1 - y is summed where the difference would lose digits.
@@ -78,6 +101,7 @@ void with_activation(ActivationKind kind, Body&& body) {
     case ActivationKind::kRelu: return body([](Vec x) { return relu(x); });
     case ActivationKind::kRelu2: return body([](Vec x) { return relu(x) * relu(x); });
     case ActivationKind::kTanh: return body([](Vec x) { return tanh(x); });
+    case ActivationKind::kSigmoid: return body([](Vec x) { return sigmoid(x); });
     case ActivationKind::kXielu: return;
   }
 }

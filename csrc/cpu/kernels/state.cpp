@@ -5,8 +5,9 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-template <class T>
-void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t size) {
+template <class T, bool kHasFactors, class Function>
+void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t size,
+              Function&& function) {
   const int64_t past = p.kernel_size - 1;
   // A copy: the slot may be written before all of it is read.
   float before[(kMaxConvKernel - 1) * kConvChannels] = {};
@@ -17,30 +18,52 @@ void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t s
     }
   }
   const T* x = static_cast<const T*>(p.x) + run.first_token * p.x_stride + first;
-  // Pointer to the inputs from `past` tokens before token t on.
+  const T* factors = nullptr;
+  if constexpr (kHasFactors) {
+    factors = static_cast<const T*>(p.before) + run.first_token * p.before_stride + first;
+  }
+  // Inputs from `past` tokens before token t on.
   const auto input = [&](int64_t t, int64_t i, int64_t count) {
-    return t < past ? load_upto(before + t * kConvChannels + i, count)
-                    : load_upto(x + (t - past) * p.x_stride + i, count);
+    if (t < past) return load_upto(before + t * kConvChannels + i, count);
+    const Vec v = load_upto(x + (t - past) * p.x_stride + i, count);
+    if constexpr (!kHasFactors) return v;
+    return v * load_upto(factors + (t - past) * p.before_stride + i, count);
   };
-  with_activation(p.act, [&](auto function) {
-    for (int64_t t = 0; t < run.num_tokens; ++t) {
-      const int64_t token = run.first_token + t;
-      T* out = static_cast<T*>(p.out) + token * p.num_channels + first;
-      const int64_t slot = p.state_out[token];
-      float* state = slot < 0 ? nullptr : p.states + slot * p.slot_stride + first;
-      for_each_vector(size, [&](int64_t i, int64_t count) {
-        Vec sum = p.bias == nullptr ? Vec{} : load_upto(p.bias + first + i, count);
-        for (int64_t k = 0; k < p.kernel_size; ++k) {
-          const Vec v = input(t + k, i, count);
-          sum = multiply_add(v, load_upto(p.weight + k * p.num_channels + first + i, count), sum);
-          if (state != nullptr && k > 0) {
-            store_upto(state + (k - 1) * p.num_channels + i, v, count);
-          }
-        }
-        store_upto(out + i, function(sum), count);
-      });
+  for (int64_t t = 0; t < run.num_tokens; ++t) {
+    const int64_t token = run.first_token + t;
+    T* out = static_cast<T*>(p.out) + token * p.num_channels + first;
+    const T* after = nullptr;
+    if constexpr (kHasFactors) {
+      after = static_cast<const T*>(p.after) + token * p.after_stride + first;
     }
-  });
+    const int64_t slot = p.state_out[token];
+    float* state = slot < 0 ? nullptr : p.states + slot * p.slot_stride + first;
+    for_each_vector(size, [&](int64_t i, int64_t count) {
+      Vec sum = p.bias == nullptr ? Vec{} : load_upto(p.bias + first + i, count);
+      for (int64_t k = 0; k < p.kernel_size; ++k) {
+        const Vec v = input(t + k, i, count);
+        sum = multiply_add(v, load_upto(p.weight + k * p.num_channels + first + i, count), sum);
+        if (state != nullptr && k > 0) {
+          store_upto(state + (k - 1) * p.num_channels + i, v, count);
+        }
+      }
+      Vec result = function(sum);
+      if constexpr (kHasFactors) result *= load_upto(after + i, count);
+      store_upto(out + i, result, count);
+    });
+  }
+}
+
+template <class T>
+void convolve(const CausalConv& p, const StateRun& run, int64_t first, int64_t size) {
+  const auto unchanged = [](Vec x) { return x; };
+  if (p.before != nullptr) {
+    convolve<T, true>(p, run, first, size, unchanged);
+  } else if (p.has_act) {
+    with_activation(p.act, [&](auto act) { convolve<T, false>(p, run, first, size, act); });
+  } else {
+    convolve<T, false>(p, run, first, size, unchanged);
+  }
 }
 
 inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
@@ -122,31 +145,58 @@ void scan(const SelectiveScan& p, const StateRun& run, int64_t head, float* scra
   }
 }
 
+template <class T, class Function>
+void gated_products(const GatedNorm& p, int64_t row, Function&& function) {
+  const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
+  const T* gate = static_cast<const T*>(p.gate) + row * p.gate_stride;
+  T* out = static_cast<T*>(p.out) + row * p.size;
+  for_each_vector(p.size, [&](int64_t i, int64_t count) {
+    store_upto(out + i, load_upto(x + i, count) * function(load_upto(gate + i, count)), count);
+  });
+}
+
+template <class T, bool kNormFirst, class Function>
+void gated_norms(const GatedNorm& p, int64_t row, Function&& function) {
+  for (int64_t start = 0; start < p.size; start += p.group_size) {
+    const T* weight = static_cast<const T*>(p.weight) + start;
+    const T* x = static_cast<const T*>(p.x) + row * p.x_stride + start;
+    const T* gate = static_cast<const T*>(p.gate) + row * p.gate_stride + start;
+    T* out = static_cast<T*>(p.out) + row * p.size + start;
+    const auto factor = [&](int64_t i, int64_t count) {
+      return function(load_upto(gate + i, count));
+    };
+    const auto given = [&](int64_t i, int64_t count) {
+      const Vec v = load_upto(x + i, count);
+      if constexpr (kNormFirst) return v;
+      return v * factor(i, count);
+    };
+    Vec sums[2] = {};
+    int turn = 0;
+    for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
+      const Vec v = given(i, count);
+      sums[turn] = multiply_add(v, v, sums[turn]);
+      turn ^= 1;
+    });
+    const float mean = reduce_add(sums[0] + sums[1]) / static_cast<float>(p.group_size);
+    const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
+    for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
+      Vec normed = rounded_to(out, given(i, count) * scale) * load_upto(weight + i, count);
+      if constexpr (kNormFirst) normed = rounded_to(out, normed) * factor(i, count);
+      store_upto(out + i, normed, count);
+    });
+  }
+}
+
 template <class T>
 void gated_norm_rows(const GatedNorm& p, int64_t begin, int64_t end) {
-  const T* weight = static_cast<const T*>(p.weight);
   with_activation(p.act, [&](auto function) {
     for (int64_t row = begin; row < end; ++row) {
-      for (int64_t start = 0; start < p.size; start += p.group_size) {
-        const T* x = static_cast<const T*>(p.x) + row * p.x_stride + start;
-        const T* gate = static_cast<const T*>(p.gate) + row * p.gate_stride + start;
-        T* out = static_cast<T*>(p.out) + row * p.size + start;
-        const auto product = [&](int64_t i, int64_t count) {
-          return load_upto(x + i, count) * function(load_upto(gate + i, count));
-        };
-        Vec sums[2] = {};
-        int turn = 0;
-        for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
-          const Vec v = product(i, count);
-          sums[turn] = multiply_add(v, v, sums[turn]);
-          turn ^= 1;
-        });
-        const float mean = reduce_add(sums[0] + sums[1]) / static_cast<float>(p.group_size);
-        const Vec scale = broadcast(1.0f / sqrtf(mean + p.eps));
-        for_each_vector(p.group_size, [&](int64_t i, int64_t count) {
-          const Vec normed = rounded_to(out, product(i, count) * scale);
-          store_upto(out + i, normed * load_upto(weight + start + i, count), count);
-        });
+      if (p.weight == nullptr) {
+        gated_products<T>(p, row, function);
+      } else if (p.norm_first) {
+        gated_norms<T, true>(p, row, function);
+      } else {
+        gated_norms<T, false>(p, row, function);
       }
     }
   });

@@ -38,4 +38,11 @@ from vllm_lite.kernels.cpu.sampling import (
     sample_tokens,
     token_logprobs,
 )
-from vllm_lite.kernels.cpu.state import causal_conv1d, gated_rms_norm, selective_scan
+from vllm_lite.kernels.cpu.state import (
+    causal_conv1d,
+    channel_scan,
+    delta_rule,
+    gated_product,
+    gated_rms_norm,
+    selective_scan,
+)

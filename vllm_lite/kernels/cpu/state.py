@@ -24,12 +24,18 @@ def causal_conv1d(
     query_start_loc: Tensor,
     state_in: Tensor,
     state_out: Tensor,
-    act: str = "silu",
+    act: str | None = "silu",
+    *,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_channels = x.shape
     kernel_size = len(weight)
-    if not 1 < kernel_size <= _cpu.MAX_CONV_KERNEL or act not in KINDS:
+    if not 1 < kernel_size <= _cpu.MAX_CONV_KERNEL or (act is not None and act not in KINDS):
         raise refuse("causal_conv1d", f"takes kernels of 2 to {_cpu.MAX_CONV_KERNEL}")
+    factors = [given for given in (before, after) if given is not None]
+    if len(factors) == 1 or any(each.shape != x.shape for each in factors) or (factors and act):
+        raise refuse("causal_conv1d", "takes two factors like x, and no activation then")
     check_dense("causal_conv1d", weight, torch.float32, kernel_size, num_channels)
     if bias is not None:
         check_dense("causal_conv1d", bias, torch.float32, num_channels)
@@ -37,20 +43,22 @@ def causal_conv1d(
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
     calls.get().causal_conv1d(
         x.data_ptr(),
+        *((0, 0) if not factors else (each.data_ptr() for each in factors)),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         *_state_places(
             "causal_conv1d", states, shape, query_start_loc, state_in, state_out, num_tokens
         ),
         out.data_ptr(),
-        dtype_number("causal_conv1d", x),
-        KINDS[act],
+        dtype_number("causal_conv1d", x, *factors),
+        -1 if act is None else KINDS[act],
         num_tokens,
         len(state_in),
         len(states),
         num_channels,
         kernel_size,
         row_stride("causal_conv1d", x),
+        *((0, 0) if not factors else (row_stride("causal_conv1d", each) for each in factors)),
         states.stride(0),
     )
     return out
@@ -93,32 +101,150 @@ def selective_scan(
         head_size,
         num_groups,
         state_size,
-        _token_stride(x),
+        _token_stride("selective_scan", x),
         row_stride("selective_scan", dt),
-        _token_stride(b),
-        _token_stride(c),
+        _token_stride("selective_scan", b),
+        _token_stride("selective_scan", c),
         states.stride(0),
         *dt_limit,
     )
     return out
 
 
-def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, act: str = "silu"
+def channel_scan(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    gate: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    a: Tensor,
+    d: Tensor,
 ) -> Tensor:
-    num_rows, size = x.shape
+    num_tokens, num_channels = x.shape
+    state_size = b.shape[1]
+    if {dt.shape, gate.shape} != {x.shape} or {b.shape, c.shape} != {(num_tokens, state_size)}:
+        raise refuse("channel_scan", "x, dt, b, c and gate do not fit together")
+    check_dense("channel_scan", a, torch.float32, state_size, num_channels)
+    check_dense("channel_scan", d, torch.float32, num_channels)
+    shape = (state_size, num_channels)
+    given = (x, dt, gate, b, c)
+    out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
+    calls.get().channel_scan(
+        *(tensor.data_ptr() for tensor in (*given, a, d)),
+        *_state_places(
+            "channel_scan", states, shape, query_start_loc, state_in, state_out, num_tokens
+        ),
+        out.data_ptr(),
+        dtype_number("channel_scan", *given),
+        num_tokens,
+        len(state_in),
+        len(states),
+        num_channels,
+        state_size,
+        *(row_stride("channel_scan", tensor) for tensor in given),
+        states.stride(0),
+    )
+    return out
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    a: Tensor,
+    dt_bias: Tensor,
+    beta_scale: float = 1.0,
+) -> Tensor:
+    num_tokens, num_heads, value_size = v.shape
+    _, num_key_heads, key_size = k.shape
+    is_per_key = decay.dim() == 3
+    decays = (num_heads, key_size) if is_per_key else (num_heads,)
+    if q.shape != k.shape or num_heads % num_key_heads or len(k) != num_tokens:
+        raise refuse("delta_rule", "q, k and v do not fit together")
+    if beta.shape != (num_tokens, num_heads) or decay.shape != (num_tokens, *decays):
+        raise refuse("delta_rule", "takes a beta, and one decay or K of them, for each head")
+    check_dense("delta_rule", a, torch.float32, num_heads)
+    check_dense("delta_rule", dt_bias, torch.float32, *decays)
+    shape = (num_heads, key_size, value_size)
+    out = torch.empty(num_tokens, num_heads, value_size, dtype=v.dtype)
+    calls.get().delta_rule(
+        *(tensor.data_ptr() for tensor in (q, k, v, decay, beta, a, dt_bias)),
+        *_state_places(
+            "delta_rule", states, shape, query_start_loc, state_in, state_out, num_tokens
+        ),
+        out.data_ptr(),
+        dtype_number("delta_rule", v, q, k, decay, beta),
+        num_tokens,
+        len(state_in),
+        len(states),
+        num_heads,
+        num_key_heads,
+        key_size,
+        value_size,
+        key_size if is_per_key else 1,
+        *(_token_stride("delta_rule", tensor) for tensor in (q, k, v)),
+        _token_stride("delta_rule", decay) if is_per_key else row_stride("delta_rule", decay),
+        row_stride("delta_rule", beta),
+        states.stride(0),
+        beta_scale,
+    )
+    return out
+
+
+def gated_product(x: Tensor, gate: Tensor, act: str) -> Tensor:
+    if gate.shape != x.shape or act not in KINDS:
+        raise refuse("gated_product", "gate must match x")
+    return _gated(x, gate, None, act)
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    group_size: int,
+    act: str = "silu",
+    norm_first: bool = False,
+) -> Tensor:
+    size = x.shape[1]
     if gate.shape != x.shape or weight.shape != (size,) or not weight.is_contiguous():
         raise refuse("gated_rms_norm", "gate and weight must match x")
     if group_size < 1 or size % group_size or act not in KINDS:
         raise refuse("gated_rms_norm", "rows must be whole groups")
+    return _gated(x, gate, weight, act, norm_first, group_size, eps)
+
+
+def _gated(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    act: str,
+    norm_first: bool = False,
+    group_size: int = 1,
+    eps: float = 0.0,
+) -> Tensor:
+    num_rows, size = x.shape
     out = torch.empty(num_rows, size, dtype=x.dtype)
     calls.get().gated_rms_norm(
         x.data_ptr(),
         gate.data_ptr(),
-        weight.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
         out.data_ptr(),
-        dtype_number("gated_rms_norm", x, gate, weight),
+        dtype_number("gated_rms_norm", x, gate, *(() if weight is None else (weight,))),
         KINDS[act],
+        norm_first,
         num_rows,
         size,
         group_size,
@@ -154,9 +280,9 @@ def _state_places(
     )
 
 
-def _token_stride(tensor: Tensor) -> int:
+def _token_stride(operation: str, tensor: Tensor) -> int:
     """The token stride of [T, H, D] with dense tokens."""
     _, num_heads, size = tensor.shape
     if (tensor.stride(2) != 1 < size) or (tensor.stride(1) != size and num_heads > 1):
-        raise refuse("selective_scan", "takes x, b and c whose tokens are dense")
+        raise refuse(operation, "takes heads whose tokens are dense")
     return tensor.stride(0)

@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": _relu2,  # arXiv:2109.08668
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -59,6 +60,11 @@ def act_and_mul(x: Tensor, name: str) -> Tensor:
     """Return activation(gate, name) * up [T, I] of x [T, 2I], whose halves are gate and up."""
     gate, up = x.chunk(2, dim=-1)
     return activation(gate, name) * up
+
+
+def gated_product(x: Tensor, gate: Tensor, act: str) -> Tensor:
+    """Return x * act(gate) [T, N] of two tensors [T, N], in float32 and rounded once."""
+    return (x.float() * ACTIVATIONS[act](gate.float())).to(x.dtype)
 
 
 def scaled_add(

@@ -24,21 +24,28 @@ def causal_conv1d(
     query_start_loc: Tensor,
     state_in: Tensor,
     state_out: Tensor,
-    act: str = "silu",
+    act: str | None = "silu",
+    *,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
 ) -> Tensor:
     """Return act(sum over k of weight[k] * x[t - K + 1 + k] + bias) [T, C] of x [T, C].
 
     weight [K, C] and bias [C] are float32. states [S, K - 1, C] hold a request's last inputs, the
-    latest last. Rounded once, to x's own type.
+    latest last. Where `before` and `after` [T, C] are given, and no act, they multiply the inputs
+    and what is returned. Rounded once, to x's own type.
     """
     out = torch.zeros_like(x)
     size = len(weight)
     for tokens, slot in _requests(query_start_loc, state_in):
-        before = states[slot] if slot >= 0 else states.new_zeros(states.shape[1:])
-        inputs = torch.cat([before, x[tokens].float()])
+        past = states[slot] if slot >= 0 else states.new_zeros(states.shape[1:])
+        given = x[tokens].float()
+        inputs = torch.cat([past, given if before is None else given * before[tokens].float()])
         mixed = (inputs.unfold(0, size, 1) * weight.t()).sum(-1)
         mixed = mixed if bias is None else mixed + bias
-        out[tokens] = ACTIVATIONS[act](mixed).to(x.dtype)
+        mixed = mixed if act is None else ACTIVATIONS[act](mixed)
+        mixed = mixed if after is None else mixed * after[tokens].float()
+        out[tokens] = mixed.to(x.dtype)
         for i, written in enumerate(state_out[tokens].tolist(), 1):
             if written >= 0:
                 states[written] = inputs[i : i + size - 1]
@@ -83,18 +90,110 @@ def selective_scan(
     return out
 
 
+def channel_scan(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    gate: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    a: Tensor,
+    d: Tensor,
+) -> Tensor:
+    """Return y [T, C] of x [T, C] by a recurrence with a state [N] for each channel.
+
+    With s = softplus(dt): state = e^(s a) state + s b x and y = (c state + d x) silu(gate)
+    (Gu and Dao, arXiv:2312.00752). dt and gate are [T, C], b and c [T, N]; a [N, C], d [C] and
+    states [S, N, C] are float32. Rounded once, to x's own type.
+    """
+    out = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    steps = torch.nn.functional.softplus(dt.float())
+    for tokens, slot in _requests(query_start_loc, state_in):
+        state = states[slot].clone() if slot >= 0 else states.new_zeros(states.shape[1:])
+        written = state_out[tokens].tolist()
+        for t, target in zip(range(tokens.start, tokens.stop), written, strict=True):
+            inputs = x[t].float()
+            state *= (steps[t] * a).exp()
+            state += b[t].float()[:, None] * (steps[t] * inputs)
+            y = (state * c[t].float()[:, None]).sum(0) + d * inputs
+            out[t] = (y * ACTIVATIONS["silu"](gate[t].float())).to(x.dtype)
+            if target >= 0:
+                states[target] = state
+    return out
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    a: Tensor,
+    dt_bias: Tensor,
+    beta_scale: float = 1.0,
+) -> Tensor:
+    """Return y [T, H, V] by the gated delta rule (Yang et al., arXiv:2412.06464).
+
+    A state [K, V] of each head maps keys to values: it decays by e^(a softplus(decay + dt_bias)),
+    then what it has of the key k moves towards v by the share beta_scale * sigmoid(beta), and
+    y = q state / sqrt(K). q and k [T, G, K], of groups of H / G heads, are first scaled to length
+    1; v is [T, H, V], beta [T, H], a [H]. decay is [T, H] with dt_bias [H], or [T, H, K] with
+    [H, K]: one for each row of the state (arXiv:2510.26692). a, dt_bias and states [S, H, K, V]
+    are float32. Rounded once, to v's own type.
+    """
+    out = torch.zeros_like(v, memory_format=torch.contiguous_format)
+    heads, size = v.shape[1] // k.shape[1], k.shape[2]
+    q, k = (_unit_length(rows.float()).repeat_interleave(heads, 1) for rows in (q, k))
+    wide = decay if decay.dim() == 3 else decay[..., None]
+    kept = torch.nn.functional.softplus(wide.float() + dt_bias.view(wide.shape[1:]))
+    kept = (a[:, None] * kept).exp()[..., None]
+    share = beta_scale * beta.float().sigmoid()[..., None]
+    for tokens, slot in _requests(query_start_loc, state_in):
+        state = states[slot].clone() if slot >= 0 else states.new_zeros(states.shape[1:])
+        written = state_out[tokens].tolist()
+        for t, target in zip(range(tokens.start, tokens.stop), written, strict=True):
+            state *= kept[t]
+            known = (state * k[t][..., None]).sum(1)
+            state += k[t][..., None] * ((v[t].float() - known) * share[t])[:, None]
+            out[t] = ((state * q[t][..., None]).sum(1) * size**-0.5).to(v.dtype)
+            if target >= 0:
+                states[target] = state
+    return out
+
+
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, act: str = "silu"
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    group_size: int,
+    act: str = "silu",
+    norm_first: bool = False,
 ) -> Tensor:
     """Return x * act(gate), scaled to unit root mean square in each group, times weight: [T, N].
 
     Groups are `group_size` elements of a row. Rounded to weight's type, which is x's, before the
-    multiplication by weight.
+    multiplication by weight. With norm_first the gate is the last factor.
     """
-    wide = x.float() * ACTIVATIONS[act](gate.float())
+    factor = ACTIVATIONS[act](gate.float())
+    wide = x.float() if norm_first else x.float() * factor
     groups = wide.view(len(x), x.shape[1] // group_size, group_size)
     groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
-    return groups.view(x.shape).to(x.dtype) * weight
+    normed = groups.view(x.shape).to(x.dtype) * weight
+    return (normed.float() * factor).to(x.dtype) if norm_first else normed
+
+
+def _unit_length(rows: Tensor) -> Tensor:
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _requests(query_start_loc: Tensor, state_in: Tensor) -> Iterator[tuple[slice, int]]:

@@ -29,6 +29,8 @@ def activated(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-1.702 * x))
     elif ACTIVATION == "tanh":
         return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+    elif ACTIVATION == "sigmoid":
+        return 1.0 / (1.0 + tl.exp(-x))
     else:
         positive = tl.where(x < 0.0, 0.0, x)
         if ACTIVATION == "relu2":

@@ -39,7 +39,14 @@ from vllm_lite.kernels.gpu.triton.sampling import (
     token_logprobs,
 )
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
-from vllm_lite.kernels.gpu.triton.state import causal_conv1d, gated_rms_norm, selective_scan
+from vllm_lite.kernels.gpu.triton.state import (
+    causal_conv1d,
+    channel_scan,
+    delta_rule,
+    gated_product,
+    gated_rms_norm,
+    selective_scan,
+)
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
