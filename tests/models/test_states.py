@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.builders import request
@@ -18,8 +19,10 @@ from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 
 
-def test_steps_of_a_device_give_the_same_tokens(tmp_path: Path) -> None:
-    reference = make_model("mamba2")
+@pytest.mark.parametrize("family", ["mamba2", "mamba", "falcon_h1", "lfm2", "qwen3_5"])
+def test_steps_of_a_device_give_the_same_tokens(family: str, tmp_path: Path) -> None:
+    """Of each kind of state, alone, between layers of attention and beside attention."""
+    reference = make_model(family)
     args = EngineArgs(
         model=str(save(reference, tmp_path)),
         dtype="float32",

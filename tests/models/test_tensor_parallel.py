@@ -60,12 +60,20 @@ class ThreadRank:
         return gathered
 
 
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 4}
 # Biases of each kind, tied rows, a key-value head that ranks share.
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"num_key_value_heads": 1},
     "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 4},
+    "bamba": _MAMBA2,
+    "falcon_h1": _MAMBA2,
+    "granite_hybrid": _MAMBA2,
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4},
+    "qwen3_5": {"linear_num_key_heads": 4},
+    "qwen3_5_moe": {"linear_num_key_heads": 4},
+    "qwen3_next": {"linear_num_key_heads": 4},
     "gpt_neox": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
 }
 

@@ -126,7 +126,8 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
 
 def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
     count = partial(_count, path, hf)
-    hidden_size, num_heads = count("hidden_size"), count("num_attention_heads")
+    hidden_size = count("hidden_size")
+    num_heads = count("num_attention_heads", 1 if row.mixer == "state" else None)
     num_kv_heads = count("num_key_value_heads", num_heads)
     head_size = count("head_dim", hidden_size // num_heads)
     num_layers = count("num_hidden_layers", most=_MOST_LAYERS)

@@ -81,6 +81,9 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     lengths = [hf[name] for name in LENGTHS if hf.get(name) is not None]
     if lengths:
         hf["max_position_embeddings"] = lengths[0]
+    kinds = hf.get("layer_types")
+    if isinstance(kinds, list):
+        hf.setdefault("num_hidden_layers", len(kinds))
     if has_class_defaults:
         hf = {**row.defaults, **hf}
     return hf
@@ -89,7 +92,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
 def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tuple[int | None, ...]:
     """Of each layer: how many tokens it looks back, itself included; None is all of them."""
     window, kinds = hf.get("sliding_window"), hf.get("layer_types")
-    _check_kinds(path, kinds, count)
+    _check_kinds(path, kinds, count, row.mixer == "attention")
     is_off = "use_sliding_window" in row.reads and not hf.get("use_sliding_window")
     if not window or is_off:
         return (None,) * count
@@ -136,14 +139,14 @@ def _attention_types(path: str, types: Any, count: int) -> list[str]:
     return kinds
 
 
-def _check_kinds(path: str, kinds: Any, count: int) -> None:
+def _check_kinds(path: str, kinds: Any, count: int, has_attention_only: bool) -> None:
     if kinds is None:
         return
     if not isinstance(kinds, list) or len(kinds) != count:
         size = len(kinds) if isinstance(kinds, list) else "no"
         raise CheckpointError(f"{path}: layer_types names {size} layers of {count}")
     for kind in kinds:
-        if kind not in _KINDS:
+        if has_attention_only and kind not in _KINDS:
             raise CheckpointError(
                 f"{path}: layer_types has {kind!r}; supported are {' and '.join(_KINDS)}"
             )

@@ -112,8 +112,9 @@ class VllmConfig:
 
     def _check_states(self) -> None:
         cache, row = self.cache, ARCHITECTURES.get(self.facts.architecture)
-        has_states = row is not None and row.mixer == "state"
-        if has_states and cache.kv_cache_dtype != "auto":
+        mixer = "attention" if row is None else row.mixer
+        has_states = mixer != "attention"
+        if mixer == "state" and cache.kv_cache_dtype != "auto":
             raise UsageError(
                 f"--kv-cache-dtype {cache.kv_cache_dtype}: {self.facts.architecture} caches states "
                 "in float32, and neither keys nor values; leave it out"

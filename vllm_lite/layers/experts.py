@@ -16,7 +16,7 @@ from vllm_lite.distributed.groups import Shard, tp_group
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.experts import ExpertForm, Routing
 from vllm_lite.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, ParallelLinear
-from vllm_lite.layers.mlp import GatedMLP
+from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.experts import ExpertsKernel, check_experts, drop_bias, experts_kernel
 from vllm_lite.quantization.method import LinearKernel, LinearMethod
@@ -81,7 +81,7 @@ class Expert(nn.Module):
 class SharedExpert(nn.Module):
     """An MLP that every token passes beside its experts, perhaps scaled by a gate."""
 
-    def __init__(self, mlp: GatedMLP, gate: Router | None, scale: float) -> None:
+    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Router | None, scale: float) -> None:
         super().__init__()
         self.mlp = mlp
         self.gate = gate

@@ -127,9 +127,11 @@ class QKVParallelLinear(ParallelLinear):
         num_kv_heads: int,
         *,
         bias: bool = False,
+        has_gate: bool = False,
     ) -> None:
+        """`has_gate`: after the values stands a gate "g" as wide as the queries."""
         query, key = (shard.scaled(head_size) for shard in head_shards(num_heads, num_kv_heads))
-        outputs = {"q": query, "k": key, "v": key}
+        outputs = {"q": query, "k": key, "v": key} | ({"g": query} if has_gate else {})
         super().__init__(method, Shard.whole(hidden_size), outputs, bias=bias)
 
 

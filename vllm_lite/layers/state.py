@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vllm_lite.core.kv_spec import StateCacheSpec
 from vllm_lite.distributed.groups import Shard
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.method import LinearKernel, LinearMethod
@@ -32,6 +33,10 @@ class MixerParts:
     # By the name of one of the mixer's layers.
     methods: Callable[[str], LinearMethod]
     dtype: torch.dtype
+
+    def at(self, name: str) -> MixerParts:
+        """Options of the mixer's part `name`."""
+        return replace(self, methods=lambda child: self.methods(f"{name}.{child}"))
 
 
 class StateSpec(metaclass=ABCMeta):
@@ -73,6 +78,32 @@ class StateMixer(nn.Module, metaclass=ABCMeta):
     @abstractmethod
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         """Positions [T] and the output of `first` -> [T, N]."""
+
+
+class Mixer(Protocol):
+    """One of the kinds of mixers: attention, or one with a state."""
+
+    @property
+    def first(self) -> LinearKernel: ...
+
+    def forward(self, positions: Tensor, projected: Tensor) -> Tensor: ...
+
+
+class MixersBeside:
+    """The sum of two mixers that read the same rows."""
+
+    def __init__(self, one: Mixer, other: Mixer) -> None:
+        self._one, self._other, self._add = one, other, ops().scaled_add
+
+    def first(self, x: Tensor) -> Tensor:
+        """Return x itself, the input of `forward`."""
+        return x
+
+    def forward(self, positions: Tensor, normed: Tensor) -> Tensor:
+        """Positions [T] and rows [T, N] -> [T, N]."""
+        one, other = self._one, self._other
+        mixed = one.forward(positions, one.first(normed))
+        return self._add(mixed, other.forward(positions, other.first(normed)), out=mixed)
 
 
 def state_places() -> StatePlaces:

@@ -16,9 +16,14 @@ from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 # Fused module: its shards' names.
 FUSED = {
     "qkv_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj"},
+    "qkvg_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "g": "output_gate_proj"},
     "gate_up_proj": {"0": "gate_proj", "1": "up_proj"},
     "in_proj": dict(zip("01234", ("z_proj", "x_proj", "b_proj", "c_proj", "dt_proj"), strict=True)),
     "conv1d": {"0": "x_conv", "1": "b_conv", "2": "c_conv"},
+    "bcx_proj": {"0": "b_proj", "1": "c_proj", "2": "x_proj"},
+    "qkvz_proj": {"0": "q_proj", "1": "k_proj", "2": "v_proj", "3": "z_proj"},
+    "ba_proj": {"0": "beta_proj", "1": "decay_proj"},
+    "qkv_conv1d": {"0": "q_conv", "1": "k_conv", "2": "v_conv"},
 }
 
 # Suffixes of tensors that older checkpoints have although the configuration implies them.

@@ -163,15 +163,39 @@ def renamed(
 
 
 def fused(
-    source: str, parent: str, sizes: Mapping[str, int], *, is_transposed: bool = False
+    source: str,
+    parent: str,
+    sizes: Mapping[str, int],
+    *,
+    is_transposed: bool = False,
+    transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
 ) -> Rule:
-    """A layer that holds several of `parent`'s, of so many outputs each, one after another."""
+    """A layer that holds several of `parent`'s, of so many outputs each, one after another.
+
+    `transforms` are those of parts, by their names.
+    """
     parts, start, total = [], 0, sum(sizes.values())
     for name, size in sizes.items():
         taken = slice(start, start + size)
-        parts.append(Part(f"{parent}.{name}", taken, total, is_transposed))
+        transform = (transforms or {}).get(name)
+        parts.append(Part(f"{parent}.{name}", taken, total, is_transposed, transform))
         start += size
     return Rule(source, tuple(parts))
+
+
+def times(factor: float, bias: float | None = None) -> Callable[[Tensor], Tensor]:
+    """The transform of a layer whose weight, or the scales of its codes, has a factor.
+
+    So has its bias, or another one.
+    """
+
+    def multiply(stored: Tensor) -> Tensor:
+        is_code = stored.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+        if is_code:
+            return stored
+        return stored.float() * (factor if bias is None or stored.dim() > 1 else bias)
+
+    return multiply
 
 
 def interleaved_heads(source: str, parent: str, num_heads: int, head_size: int) -> Rule:

@@ -23,7 +23,7 @@ from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabPa
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
-from vllm_lite.layers.state import StateCache, StateMixer, StateSpec
+from vllm_lite.layers.state import MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp
 from vllm_lite.models.latent_attention import LatentAttention
@@ -53,20 +53,28 @@ class SelfAttention(nn.Module):
         self._split = [heads.size, kv_heads.size, kv_heads.size]
         self._shape = (-1, sum(self._split), spec.head_size)
         self._width = heads.size * spec.head_size
-        self.qkv_proj = QKVParallelLinear(
-            options.at("qkv_proj").linear_method,
+        name = "qkv_proj"
+        if spec.has_output_gate:
+            name, self.forward = "qkvg_proj", self._forward_gated  # type: ignore[method-assign]
+        projection = QKVParallelLinear(
+            options.at(name).linear_method,
             hidden_size,
             spec.head_size,
             spec.num_heads,
             spec.num_kv_heads,
             bias=spec.qkv_bias,
+            has_gate=spec.has_output_gate,
         )
+        self.add_module(name, projection)
+        # Of one, so that it is no second submodule.
+        self._product = (projection,)
         self.o_proj = RowParallelLinear(
             options.at("o_proj").linear_method,
             spec.num_heads * spec.head_size,
             hidden_size,
             bias=spec.output_bias,
         )
+        self._gate = ops().gated_product
         self._steps: list[Callable[[Tensor, Tensor, Tensor], None]] = []
         if spec.qk_norm is not None:
             self._steps.append(self._make_norms(spec, spec.qk_norm, options.dtype))
@@ -118,16 +126,24 @@ class SelfAttention(nn.Module):
     @property
     def first(self) -> LinearKernel:
         """[T, N] -> the input of `forward`."""
-        return self.qkv_proj.kernel
+        return self._product[0].kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
-        """Positions [T] and qkv_proj's output -> [T, N]."""
+        """Positions [T] and the output of `first` -> [T, N]."""
+        return self.o_proj.kernel(self._attend(positions, projected))
+
+    def _attend(self, positions: Tensor, projected: Tensor) -> Tensor:
         qkv = projected.view(self._shape)
         query, key, value = qkv.split_with_sizes(self._split, 1)
         for step in self._steps:
             step(positions, query, key)
-        mixed = self.attn.forward(query, key, value)
-        return self.o_proj.kernel(mixed.view(-1, self._width))
+        return self.attn.forward(query, key, value).view(-1, self._width)
+
+    def _forward_gated(self, positions: Tensor, projected: Tensor) -> Tensor:
+        width = projected.shape[1] - self._width
+        projected, gate = projected.split_with_sizes([width, self._width], 1)
+        mixed = self._attend(positions, projected)
+        return self.o_proj.kernel(self._gate(mixed, gate, "sigmoid"))
 
     def _forward_clipped(self, positions: Tensor, projected: Tensor) -> Tensor:
         return SelfAttention.forward(self, positions, self._clip(projected, out=projected))
@@ -153,13 +169,19 @@ class DecoderLayer(nn.Module):
                 return None
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
 
+        self.renews_stream = spec.norms == "of the sum"
         self.input_layernorm = norm("before")
-        self._mixer = self._make_mixer(spec.mixer, decoder.hidden_size, options, tables)
-        self.mixer_output_norm = norm("after")
         scale = decoder.residual_scale
         self._enter = join_stream(self.input_layernorm, previous, scale)
+        if spec.mixer is None:
+            assert spec.ffn is not None
+            self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
+            self.ffn_output_norm = norm("after")
+            self.forward = self._forward_mlp  # type: ignore[method-assign]
+            return
+        self._mixer = self._make_mixer(spec, decoder.hidden_size, options, tables)
+        self.mixer_output_norm = norm("after")
         self._add = ops().scaled_add
-        self.renews_stream = spec.norms == "of the sum"
         if spec.ffn is None:
             self.forward = self._forward_mixer  # type: ignore[method-assign]
             return
@@ -184,21 +206,25 @@ class DecoderLayer(nn.Module):
 
     def _make_mixer(
         self,
-        spec: AttentionSpec | LatentAttentionSpec | StateSpec,
+        spec: LayerSpec,
         hidden_size: int,
         options: BuildOptions,
         tables: RotaryTables,
-    ) -> SelfAttention | LatentAttention | StateMixer:
-        """Build the mixer, a submodule named after its kind."""
-        if isinstance(spec, AttentionSpec):
-            self.self_attn = SelfAttention(spec, hidden_size, options.at("self_attn"), tables)
-            return self.self_attn
-        if isinstance(spec, LatentAttentionSpec):
-            at = options.at("self_attn")
-            self.self_attn = LatentAttention(spec, hidden_size, at, tables)
-            return self.self_attn
-        self.mixer = spec.make(options.at("mixer").parts(hidden_size))
-        return self.mixer
+    ) -> SelfAttention | LatentAttention | StateMixer | MixersBeside:
+        """Build the mixer, a submodule named after its kind, or both kinds."""
+        attention, state = spec.mixer, spec.beside_attention
+        if isinstance(attention, StateSpec):
+            attention, state = None, attention
+        if state is not None:
+            self.mixer = state.make(options.at("mixer").parts(hidden_size))
+        if attention is None:
+            return self.mixer
+        at = options.at("self_attn")
+        if isinstance(attention, LatentAttentionSpec):
+            self.self_attn = LatentAttention(attention, hidden_size, at, tables)
+        else:
+            self.self_attn = SelfAttention(attention, hidden_size, at, tables)
+        return self.self_attn if state is None else MixersBeside(self.self_attn, self.mixer)
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None
@@ -217,6 +243,13 @@ class DecoderLayer(nn.Module):
         mixer = self._mixer
         projected, residual = self._enter.normed_product(hidden, residual, mixer.first)
         return mixer.forward(positions, projected), residual
+
+    def _forward_mlp(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same where there is no mixer."""
+        projected, residual = self._enter.normed_product(hidden, residual, self.mlp.first)
+        return self.mlp.forward(projected), residual
 
     def _forward_side_by_side(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None

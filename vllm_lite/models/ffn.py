@@ -17,21 +17,13 @@ def make_mlp(
     """The block that `spec` describes."""
     if isinstance(spec, ExpertsSpec):
         return make_experts(spec, hidden_size, options)
-    if spec.is_gated:
-        return _gated_mlp(spec, hidden_size, options)
-    return PlainMLP(
-        options.at("up_proj").linear_method,
-        options.at("down_proj").linear_method,
-        hidden_size,
-        spec.intermediate_size,
-        spec.act,
-        bias=spec.bias,
-    )
+    return _dense(spec, hidden_size, options)
 
 
-def _gated_mlp(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP:
-    return GatedMLP(
-        options.at("gate_up_proj").linear_method,
+def _dense(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP | PlainMLP:
+    kind, first = (GatedMLP, "gate_up_proj") if spec.is_gated else (PlainMLP, "up_proj")
+    return kind(
+        options.at(first).linear_method,
         options.at("down_proj").linear_method,
         hidden_size,
         spec.intermediate_size,
@@ -71,7 +63,7 @@ def _shared_expert(
 ) -> SharedExpert | None:
     if spec.shared is None:
         return None
-    mlp = _gated_mlp(spec.shared, hidden_size, options.at("shared_experts"))
+    mlp = _dense(spec.shared, hidden_size, options.at("shared_experts"))
     gate = None
     if spec.shared_is_gated:
         gate = Router(options.at("shared_expert_gate").linear_method, hidden_size, 1)

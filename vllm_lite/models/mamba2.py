@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
@@ -29,23 +31,33 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        old, new, sizes = "backbone.layers.*", "model.layers.*", _mixer(facts)
-        inner, vectors = sizes.num_heads * sizes.head_size, sizes.num_groups * sizes.state_size
-        conv = {"x_conv": inner, "b_conv": vectors, "c_conv": vectors}
-        product = {"z_proj": inner, "x_proj": inner, "b_proj": vectors, "c_proj": vectors}
+        old, new = "backbone.layers.*", "model.layers.*"
         names = {
             "backbone.embeddings": "model.embed_tokens",
             "backbone.norm_f": "model.norm",
             f"{old}.norm": f"{new}.input_layernorm",
-            f"{old}.mixer": f"{new}.mixer",
-            f"{old}.mixer.norm": f"{new}.mixer.norm",
-            f"{old}.mixer.out_proj": f"{new}.mixer.out_proj",
         }
-        return (
-            *renamed(names),
-            fused(f"{old}.mixer.conv1d", f"{new}.mixer", conv),
-            fused(f"{old}.mixer.in_proj", f"{new}.mixer", {**product, "dt_proj": sizes.num_heads}),
-        )
+        return *renamed(names), *mamba2_rules(f"{old}.mixer", f"{new}.mixer", _mixer(facts))
+
+
+def mamba2_rules(
+    old: str,
+    new: str,
+    sizes: Mamba2Spec,
+    transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> list[Rule]:
+    """The rules of a Mamba 2 mixer, as its authors named its parts; `transforms` by our names."""
+    inner, vectors = sizes.num_heads * sizes.head_size, sizes.num_groups * sizes.state_size
+    conv = {"x_conv": inner, "b_conv": vectors, "c_conv": vectors}
+    product = {"z_proj": inner, "x_proj": inner, "b_proj": vectors, "c_proj": vectors}
+    names = {old: new, f"{old}.norm": f"{new}.norm", f"{old}.out_proj": f"{new}.out_proj"}
+    return [
+        *renamed(names),
+        fused(f"{old}.conv1d", new, conv),
+        fused(
+            f"{old}.in_proj", new, {**product, "dt_proj": sizes.num_heads}, transforms=transforms
+        ),
+    ]
 
 
 def _mixer(facts: ModelFacts) -> Mamba2Spec:
@@ -58,11 +70,16 @@ def _mixer(facts: ModelFacts) -> Mamba2Spec:
         conv_kernel=size(facts, "conv_kernel"),
         act=hf["hidden_act"],
         norm_eps=positive(facts, "layer_norm_epsilon", 1e-5),
-        dt_limit=_step_limit(facts),
+        dt_limit=step_limit(facts),
         conv_bias=bool(hf["use_conv_bias"]),
         bias=bool(hf["use_bias"]),
+        out_bias=bool(hf["use_bias"]),
     )
-    inner = facts.hidden_size * positive(facts, "expand", 2)
+    return checked(facts, mixer, int(facts.hidden_size * positive(facts, "expand", 2)))
+
+
+def checked(facts: ModelFacts, mixer: Mamba2Spec, inner: int) -> Mamba2Spec:
+    """`mixer` if its heads make up `inner` features; raises CheckpointError."""
     if mixer.num_heads % mixer.num_groups or mixer.num_heads * mixer.head_size != inner:
         raise CheckpointError(
             f"{facts.path}: {mixer.num_heads} heads of {mixer.head_size} in {mixer.num_groups} "
@@ -71,7 +88,7 @@ def _mixer(facts: ModelFacts) -> Mamba2Spec:
     return mixer
 
 
-def _step_limit(facts: ModelFacts) -> tuple[float, float]:
+def step_limit(facts: ModelFacts) -> tuple[float, float]:
     """The least and the largest step; transformers writes infinity as an object."""
     limits = facts.hf_config["time_step_limit"]
     try:

@@ -49,6 +49,8 @@ class AttentionSpec:
     softcap: float = 0.0
     # Of each head, see layers.attention.alibi_slopes.
     alibi_slopes: tuple[float, ...] = ()
+    # What the heads give is multiplied by the logistic function of a further projection.
+    has_output_gate: bool = False
     # self_attn.sinks, a score for each head, joins the softmax's sum.
     has_sinks: bool = False
 
@@ -127,7 +129,7 @@ class ExpertsSpec:
     has_choice_bias: bool = False
     # Whether weights scale experts' inputs rather than their outputs.
     scales_inputs: bool = False
-    # A gated MLP for every token, whose output is scaled and added.
+    # An MLP for every token, whose output is scaled and added.
     shared: MLPSpec | None = None
     shared_scale: float = 1.0
     # Whether a logistic gate of the token scales it too.
@@ -138,9 +140,12 @@ class ExpertsSpec:
 class LayerSpec:
     """A mixer and a feed-forward block, and how the residual stream runs through them."""
 
-    mixer: AttentionSpec | LatentAttentionSpec | StateSpec
+    # None: the feed-forward block is all of the layer.
+    mixer: AttentionSpec | LatentAttentionSpec | StateSpec | None
     # None: the mixer is all of the layer.
     ffn: MLPSpec | ExpertsSpec | None
+    # It reads what attention reads, and their outputs are summed.
+    beside_attention: StateSpec | None = None
     # Before each block, after each, or both; a norm after a block precedes the residual sum,
     # and one of the sum becomes the stream.
     norms: Literal["before", "after", "both", "of the sum"] = "before"

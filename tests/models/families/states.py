@@ -2,18 +2,292 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.models.families.family import Family
 
+_ABSENT = (
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_MAMBA_CASES: dict[str, dict[str, Any]] = {
+    "": {},
+    "odd": {
+        "hidden_size": 25,
+        "expand": 3,
+        "state_size": 7,
+        "conv_kernel": 3,
+        "time_step_rank": 5,
+        "use_bias": True,
+        "use_conv_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
+
+_MAMBA2 = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+}
+_ODD_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 36,
+    "mamba_expand": 3,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 9,
+    "mamba_d_conv": 3,
+    "mamba_conv_bias": False,
+    "mamba_proj_bias": True,
+    "time_step_limit": (0.2, 0.9),
+}
+
+_DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 20,
+    "linear_value_head_dim": 20,
+}
+_QWEN_EXPERTS = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-2,
+    "num_experts": 3,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+}
+
 FAMILIES = {
+    "bamba": Family(
+        "BambaForCausalLM",
+        {**_MAMBA2, "attn_layer_indices": [1]},
+        cases={
+            "": {},
+            "odd": {
+                **_ODD_MAMBA2,
+                "attn_layer_indices": [0, 2],
+                "head_dim": 20,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "mamba": Family("MambaForCausalLM", absent=_ABSENT, cases=_MAMBA_CASES),
+    "falcon_mamba": Family(
+        "FalconMambaForCausalLM", {"state_size": 12}, absent=_ABSENT, cases=_MAMBA_CASES
+    ),
+    "granite_hybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_groups": 1,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "embedding_multiplier": 1.7,
+            "logits_scaling": 1.3,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+        },
+        cases={
+            "": {},
+            "odd": {
+                **_ODD_MAMBA2,
+                "mamba_n_groups": 2,
+                "position_embedding_type": "rope",
+                "layer_types": ["full_attention", "linear_attention", "full_attention"],
+                "shared_intermediate_size": 40,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+            "experts": {
+                "num_local_experts": 5,
+                "num_experts_per_tok": 3,
+                "intermediate_size": 40,
+            },
+        },
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "head_dim": 12,
+        },
+        absent=("num_hidden_layers",),
+        cases={
+            "": {},
+            "odd": {
+                "layers_block_type": ["mlp", "full_attention", "linear_attention"],
+                "mamba_num_heads": 4,
+                "mamba_head_dim": 36,
+                "expand": 3,
+                "n_groups": 1,
+                "ssm_state_size": 9,
+                "conv_kernel": 3,
+                "use_conv_bias": False,
+                "use_bias": True,
+                "mlp_bias": True,
+                "head_dim": 20,
+                "num_key_value_heads": 1,
+            },
+            "experts": {
+                "layers_block_type": ["linear_attention", "moe", "full_attention"],
+                "n_routed_experts": 6,
+                "n_group": 3,
+                "topk_group": 2,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 40,
+                "moe_shared_expert_intermediate_size": 56,
+                "routed_scaling_factor": 1.7,
+            },
+        },
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
+        cases={
+            "": {"block_auto_adjust_ff_dim": False},
+            "odd": {
+                "conv_bias": True,
+                "conv_L_cache": 5,
+                "block_multiple_of": 20,
+                "layer_types": ["full_attention", "conv", "conv"],
+                "tie_word_embeddings": False,
+                "num_key_value_heads": 1,
+            },
+        },
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5ForCausalLM",
+        _DELTA,
+        cases={
+            "": {},
+            "odd": {
+                "layer_types": ["full_attention", "linear_attention", "full_attention"],
+                "linear_num_key_heads": 3,
+                "linear_num_value_heads": 3,
+                "linear_key_head_dim": 9,
+                "linear_value_head_dim": 7,
+                "linear_conv_kernel_dim": 2,
+                "head_dim": 16,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        {**_DELTA, **_QWEN_EXPERTS},
+        cases={"": {}, "some": {"num_experts": 5, "num_experts_per_tok": 2}},
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        {**_DELTA, **_QWEN_EXPERTS},
+        cases={
+            "": {"mlp_only_layers": [0]},
+            "odd": {
+                "linear_num_key_heads": 1,
+                "linear_num_value_heads": 3,
+                "linear_value_head_dim": 13,
+                "norm_topk_prob": False,
+                "num_experts": 6,
+                "decoder_sparse_step": 2,
+                "head_dim": 16,
+            },
+        },
+    ),
+    "jamba": Family(
+        "JambaForCausalLM",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "mamba_d_state": 12,
+        },
+        cases={
+            "": {"expert_layer_offset": 0},
+            "odd": {
+                "num_hidden_layers": 3,
+                "attn_layer_period": 3,
+                "expert_layer_period": 3,
+                "expert_layer_offset": 1,
+                "num_experts": 4,
+                "num_experts_per_tok": 1,
+                "mamba_dt_rank": 5,
+                "mamba_d_conv": 3,
+                "mamba_expand": 3,
+                "mamba_conv_bias": False,
+                "mamba_proj_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+        },
+        cases={
+            "": {},
+            "odd": {
+                "use_expert_bias": False,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 1.7,
+                "num_dense_layers": 0,
+            },
+        },
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        {**_MAMBA2, "mamba_d_ssm": 96, "key_multiplier": 0.7},
+        cases={
+            "": {
+                "embedding_multiplier": 1.7,
+                "lm_head_multiplier": 0.8,
+                "mlp_multipliers": [0.9, 1.2],
+                "attention_in_multiplier": 1.1,
+                "attention_out_multiplier": 0.6,
+                "ssm_multipliers": [0.9, 1.1, 1.2, 0.8, 0.7],
+                "ssm_in_multiplier": 1.3,
+                "ssm_out_multiplier": 0.9,
+                "attention_bias": True,
+                "projectors_bias": True,
+            },
+            "normed": {
+                **_ODD_MAMBA2,
+                "mamba_d_ssm": 72,
+                "mamba_d_head": 18,
+                "mamba_n_groups": 2,
+                "mamba_rms_norm": True,
+                "mamba_norm_before_gate": False,
+                "ssm_multipliers": [0.9, 1.1, 1.2, 0.8, 0.7],
+                "ssm_in_multiplier": 1.3,
+                "tie_word_embeddings": True,
+            },
+            "normed-first": {"mamba_rms_norm": True, "head_dim": 20},
+        },
+    ),
     "mamba2": Family(
         "Mamba2ForCausalLM",
         {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 12},
-        absent=(
-            "intermediate_size",
-            "max_position_embeddings",
-            "num_attention_heads",
-            "num_key_value_heads",
-        ),
+        absent=_ABSENT,
         cases={
             "": {},
             "odd": {

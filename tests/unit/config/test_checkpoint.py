@@ -177,9 +177,8 @@ def test_what_a_config_leaves_out_is_what_its_class_assumes(
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     facts = read_facts(str(tmp_path))
     names = {own for own, usual in row.aliases.items() if usual == "num_attention_heads"}
-    heads = next(
-        getattr(config, name) for name in (*names, "num_attention_heads") if hasattr(config, name)
-    )
+    names = (*names, "num_attention_heads")
+    heads = next((getattr(config, name) for name in names if hasattr(config, name)), 1)
     assert (facts.num_layers, facts.num_heads) == (config.num_hidden_layers, heads)
     assert (facts.hidden_size, facts.vocab_size) == (config.hidden_size, config.vocab_size)
     assert facts.head_size == getattr(config, "head_dim", None) or (config.hidden_size // heads)

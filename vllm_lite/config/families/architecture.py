@@ -40,8 +40,8 @@ class Architecture:
     # Fields of its own that change nothing which is computed here.
     harmless: frozenset[str] = frozenset()
     windows: WindowRule = "none"
-    # What its layers know of earlier tokens by; a state needs no positions.
-    mixer: Literal["attention", "state"] = "attention"
+    # What its layers know of earlier tokens by; states alone need no positions.
+    mixer: Literal["attention", "state", "both"] = "attention"
 
     @property
     def defaults(self) -> Json:

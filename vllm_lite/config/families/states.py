@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm_lite.config.families.architecture import row
 
+_MAMBA: dict[str, Any] = {
+    "module": "mamba",
+    "model_class": "MambaForCausalLM",
+    "reads": "state_size conv_kernel expand use_bias use_conv_bias layer_norm_epsilon "
+    "time_step_rank mixer_rms_eps",
+    # What steps of time were drawn from, and which program computed them.
+    "harmless": "time_step_scale time_step_min time_step_max time_step_init_scheme "
+    "time_step_floor residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan d_inner "
+    "d_model n_layer fused_add_norm pad_vocab_size_multiple rms_norm",
+    "own_defaults": {"time_step_rank": "auto"},
+    "mixer": "state",
+}
+
+_MAMBA2 = (
+    "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand "
+    "mamba_conv_bias mamba_proj_bias time_step_limit "
+)
+
+_DELTA = (
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+    "linear_conv_kernel_dim "
+)
+
+_QWEN_EXPERTS = (
+    "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size"
+)
+_QWEN3_5 = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings attn_output_gate"
+
 ROWS = (
+    row("MambaForCausalLM", **_MAMBA),
+    row("FalconMambaForCausalLM", **_MAMBA),
     row(
         "Mamba2ForCausalLM",
         "mamba2",
@@ -15,5 +47,119 @@ ROWS = (
         harmless="time_step_min time_step_max time_step_floor time_step_rank chunk_size "
         "residual_in_fp32 rms_norm norm_before_gate",
         mixer="state",
+    ),
+    row(
+        "BambaForCausalLM",
+        "bamba",
+        reads=f"{_MAMBA2} attn_layer_indices",
+        harmless="mamba_chunk_size num_logits_to_keep z_loss_coefficient",
+        mixer="both",
+    ),
+    row(
+        "GraniteMoeHybridForCausalLM",
+        "granite_hybrid",
+        aliases={"num_local_experts": "num_experts"},
+        reads=f"{_MAMBA2} embedding_multiplier logits_scaling residual_multiplier "
+        "attention_multiplier num_experts num_experts_per_tok shared_intermediate_size "
+        "position_embedding_type",
+        harmless="mamba_chunk_size normalization_function init_method",
+        mixer="both",
+    ),
+    row(
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        aliases={
+            "mamba_num_heads": "mamba_n_heads",
+            "mamba_head_dim": "mamba_d_head",
+            "n_groups": "mamba_n_groups",
+            "ssm_state_size": "mamba_d_state",
+            "conv_kernel": "mamba_d_conv",
+            "expand": "mamba_expand",
+            "use_conv_bias": "mamba_conv_bias",
+            "mamba_hidden_act": "hidden_act",
+            "mamba_dt_limit": "time_step_limit",
+            "layers_block_type": "layer_types",
+        },
+        reads=f"{_MAMBA2} use_bias mlp_hidden_act layer_norm_epsilon hybrid_override_pattern "
+        "n_routed_experts moe_intermediate_size moe_shared_expert_intermediate_size "
+        "moe_latent_size num_experts_per_tok routed_scaling_factor n_group topk_group "
+        "norm_topk_prob",
+        # Of drafts, and what steps of time were drawn from.
+        harmless="chunk_size mamba_chunk_size mamba_ssm_cache_dtype use_mamba_kernels "
+        "num_logits_to_keep n_shared_experts moe_shared_expert_overlap num_nextn_predict_layers "
+        "mtp_layers_block_type time_step_min time_step_max time_step_floor time_step_rank "
+        "residual_in_fp32 rescale_prenorm_residual norm_eps",
+        mixer="both",
+    ),
+    row(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        aliases={
+            "norm_eps": "rms_norm_eps",
+            "tie_embedding": "tie_word_embeddings",
+            "block_ff_dim": "intermediate_size",
+        },
+        own_defaults={"tie_word_embeddings": True, "intermediate_size": 12288},
+        reads="conv_bias conv_L_cache block_multiple_of block_ffn_dim_multiplier "
+        "block_auto_adjust_ff_dim full_attn_idxs",
+        harmless="conv_dim conv_dim_out conv_use_xavier_init block_dim block_mlp_init_scale "
+        "block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init use_pos_enc "
+        "num_heads theta",
+        mixer="both",
+    ),
+    row(
+        "Qwen3_5ForCausalLM",
+        "qwen3_next",
+        reads=f"{_DELTA} full_attention_interval",
+        harmless=f"{_QWEN3_5} mlp_only_layers",
+        mixer="both",
+    ),
+    row(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_next",
+        reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS}",
+        harmless=f"{_QWEN3_5} mlp_only_layers",
+        mixer="both",
+    ),
+    row(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS} norm_topk_prob "
+        "decoder_sparse_step mlp_only_layers",
+        harmless=_QWEN3_5,
+        mixer="both",
+    ),
+    row(
+        "JambaForCausalLM",
+        "jamba",
+        aliases={"num_local_experts": "num_experts"},
+        reads="mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank mamba_conv_bias "
+        "mamba_proj_bias num_experts num_experts_per_tok expert_layer_period expert_layer_offset "
+        "attn_layer_period attn_layer_offset",
+        harmless="use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
+        "mamba_inner_layernorms calc_logits_for_entire_prompt",
+        own_defaults={"mamba_dt_rank": "auto"},
+        mixer="both",
+    ),
+    row(
+        "Lfm2MoeForCausalLM",
+        "lfm2",
+        aliases={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
+        own_defaults={"tie_word_embeddings": True},
+        reads="conv_bias conv_L_cache moe_intermediate_size num_dense_layers num_experts "
+        "num_experts_per_tok use_expert_bias routed_scaling_factor norm_topk_prob",
+        harmless="use_pos_enc",
+        mixer="both",
+    ),
+    row(
+        "FalconH1ForCausalLM",
+        "falcon_h1",
+        reads=f"{_MAMBA2} mamba_d_ssm mamba_norm_before_gate mamba_rms_norm projectors_bias "
+        "lm_head_multiplier embedding_multiplier mlp_multipliers key_multiplier "
+        "attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier "
+        "ssm_out_multiplier",
+        harmless="mamba_chunk_size num_logits_to_keep mamba_use_mlp time_step_floor "
+        "time_step_max time_step_min time_step_rank attn_layer_indices",
+        mixer="both",
     ),
 )

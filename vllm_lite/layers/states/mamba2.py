@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,9 +42,13 @@ class Mamba2Spec(StateSpec):
     norm_eps: float
     # Smallest and largest time step.
     dt_limit: tuple[float, float]
-    # Whether the convolution, and both linear layers, have a bias.
+    # Between the scan and the layer out stands a norm of the gated rows, a gate of normed rows, or
+    # a gate alone.
+    norm: Literal["gated first", "gated last", "none"] = "gated first"
+    # Whether the convolution, and the linear layers in and out, have a bias.
     conv_bias: bool = True
     bias: bool = False
+    out_bias: bool = False
 
     def make(self, parts: MixerParts) -> Mamba2Mixer:
         return Mamba2Mixer(self, parts)
@@ -66,9 +71,11 @@ class Mamba2Mixer(StateMixer):
             bias=spec.bias,
         )
         out_method = parts.methods("out_proj")
-        self.out_proj = RowParallelLinear(out_method, inner, parts.hidden_size, bias=spec.bias)
+        self.out_proj = RowParallelLinear(out_method, inner, parts.hidden_size, bias=spec.out_bias)
         self.conv1d = conv
-        self.norm = GatedNorm(features, parts.dtype)
+        self._is_normed, self._norm_first = spec.norm != "none", spec.norm == "gated last"
+        if self._is_normed:
+            self.norm = GatedNorm(features, parts.dtype)
         self._heads = heads
         # a, d and dt_bias; checkpoints store a as log(-a).
         self._a, self._d, self._dt_bias = torch.empty(3, heads.size, dtype=torch.float32)
@@ -105,9 +112,10 @@ class Mamba2Mixer(StateMixer):
             dt_limit=spec.dt_limit,
         )
         y = y.view(-1, self._inner)
-        normed = self._ops.gated_rms_norm(
-            y, gate, self.norm.weight, spec.norm_eps, self._group, self._act
-        )
+        if not self._is_normed:
+            return self.out_proj.kernel(self._ops.gated_product(y, gate, self._act))
+        weight, eps, group = self.norm.weight, spec.norm_eps, self._group
+        normed = self._ops.gated_rms_norm(y, gate, weight, eps, group, self._act, self._norm_first)
         return self.out_proj.kernel(normed)
 
     def weight_slots(self) -> Iterator[NamedSlot]:

@@ -15,6 +15,7 @@ from vllm_lite.kernels.gpu.triton.elementwise import (
     xielu,
 )
 from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
+from vllm_lite.kernels.gpu.triton.gated import gated_product, gated_rms_norm
 from vllm_lite.kernels.gpu.triton.grouped_linear import expand_grouped, grouped_linear
 from vllm_lite.kernels.gpu.triton.head_linear import head_linear
 from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear
@@ -32,6 +33,7 @@ from vllm_lite.kernels.gpu.triton.quantize import (
     rms_norm_quantized,
 )
 from vllm_lite.kernels.gpu.triton.quantized import quantized_linear, quantized_lookup
+from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule
 from vllm_lite.kernels.gpu.triton.sampling import (
     apply_token_mask,
     greedy_tokens,
@@ -39,14 +41,7 @@ from vllm_lite.kernels.gpu.triton.sampling import (
     token_logprobs,
 )
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
-from vllm_lite.kernels.gpu.triton.state import (
-    causal_conv1d,
-    channel_scan,
-    delta_rule,
-    gated_product,
-    gated_rms_norm,
-    selective_scan,
-)
+from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf

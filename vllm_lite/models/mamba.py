@@ -1,0 +1,68 @@
+"""Mamba, and FalconMamba, which normalises what is projected from the channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.layers.states.mamba1 import Mamba1Spec
+from vllm_lite.loader.weight_rules import Rule, fused, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.spec import DecoderSpec, LayerSpec, positive, size
+
+
+class MambaForCausalLM(DecoderForCausalLM):
+    """Gu and Dao, 2024, as transformers stores it."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        eps = positive(facts, "layer_norm_epsilon", 1e-5)
+        normed = "mixer_rms_eps" in hf
+        mixer = Mamba1Spec(
+            num_channels=int(facts.hidden_size * positive(facts, "expand", 2)),
+            state_size=size(facts, "state_size"),
+            conv_kernel=size(facts, "conv_kernel"),
+            dt_rank=step_rank(facts, "time_step_rank"),
+            act=hf["hidden_act"],
+            inner_norm=NormSpec(eps=positive(facts, "mixer_rms_eps", 1e-6)) if normed else None,
+            norm_weights="ones",
+            conv_bias=bool(hf["use_conv_bias"]),
+            bias=bool(hf["use_bias"]),
+        )
+        return DecoderSpec(
+            vocab_size=facts.vocab_size,
+            hidden_size=facts.hidden_size,
+            norm=NormSpec(eps=eps),
+            layers=(LayerSpec(mixer=mixer, ffn=None),) * facts.num_layers,
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+        )
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        old, new = "backbone.layers.*", "model.layers.*"
+        names = {
+            "backbone.embeddings": "model.embed_tokens",
+            "backbone.embedding": "model.embed_tokens",
+            "backbone.norm_f": "model.norm",
+            f"{old}.norm": f"{new}.input_layernorm",
+        }
+        width = int(facts.hidden_size * positive(facts, "expand", 2))
+        return *renamed(names), *mamba1_rules(f"{old}.mixer", f"{new}.mixer", width)
+
+
+def mamba1_rules(old: str, new: str, width: int) -> list[Rule]:
+    """The rules of a Mamba 1 mixer of so many channels, as its authors named its parts."""
+    names = {old: new, f"{old}.out_proj": f"{new}.out_proj", f"{old}.conv1d": f"{new}.x_conv"}
+    names |= {f"{old}.x_proj": f"{new}.select_proj", f"{old}.dt_proj": f"{new}.step_proj"}
+    names |= {f"{old}.{part}_layernorm": f"{new}.{part}_layernorm" for part in ("dt", "b", "c")}
+    return [*renamed(names), fused(f"{old}.in_proj", new, {"x_proj": width, "z_proj": width})]
+
+
+def step_rank(facts: ModelFacts, key: str) -> int:
+    """The rank of a projection to steps: `key`, or a sixteenth of the hidden size."""
+    if facts.hf_config.get(key) == "auto":
+        return math.ceil(facts.hidden_size / 16)
+    return size(facts, key)

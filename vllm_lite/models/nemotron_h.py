@@ -1,0 +1,125 @@
+"""Nemotron-H: each layer is one block, of Mamba 2, of attention without positions, an MLP
+or a mixture of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.layers.states.mamba2 import Mamba2Spec
+from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.hybrid import KINDS, hybrid_mamba2, layer_kinds
+from vllm_lite.models.mamba2 import mamba2_rules
+from vllm_lite.models.mixtures import biased_routing
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    positive,
+    size,
+)
+
+_PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+class NemotronHForCausalLM(DecoderForCausalLM):
+    """NVIDIA, 2025."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        eps = positive(facts, "layer_norm_epsilon", 1e-5)
+        attention = AttentionSpec(
+            num_heads=facts.num_heads,
+            num_kv_heads=facts.num_kv_heads,
+            head_size=facts.head_size,
+            scale=facts.head_size**-0.5,
+            rotary=None,
+        )
+        mlp = MLPSpec(
+            intermediate_size=size(facts, "intermediate_size"),
+            act=hf["mlp_hidden_act"],
+            is_gated=False,
+            bias=bool(hf.get("mlp_bias")),
+        )
+        layers = {
+            "attention": LayerSpec(mixer=attention, ffn=None),
+            "state": LayerSpec(mixer=_mixer(facts), ffn=None),
+            "mlp": LayerSpec(mixer=None, ffn=mlp),
+        }
+        kinds = _kinds(facts)
+        if "moe" in kinds:
+            layers["moe"] = LayerSpec(mixer=None, ffn=_experts(facts, mlp))
+        return DecoderSpec(
+            vocab_size=facts.vocab_size,
+            hidden_size=facts.hidden_size,
+            norm=NormSpec(eps=eps),
+            layers=tuple(layers[kind] for kind in kinds),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+        )
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        rules: list[Rule] = []
+        for root in ("backbone", "model"):
+            old, new = f"{root}.layers.*", "model.layers.*"
+            names = {
+                f"{root}.embeddings": "model.embed_tokens",
+                f"{root}.norm_f": "model.norm",
+                f"{old}.norm": f"{new}.input_layernorm",
+            }
+            parts = {
+                "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+                "mlp": (
+                    *("up_proj", "down_proj", "gate", "experts.*.up_proj", "experts.*.down_proj"),
+                    *("shared_experts.up_proj", "shared_experts.down_proj"),
+                ),
+            }
+            names |= {
+                f"{old}.mixer.{part}": f"{new}.{block}.{part}"
+                for block, held in parts.items()
+                for part in held
+            }
+            mixer = _mixer(facts)
+            rules += [*renamed(names), *mamba2_rules(f"{old}.mixer", f"{new}.mixer", mixer)]
+        return rules
+
+
+def _experts(facts: ModelFacts, mlp: MLPSpec) -> ExpertsSpec:
+    """A mixture of MLPs without gates; raises CheckpointError for one behind a narrower stream."""
+    hf = facts.hf_config
+    if hf.get("moe_latent_size"):
+        raise CheckpointError(
+            f"{facts.path}: moe_latent_size is {hf['moe_latent_size']}; experts behind a narrower "
+            "stream are not supported"
+        )
+    width = size(facts, "moe_shared_expert_intermediate_size")
+    return ExpertsSpec(
+        num_experts=size(facts, "n_routed_experts"),
+        intermediate_size=size(facts, "moe_intermediate_size"),
+        act=mlp.act,
+        routing=biased_routing(facts),
+        is_gated=False,
+        has_choice_bias=True,
+        shared=replace(mlp, intermediate_size=width),
+    )
+
+
+def _mixer(facts: ModelFacts) -> Mamba2Spec:
+    bias = bool(facts.hf_config.get("use_bias"))
+    return replace(hybrid_mamba2(facts, "layer_norm_epsilon"), bias=bias, out_bias=bias)
+
+
+def _kinds(facts: ModelFacts) -> list[str]:
+    """The kind of each layer, by its name or by its letter in a pattern."""
+    pattern = facts.hf_config.get("hybrid_override_pattern")
+    if facts.hf_config.get("layer_types") is None and isinstance(pattern, str):
+        return layer_kinds(facts, _PATTERN, list(pattern))
+    return layer_kinds(facts, KINDS | {"mlp": "mlp", "moe": "moe"})

@@ -1,0 +1,166 @@
+"""Qwen3-Next and Qwen3.5: gated delta rule, and every fourth layer gated attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.layers.states.delta import DeltaSpec
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused, plus_one, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.hybrid import layer_kinds
+from vllm_lite.models.mixtures import with_experts
+from vllm_lite.models.qwen2_moe import every_nth_layer, experts_and_shared, qwen_rules
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    decoder_spec,
+    size,
+)
+
+
+class Qwen3_5ForCausalLM(DecoderForCausalLM):
+    """Qwen Team, 2026: the text model."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return _dense(facts)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        delta = delta_spec(facts)
+        old, new = "model.layers.*.linear_attn", "model.layers.*.mixer"
+        keys, values = delta.num_key_heads * delta.key_size, delta.num_heads * delta.value_size
+        names = {
+            f"{old}.in_proj_z": f"{new}.z_proj",
+            f"{old}.in_proj_b": f"{new}.beta_proj",
+            f"{old}.in_proj_a": f"{new}.decay_proj",
+        }
+        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
+        return *_rules(facts, delta), *renamed(names), fused(f"{old}.in_proj_qkv", new, parts)
+
+
+class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
+    """The same with experts in every layer."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        experts = experts_and_shared(facts)
+        routing = replace(experts.routing, is_renormalized=True)
+        return with_experts(_dense(facts), replace(experts, routing=routing))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return *Qwen3_5ForCausalLM.weight_rules(facts), *qwen_rules(facts)
+
+
+class Qwen3NextForCausalLM(DecoderForCausalLM):
+    """Qwen Team, 2025: what belongs to one head of keys is stored together."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        dense = _dense(facts)
+        if not facts.hf_config.get("num_experts"):
+            return dense
+        return with_experts(dense, experts_and_shared(facts), every_nth_layer(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        delta = delta_spec(facts)
+        old, new = "model.layers.*.linear_attn", "model.layers.*.mixer"
+        shared = delta.num_heads // delta.num_key_heads
+        values = shared * delta.value_size
+        sizes = {"q_proj": delta.key_size, "k_proj": delta.key_size}
+        sizes |= {"v_proj": values, "z_proj": values}
+        both = {"beta_proj": shared, "decay_proj": shared}
+        mixture = qwen_rules(facts) if facts.hf_config.get("num_experts") else ()
+        return (
+            *mixture,
+            *_rules(facts, delta),
+            _by_head(f"{old}.in_proj_qkvz", new, sizes, delta.num_key_heads),
+            _by_head(f"{old}.in_proj_ba", new, both, delta.num_key_heads),
+        )
+
+
+def _dense(facts: ModelFacts) -> DecoderSpec:
+    """The model without experts."""
+    bias = bool(facts.hf_config.get("attention_bias"))
+    plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+    norm, delta = NormSpec(eps=plain.norm.eps, in_float32=True), delta_spec(facts)
+    layers = []
+    for layer, kind in zip(plain.layers, _kinds(facts), strict=True):
+        assert isinstance(layer.mixer, AttentionSpec)
+        attention = replace(layer.mixer, qk_norm=norm, has_output_gate=True)
+        layers.append(replace(layer, mixer=attention if kind == "attention" else delta))
+    return replace(plain, norm=norm, layers=tuple(layers))
+
+
+def delta_spec(facts: ModelFacts) -> DeltaSpec:
+    """The mixer of fields that begin with linear_; raises CheckpointError."""
+    num_heads, num_key_heads = (
+        size(facts, f"linear_num_{what}_heads") for what in ("value", "key")
+    )
+    if num_heads % num_key_heads:
+        raise CheckpointError(
+            f"{facts.path}: {num_heads} heads of linear attention cannot share {num_key_heads} "
+            "heads of keys"
+        )
+    return DeltaSpec(
+        num_heads=num_heads,
+        num_key_heads=num_key_heads,
+        key_size=size(facts, "linear_key_head_dim"),
+        value_size=size(facts, "linear_value_head_dim"),
+        conv_kernel=size(facts, "linear_conv_kernel_dim"),
+        act=facts.hf_config["hidden_act"],
+        norm_eps=facts.hf_config["rms_norm_eps"],
+    )
+
+
+def delta_rules(old: str, new: str, delta: DeltaSpec) -> list[Rule]:
+    """The rules of what every family's delta mixer is stored as."""
+    keys, values = delta.num_key_heads * delta.key_size, delta.num_heads * delta.value_size
+    return [
+        *renamed({old: new, f"{old}.norm": f"{new}.norm", f"{old}.out_proj": f"{new}.out_proj"}),
+        fused(f"{old}.conv1d", new, {"q_conv": keys, "k_conv": keys, "v_conv": values}),
+    ]
+
+
+def _rules(facts: ModelFacts, delta: DeltaSpec) -> list[Rule]:
+    """The rules of both generations: norms store their weight minus 1, queries lie by gates."""
+    layer = "model.layers.*"
+    norms = (
+        *("model.norm", f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"),
+        *(f"{layer}.self_attn.q_norm", f"{layer}.self_attn.k_norm"),
+    )
+    halves = {"q_proj": facts.head_size, "output_gate_proj": facts.head_size}
+    attention = f"{layer}.self_attn"
+    return [
+        *renamed({name: name for name in norms}, transform=plus_one),
+        *delta_rules(f"{layer}.linear_attn", f"{layer}.mixer", delta),
+        _by_head(f"{attention}.q_proj", attention, halves, facts.num_heads),
+    ]
+
+
+def _by_head(source: str, parent: str, sizes: dict[str, int], num_heads: int) -> Rule:
+    """A layer whose outputs of one head are those of several of `parent`'s, so many of each."""
+    width = sum(sizes.values())
+    order = torch.arange(num_heads * width).view(num_heads, width)
+    taken = torch.split(order, list(sizes.values()), 1)
+    parts = (
+        Part(f"{parent}.{name}", outputs.reshape(-1), num_heads * width)
+        for name, outputs in zip(sizes, taken, strict=True)
+    )
+    return Rule(source, tuple(parts))
+
+
+def _kinds(facts: ModelFacts) -> list[str]:
+    """The kind of each layer, by name or by the period of attention."""
+    if facts.hf_config.get("layer_types") is not None:
+        return layer_kinds(facts)
+    period = facts.hf_config.get("full_attention_interval") or 4
+    return ["state" if (i + 1) % period else "attention" for i in range(facts.num_layers)]
