@@ -37,7 +37,8 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
     told.prepare(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.25)
+            # DBRX calls what holds attention norm_attn_norm.
+            parameter.normal_(1.0 if "norm" in name.replace("norm_attn_norm", "") else 0.0, 0.25)
     model.rewrite = told.rewrite
     return model
 

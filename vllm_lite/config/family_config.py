@@ -69,7 +69,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     """
     known = READ_BY_ALL | HARMLESS | row.reads | row.harmless
     hf: Json = {}
-    for name, value in raw.items():
+    for name, value in _flat(row, raw).items():
         usual = row.aliases.get(name, name)
         if usual not in known and value not in _NOTHING and not name.startswith(_HARMLESS_PREFIXES):
             raise CheckpointError(
@@ -87,6 +87,13 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     if has_class_defaults:
         hf = {**row.defaults, **hf}
     return hf
+
+
+def _flat(row: Architecture, raw: JsonView) -> Json:
+    """`raw` with the fields of those that hold others, unless it has a field of that name."""
+    nested = [raw[name] for name in row.nested if isinstance(raw.get(name), dict)]
+    own = {name: value for name, value in raw.items() if name not in row.nested}
+    return {**{name: value for fields in nested for name, value in fields.items()}, **own}
 
 
 def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tuple[int | None, ...]:

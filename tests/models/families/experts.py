@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models.families.family import WINDOWED, Family
+from tests.models.families.family import WINDOWED, YARN, Family
 
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -291,6 +291,89 @@ FAMILIES = {
         cases={
             "": {"num_experts_per_tok": 3},
             "odd": {"attention_bias": True, "num_hidden_layers": 3, "num_key_value_heads": 1},
+        },
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        {"num_local_experts": 5, "num_experts_per_tok": 5, "intermediate_size": 24},
+        cases={
+            "": {
+                "num_experts_per_tok": 2,
+                "head_dim": 16,
+                "sliding_window": 7,
+                "swiglu_limit": 0.4,
+                "rope_parameters": {**YARN, "truncate": False},
+            },
+            "odd": {
+                "head_dim": 12,
+                "sliding_window": 20,
+                "num_key_value_heads": 1,
+                "attention_bias": False,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "cohere2_moe": Family(
+        "Cohere2MoeForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        cases={
+            "": {
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "num_shared_experts": 1,
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "prefix_dense_intermediate_size": 50,
+            },
+            "odd": {
+                "num_shared_experts": 2,
+                "shared_expert_combination_strategy": "sum",
+                "expert_selection_fn": "sigmoid",
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "prefix_dense_sliding_window_pattern": 2,
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "head_dim": 12,
+            },
+        },
+    ),
+    "dbrx": Family(
+        "DbrxForCausalLM",
+        {
+            "d_model": 48,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 128,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 20000.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 4},
+        },
+        absent=(
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "max_position_embeddings",
+        ),
+        cases={
+            "": {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 2}},
+            "odd": {
+                "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.7, "rope_theta": 10000.0},
+                "ffn_config": {
+                    "ffn_hidden_size": 17,
+                    "moe_num_experts": 3,
+                    "moe_top_k": 2,
+                    "moe_normalize_expert_weights": None,
+                    "ffn_act_fn": {"name": "gelu"},
+                },
+            },
         },
     ),
 }

@@ -39,6 +39,8 @@ class Architecture:
     reads: frozenset[str] = frozenset()
     # Fields of its own that change nothing which is computed here.
     harmless: frozenset[str] = frozenset()
+    # Fields that hold others, which are read as if they stood beside them.
+    nested: frozenset[str] = frozenset()
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"
@@ -54,14 +56,15 @@ FALLBACK = Architecture(name="", module="transformers_model", model_class="Trans
 
 
 def row(
-    name: str, module: str, *, reads: str = "", harmless: str = "", **other: Any
+    name: str, module: str, *, reads: str = "", harmless: str = "", nested: str = "", **other: Any
 ) -> Architecture:
-    """An Architecture; `reads` and `harmless` are names between spaces."""
+    """An Architecture; `reads`, `harmless` and `nested` are names between spaces."""
     return Architecture(
         name=name,
         module=module,
         reads=frozenset(reads.split()),
         harmless=frozenset(harmless.split()),
+        nested=frozenset(nested.split()),
         **other,
     )
 

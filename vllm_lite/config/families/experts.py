@@ -124,4 +124,56 @@ ROWS = (
         reads=f"{_ROUTED} moe_intermediate_size num_shared_expert use_qk_norm",
         harmless="eod_token_id",
     ),
+    row(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        own_defaults={
+            "sliding_window_pattern": 2,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        aliases=_NAMES,
+        reads=f"{_ROUTED} swiglu_limit swiglu_alpha sliding_window_pattern",
+        # What other fields say too.
+        harmless="experts_per_token initial_context_length",
+        windows="pattern",
+    ),
+    row(
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
+        own_defaults={"sliding_window_pattern": 4, "first_k_dense_replace": 0},
+        aliases=_NAMES,
+        reads=f"{_ROUTED} num_shared_experts norm_topk_prob expert_selection_fn layer_norm_eps "
+        "shared_expert_combination_strategy logit_scale mlp_layer_types first_k_dense_replace "
+        "prefix_dense_sliding_window_pattern prefix_dense_intermediate_size sliding_window_pattern",
+        windows="pattern",
+    ),
+    row(
+        "DbrxForCausalLM",
+        "dbrx",
+        own_defaults={
+            "num_key_value_heads": 1,
+            "intermediate_size": 3584,
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_normalize_expert_weights": 1.0,
+        },
+        aliases={
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "kv_n_heads": "num_key_value_heads",
+            "ffn_hidden_size": "intermediate_size",
+            "moe_num_experts": "num_experts",
+            "moe_top_k": "num_experts_per_tok",
+        },
+        nested="attn_config ffn_config",
+        reads=f"{_ROUTED} clip_qkv ffn_act_fn moe_normalize_expert_weights",
+        harmless="moe_jitter_eps moe_loss_weight emb_pdrop uniform_expert_assignment",
+    ),
 )
