@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -268,29 +269,22 @@ class EngineCollector(Collector):
     def _gauge(
         self, name: str, text: str, value: float | dict[str, int], label: str | None = None
     ) -> Metric:
-        names, samples = self._samples(value, label)
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
-        for labels, number in samples:
-            family.add_metric(labels, number)
-        return family
+        return self._filled(GaugeMetricFamily, name, text, value, label)
 
     def _counter(
         self, name: str, text: str, value: float | dict[str, int], label: str | None = None
     ) -> Metric:
-        names, samples = self._samples(value, label)
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=names)
-        for labels, number in samples:
-            family.add_metric(labels, number, created=self._created)
-        return family
+        return self._filled(CounterMetricFamily, name, text, value, label, created=self._created)
 
-    def _samples(
-        self, value: float | dict[str, int], label: str | None
-    ) -> tuple[list[str], Iterable[tuple[list[str], float]]]:
-        """Label names, and (label values, number) for each value."""
+    def _filled(
+        self, kind: type[Any], name: str, text: str, value: Any, label: str | None, **extra: float
+    ) -> Metric:
+        """A family with a sample, or one for each value of `label`."""
         names, own = list(self._labels), list(self._labels.values())
-        if isinstance(value, dict):
-            return [*names, label or ""], [([*own, key], number) for key, number in value.items()]
-        return names, [(own, value)]
+        family = kind(f"vllm:{name}", text, labels=[*names, label] if label else names)
+        for key, number in value.items() if label else [(None, value)]:
+            family.add_metric([*own, key] if label else own, number, **extra)
+        return family  # type: ignore[no-any-return]
 
 
 def _bounds(config: VllmConfig) -> dict[str, Sequence[float]]:
