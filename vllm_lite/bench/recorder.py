@@ -86,23 +86,11 @@ class _Event(msgspec.Struct):
 
 
 _CHUNKS = msgspec.json.Decoder(_Chunk)
-
-
 _EVENTS = msgspec.json.Decoder(_Event)
-
-
 _FIELD = b"data:"
-
-
 _TEXT = "response.output_text.delta"
-
-
 _TOKENS = frozenset({_TEXT, "response.reasoning_text.delta"})
-
-
 _ENDS = frozenset({"response.completed", "response.incomplete"})
-
-
 _FAILURES = frozenset({"response.failed", "error"})
 
 

@@ -47,8 +47,6 @@ class _Family(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-
-
 _decoder = msgspec.msgpack.Decoder(list[_Family])
 
 

@@ -252,11 +252,7 @@ _WRITERS: dict[str, Callable[[TagGrammar, Part, str | None], str]] = {
 
 
 _CALLS = frozenset(["at_least_one", "stop_after_first", "tags", "type"])
-
-
 _ONE = frozenset(["content", "type"])
-
-
 _FIELDS = {
     "const_string": frozenset(["type", "value"]),
     "json_schema": frozenset(["json_schema", "max_whitespace_cnt", "type"]),

@@ -144,8 +144,6 @@ Count = Annotated[int, BeforeValidator(_no_text)]
 
 # Only the first wrong entry is reported.
 Words = Annotated[list[str], Field(fail_fast=True)]
-
-
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 
