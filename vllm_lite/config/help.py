@@ -31,8 +31,6 @@ _ORDER = (
     "LoRAConfig",
 )
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
-
-
 # Groups without a class of their own: those to show first, and those to show last.
 _FIRST = {
     "options": "Configuration file, processes and logging.",

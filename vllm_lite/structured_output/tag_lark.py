@@ -249,8 +249,6 @@ _WRITERS: dict[str, Callable[[TagGrammar, Part, str | None], str]] = {
     "tags_with_separator": TagGrammar._separated,
     "triggered_tags": TagGrammar._triggered,
 }
-
-
 _CALLS = frozenset(["at_least_one", "stop_after_first", "tags", "type"])
 _ONE = frozenset(["content", "type"])
 _FIELDS = {

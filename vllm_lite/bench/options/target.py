@@ -52,8 +52,6 @@ BACKENDS = {
     "infinity-embeddings": Backend("/embeddings", is_pooling=True),
     "vllm-pooling": Backend("/pooling", is_pooling=True),
 }
-
-
 _ALL_BACKENDS = (
     *BACKENDS,
     *("openai-audio", "openai-embeddings-chat", "openai-embeddings-clip"),

@@ -140,13 +140,9 @@ def _no_text(value: object) -> object:
 
 # vLLM takes the text of a number for one, but not here.
 Count = Annotated[int, BeforeValidator(_no_text)]
-
-
 # Only the first wrong entry is reported.
 Words = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-
-
 # Token ids to numbers; checked with the other parameters.
 Bias = Annotated[
     dict[str, object],
