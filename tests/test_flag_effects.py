@@ -17,7 +17,7 @@ from tests.checkpoints import write_hf
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of, http, post
 from tests.unit.engine.engines import byte_tokenizer, engine_config
-from vllm_lite.config import resolve as resolve_module
+from vllm_lite.config import engine_args
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.option import make
@@ -245,7 +245,7 @@ def test_models_are_fetched_as_said(model: str, monkeypatch: pytest.MonkeyPatch)
         asked.append((name, options))
         return model
 
-    monkeypatch.setattr(resolve_module, "resolve_model_source", fetch)
+    monkeypatch.setattr(engine_args, "resolve_model_source", fetch)
     resolved(
         model="org/model",
         revision="v1",

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from tests.checkpoints import write_gguf, write_hf
-from vllm_lite.config import resolve as resolve_module
-from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.resolve import UsageContext
+from vllm_lite.config import engine_args
+from vllm_lite.config.engine_args import EngineArgs, UsageContext
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import CheckpointError, UsageError
 
@@ -21,15 +20,15 @@ def set_gpu(
     monkeypatch: pytest.MonkeyPatch, *, obstacle: str | None = None, is_there: bool = True
 ) -> None:
     """A machine with a GPU, which an `obstacle` may keep from being used."""
-    monkeypatch.setattr(resolve_module, "has_cuda_device", lambda: is_there)
-    monkeypatch.setattr(resolve_module, "cuda_obstacle", lambda: obstacle)
+    monkeypatch.setattr(engine_args, "has_cuda_device", lambda: is_there)
+    monkeypatch.setattr(engine_args, "cuda_obstacle", lambda: obstacle)
 
 
 @pytest.fixture(autouse=True)
 def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU, native bfloat16, none of the user's variables."""
     set_gpu(monkeypatch, obstacle="no NVIDIA driver is loaded", is_there=False)
-    monkeypatch.setattr(resolve_module, "has_native_bfloat16", lambda: True)
+    monkeypatch.setattr(engine_args, "has_native_bfloat16", lambda: True)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", raising=False)
 
@@ -91,7 +90,7 @@ def test_a_token_goes_no_further_than_the_download(model: str) -> None:
 def test_dtype(
     model: str, monkeypatch: pytest.MonkeyPatch, asked: str | None, native: bool, got: str
 ) -> None:
-    monkeypatch.setattr(resolve_module, "has_native_bfloat16", lambda: native)
+    monkeypatch.setattr(engine_args, "has_native_bfloat16", lambda: native)
     assert resolved(model, dtype=asked).model.dtype == got
 
 
