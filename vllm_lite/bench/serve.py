@@ -76,7 +76,8 @@ def run_serve(options: ServeOptions) -> int:
 
 async def _serve(options: ServeOptions) -> int:
     # Before the load: what cannot be drawn or written should not take so long to say so.
-    plotter = Plotter() if _wants_plots(options) else None
+    wants_plots = options.plot or options.plot_timeline or options.plot_dataset_stats
+    plotter = Plotter() if wants_plots else None
     if plotter is not None or options.save_result or options.append_result:
         check_result_folder(options)
     server = TargetServer(options.target)
@@ -149,10 +150,6 @@ def _report(
     if options.plot_dataset_stats:
         drawn.append(plotter.lengths(good, path.with_suffix(".dataset_stats.png")))
     sys.stdout.write("".join(f"Wrote {file}\n" for file in drawn))
-
-
-def _wants_plots(options: ServeOptions) -> bool:
-    return options.plot or options.plot_timeline or options.plot_dataset_stats
 
 
 def _samples(

@@ -74,8 +74,9 @@ class XGrammar:
         if params.regex is not None:
             return compiler.compile_regex(params.regex)
         if params.choice is not None:
-            choices = " | ".join(_quoted(choice) for choice in params.choice)
-            return compiler.compile_grammar(f"root ::= {choices}")
+            # Literals of xgrammar's EBNF have JSON's escapes.
+            quoted = (json.dumps(choice, ensure_ascii=False) for choice in params.choice)
+            return compiler.compile_grammar(f"root ::= {' | '.join(quoted)}")
         return compiler.compile_grammar(params.grammar)
 
     def _compact(self, part: Any) -> Any:
@@ -144,11 +145,6 @@ class _Matcher:
     @property
     def is_terminated(self) -> bool:
         return bool(self._matcher.is_terminated())
-
-
-def _quoted(text: str) -> str:
-    """`text` as a literal of xgrammar's EBNF, which reads JSON's escapes."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _first_line(error: Exception) -> str:

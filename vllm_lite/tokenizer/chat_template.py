@@ -75,10 +75,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise _RefusedByTemplate(str(message))
 
 
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -98,7 +94,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     return environment
 
 

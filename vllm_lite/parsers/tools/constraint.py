@@ -61,7 +61,7 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
         element = _argument(xml, envelope, key, part, schema)
         if element is None:
             return None
-        elements.append(element if key in required else _optional(element))
+        elements.append(element if key in required else {"type": "optional", "content": element})
     return {"type": "sequence", "elements": elements} if len(elements) > 1 else elements[0]
 
 
@@ -174,10 +174,6 @@ def _element(envelope: Envelope, key: str, said: str, value: Format) -> Format:
     return {"type": "tag", "begin": begin, "content": value, "end": envelope.argument_end}
 
 
-def _optional(element: Format) -> Format:
-    return {"type": "optional", "content": element}
-
-
 def tool_constraint(
     tool_parser: str | None,
     tools: Sequence[ToolSpec],
@@ -209,8 +205,10 @@ def tool_constraint(
             calls = _calls(tags, envelope.separator, only_one)
             return _structural_tag(_forced(envelope, calls))
         if forced:
-            plain = _named(chosen[0]) if isinstance(tool_choice, NamedTool) else _array(chosen)
-            if only_one and not isinstance(tool_choice, NamedTool):
+            if isinstance(tool_choice, NamedTool):
+                return StructuredOutputsParams(json=argument_schema(chosen[0]))
+            plain = _array(chosen)
+            if only_one:
                 plain["maxItems"] = 1
             return StructuredOutputsParams(json=plain)
         is_guarded = guards_free_calls or any(tool.strict for tool in chosen)
@@ -325,10 +323,6 @@ def _text(value: str) -> Format:
 
 def _sequence(*elements: Format) -> Format:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
-
-
-def _named(tool: ToolSpec) -> Format:
-    return argument_schema(tool)
 
 
 def _array(tools: Sequence[ToolSpec]) -> Format:

@@ -165,7 +165,9 @@ def http_server(
     if silenced := [path.strip() for path in paths if path.strip()]:
         access.addFilter(PathFilter(silenced))
     access.addFilter(_with_request_id)
-    logging.getLogger("uvicorn.error").addFilter(_is_needed)
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not str(record.msg).startswith(_START)
+    )
     return HttpServer(config)
 
 
@@ -187,10 +189,6 @@ class PathFilter(logging.Filter):
 def _with_request_id(record: logging.LogRecord) -> bool:
     record.request_id = current_request_id() or None
     return True
-
-
-def _is_needed(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(_START)
 
 
 def _log_config(log: LoggingConfig) -> dict[str, object] | None:
