@@ -64,7 +64,7 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
     # The oldest spellings of rope_type and of longrope.
     old = rope.pop("type", None)
     rope.setdefault("rope_type", old or "default")
-    if rope["rope_type"] == "su":
+    if rope["rope_type"] == "su" or (rope["rope_type"] == "yarn" and "short_factor" in rope):
         rope["rope_type"] = "longrope"
     if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
         raise CheckpointError(

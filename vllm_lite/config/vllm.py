@@ -163,6 +163,8 @@ class VllmConfig:
     @property
     def capture_sizes(self) -> tuple[int, ...]:
         """Numbers of requests of the decode steps to capture, ascending. Raises UsageError."""
+        if self.facts.implementation == "transformers":
+            return ()  # whose code may ask the device for numbers
         level, most = self.optimization_level, self.scheduler.max_num_seqs
         return capture_sizes(self.compilation, level, self.model, self.attention, most)
 

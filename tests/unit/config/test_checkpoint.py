@@ -127,6 +127,13 @@ def test_a_null_window_is_no_window(tmp_path: Path) -> None:
     assert read_facts(str(tmp_path)).layer_windows == (None, None)
 
 
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_longrope_has_older_names(name: str, tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    facts = hf_facts(tmp_path, rope_scaling={"type": name, **factors})
+    assert facts.hf_config["rope_parameters"]["rope_type"] == "longrope"
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
