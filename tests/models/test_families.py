@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import MinistralConfig, MinistralForCausalLM
 
 from tests.models.checkpoints import TINY, make_model, save
 from tests.models.families import CASES, FAMILIES
 from tests.models.families.family import LLAMA3, YARN
 from tests.models.runner import PagedRunner, load
-from vllm_lite.errors import UsageError
+from vllm_lite.errors import CheckpointError, UsageError
 
 LENGTH = 44
 LONGROPE = {
@@ -164,3 +165,19 @@ def test_a_sliding_window_can_be_switched_off(case: str, tmp_path: Path) -> None
     ids = ids_of(1, 9)
     got = PagedRunner(model).step({"a": ids})["a"]
     torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)
+
+
+def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
+    reference = make_model("deepseek_v3")
+    path = save(reference, tmp_path)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    more = {f"model.layers.{i}.eh_proj.weight": torch.ones(3, 3) for i in (2, 3)}
+    save_file(tensors | more, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"has the tensor 'model\.layers\.3\.eh_proj"):
+        load(path)
+    save_file(tensors | {k: v for k, v in more.items() if ".2." in k}, file, {"format": "pt"})
+    got = PagedRunner(load(path)).step({"a": ids_of(1)})["a"]
+    torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
+    with pytest.raises(CheckpointError, match="scoring_func is 'softmax', not 'sigmoid'"):
+        load(path, hf_overrides={"scoring_func": "softmax"})

@@ -7,6 +7,7 @@ never holds the model twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
@@ -139,8 +141,16 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
     stored = open_safetensors(Path(facts.path), wanted)
-    tensors = (item for tensor in stored for item in tensor.slices(rules))
+    needed = (tensor for tensor in stored if not _is_for_drafts(facts, tensor.name))
+    tensors = (item for tensor in needed for item in tensor.slices(rules))
     return _match(facts.path, tensors, rules, targets)
+
+
+def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
+    """Whether a tensor is of a layer after the last one, which predicts tokens further ahead."""
+    hf, found = facts.hf_config, re.match(r"model\.layers\.(\d+)\.", name)
+    count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_layers") or 0
+    return found is not None and 0 <= int(found[1]) - facts.num_layers < count
 
 
 def _match(

@@ -20,11 +20,11 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.head_linear import PackedHeads
 from vllm_lite.layers.attention import attention
 from vllm_lite.layers.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
-from vllm_lite.layers.norm import NormSpec, make_norm
+from vllm_lite.layers.norm import make_norm
 from vllm_lite.layers.rotary import RotaryTables, yarn_magnitude
 from vllm_lite.layers.weights import NamedSlot
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.spec import LatentAttentionSpec, rotary_settings, size
+from vllm_lite.models.spec import DecoderSpec, LatentAttentionSpec, rotary_settings, size
 from vllm_lite.quantization.method import LinearKernel
 
 
@@ -124,30 +124,33 @@ class LatentAttention(nn.Module):
         del self.kv_b_proj, self._identity
 
 
-def latent_attention(
-    facts: ModelFacts, norm: NormSpec, *, is_interleaved: bool = False
-) -> LatentAttentionSpec:
-    """The attention of a checkpoint with DeepSeek's names of sizes."""
+def with_latents(
+    spec: DecoderSpec, facts: ModelFacts, *, is_interleaved: bool = False
+) -> DecoderSpec:
+    """`spec` with latent attention in all layers, of the sizes that `facts` state."""
     hf, rotary = facts.hf_config, rotary_settings(facts)
     key_size, rotary_size = size(facts, "qk_nope_head_dim"), size(facts, "qk_rope_head_dim")
+    has_value_size = hf.get("v_head_dim") is not None
     scale = (key_size + rotary_size) ** -0.5
     if rotary.parameters["rope_type"] != "default" and rotary.number("mscale_all_dim", 0):
         # Scores of stretched positions are sharpened (YaRN, arXiv:2309.00071).
         scale *= yarn_magnitude(rotary.number("factor"), rotary.number("mscale_all_dim")) ** 2
-    return LatentAttentionSpec(
+    mixer = LatentAttentionSpec(
         num_heads=facts.num_heads,
         rank=size(facts, "kv_lora_rank"),
         query_rank=None if hf.get("q_lora_rank") is None else size(facts, "q_lora_rank"),
         key_size=key_size,
         rotary_size=rotary_size,
         value_size=size(facts, "v_head_dim")
-        if hf.get("v_head_dim") is not None
+        if has_value_size
         else facts.hidden_size // facts.num_heads,
         scale=scale,
         rotary=replace(rotary, head_size=rotary_size, is_interleaved=is_interleaved),
-        norm=norm,
+        # These programs leave it at their norm's own, whatever the other norms have.
+        norm=replace(spec.norm, eps=1e-6),
         bias=bool(hf.get("attention_bias")),
     )
+    return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
 
 
 def _as_they_are(x: Tensor) -> Tensor:

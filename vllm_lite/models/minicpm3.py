@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.granite import MiniCPMForCausalLM
-from vllm_lite.models.latent_attention import latent_attention
+from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.spec import DecoderSpec
 
 
@@ -16,6 +14,4 @@ class MiniCPM3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        spec = MiniCPMForCausalLM.spec(facts)
-        mixer = latent_attention(facts, spec.norm)
-        return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
+        return with_latents(MiniCPMForCausalLM.spec(facts), facts)

@@ -16,6 +16,14 @@ MULTIPLIERS = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+}
 BIASED = {"num_experts_per_tok": 4, "moe_intermediate_size": 24}
 
 
@@ -180,6 +188,57 @@ FAMILIES = {
                 "num_experts_per_tok": 1,
                 "shared_intermediate_size": 33,
                 "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        {**BIASED, **LATENTS, "n_routed_experts": 6},
+        cases={
+            "": {"first_k_dense_replace": 1, "n_shared_experts": 1},
+            "groups": {
+                "q_lora_rank": None,
+                "n_routed_experts": 12,
+                "n_group": 4,
+                "topk_group": 2,
+                "topk_method": "group_limited_greedy",
+                "routed_scaling_factor": 1.7,
+                "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
+            },
+        },
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        {**BIASED, **LATENTS, "n_routed_experts": 12, "n_group": 4, "topk_group": 2},
+        prepare=with_choice_biases,
+        cases={
+            "": {"first_k_dense_replace": 1, "rope_parameters": {**YARN, "mscale_all_dim": 1.0}},
+            "odd": {
+                "first_k_dense_replace": 0,
+                "num_attention_heads": 3,
+                "num_key_value_heads": 3,
+                "kv_lora_rank": 17,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 7,
+                "v_head_dim": 9,
+                "attention_bias": True,
+                "rope_interleave": False,
+                "norm_topk_prob": False,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        {**BIASED, **LATENTS, "n_routed_experts": 7},
+        prepare=with_choice_biases,
+        cases={
+            "": {},
+            "odd": {
+                "num_hidden_layers": 3,
+                "mlp_layer_types": ["sparse", "dense", "sparse"],
+                "qk_rope_head_dim": 10,
+                "n_shared_experts": 2,
             },
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_lite.config.families.architecture import row
+from vllm_lite.config.families.architecture import LATENTS, row
 
 # What some files call the experts of a layer, those of a token, and shared ones.
 _NAMES = {
@@ -16,6 +16,7 @@ _BIASED = (
     f"{_ROUTED} moe_intermediate_size num_shared_experts norm_topk_prob routed_scaling_factor "
     "n_group topk_group first_k_dense_replace mlp_layer_types"
 )
+_DEEPSEEK = "rope_interleave scoring_func topk_method moe_layer_freq"
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
@@ -60,6 +61,29 @@ ROWS = (
         aliases=_NAMES,
         reads=f"{_BIASED} use_qk_norm",
         harmless=_UNUSED,
+    ),
+    row(
+        "Glm4MoeLiteForCausalLM",
+        "deepseek_v2",
+        model_class="DeepseekV3ForCausalLM",
+        own_defaults={"first_k_dense_replace": 1},
+        aliases=_NAMES,
+        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        harmless=_UNUSED,
+    ),
+    row(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        aliases=_NAMES,
+        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        harmless=f"{_UNUSED} ep_size seq_aux",
+    ),
+    row(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v2",
+        aliases=_NAMES,
+        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        harmless=f"{_UNUSED} ep_size seq_aux",
     ),
     row(
         "ExaoneMoeForCausalLM",

@@ -1,0 +1,77 @@
+"""DeepSeek-V2 and V3 and their relatives: latent attention and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.reference.experts import Routing
+from vllm_lite.loader.weight_rules import AnyRule
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.glm4_moe import with_biased_experts
+from vllm_lite.models.latent_attention import with_latents
+from vllm_lite.models.mixtures import (
+    expert_rules,
+    expert_size,
+    routed_experts,
+    shared_mlp,
+    sparse_layers,
+    with_experts,
+)
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
+
+_METHODS = ("greedy", "group_limited_greedy")
+
+
+class DeepseekV2ForCausalLM(DecoderForCausalLM):
+    """DeepSeek-AI, 2024 (arXiv:2405.04434): experts by softmax, maybe from the best groups."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        _check(facts, "scoring_func", "softmax")
+        _check(facts, "topk_method", *_METHODS)
+        is_grouped = hf.get("topk_method") == _METHODS[1]
+        routing = Routing(
+            top_k=size(facts, "num_experts_per_tok"),
+            is_renormalized=bool(hf.get("norm_topk_prob")),
+            scale=positive(facts, "routed_scaling_factor", 1.0),
+            num_groups=size(facts, "n_group") if is_grouped else 1,
+            top_groups=size(facts, "topk_group") if is_grouped else 1,
+        )
+        experts = routed_experts(facts, routing, shared=shared_mlp(facts, "num_shared_experts"))
+        return with_experts(_dense(facts), experts, sparse_layers(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return expert_rules(expert_size(facts))
+
+
+class DeepseekV3ForCausalLM(DecoderForCausalLM):
+    """DeepSeek-AI, 2024 (arXiv:2412.19437): experts by logistic scores and a bias."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        _check(facts, "scoring_func", "sigmoid")
+        _check(facts, "topk_method", "noaux_tc")
+        return with_biased_experts(facts, _dense(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return expert_rules(expert_size(facts))
+
+
+def _dense(facts: ModelFacts) -> DecoderSpec:
+    """The model without experts; neighbours are rotated unless it says otherwise."""
+    _check(facts, "moe_layer_freq", 1)
+    spec = decoder_spec(facts, mlp_bias=bool(facts.hf_config.get("mlp_bias")))
+    is_interleaved = bool(facts.hf_config.get("rope_interleave", True))
+    return with_latents(spec, facts, is_interleaved=is_interleaved)
+
+
+def _check(facts: ModelFacts, key: str, *known: object) -> None:
+    value = facts.hf_config.get(key)
+    if value is not None and value not in known:
+        names = " or ".join(map(repr, known))
+        raise CheckpointError(f"{facts.path}: {key} is {value!r}, not {names}")
