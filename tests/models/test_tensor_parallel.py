@@ -78,8 +78,24 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+# They normalise all heads, or all hidden features, as one row.
+UNDIVIDED = ("bitnet", "olmo2", "olmo3", "olmo_hybrid")
+
+
+@pytest.mark.parametrize("family", UNDIVIDED)
+def test_what_does_not_divide_is_refused(family: str, tmp_path: Path) -> None:
+    save(make_model(family), tmp_path)
+    fd = os.memfd_create("ranks")
+    with (
+        tensor_parallel(SharedMemoryGroup(fd, 0, 2)),
+        pytest.raises(CheckpointError, match="use --tensor-parallel-size 1"),
+    ):
+        load(tmp_path)
+    os.close(fd)
+
+
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNDIVIDED])
 def test_ranks_together_equal_one(family: str, size: int, tmp_path: Path) -> None:
     save(make_model(family, **CHANGES.get(family, {})), tmp_path)
     alone = load(tmp_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,10 +33,6 @@ class MixerParts:
     # By the name of one of the mixer's layers.
     methods: Callable[[str], LinearMethod]
     dtype: torch.dtype
-
-    def at(self, name: str) -> MixerParts:
-        """Options of the mixer's part `name`."""
-        return replace(self, methods=lambda child: self.methods(f"{name}.{child}"))
 
 
 class StateSpec(metaclass=ABCMeta):

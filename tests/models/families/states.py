@@ -208,6 +208,22 @@ FAMILIES = {
             },
         },
     ),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        {**_DELTA, "linear_num_key_heads": 4, "rms_norm_eps": 1e-3, "pad_token_id": None},
+        cases={
+            "": {},
+            "odd": {
+                "linear_num_key_heads": 3,
+                "linear_num_value_heads": 3,
+                "linear_key_head_dim": 13,
+                "linear_value_head_dim": 13,
+                "linear_allow_neg_eigval": False,
+                "linear_conv_kernel_dim": 2,
+                "attention_bias": True,
+            },
+        },
+    ),
     "jamba": Family(
         "JambaForCausalLM",
         {

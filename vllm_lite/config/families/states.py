@@ -152,6 +152,14 @@ ROWS = (
         mixer="both",
     ),
     row(
+        "OlmoHybridForCausalLM",
+        "olmo_hybrid",
+        reads=f"{_DELTA} linear_allow_neg_eigval",
+        harmless="linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max "
+        "linear_dt_init_floor",
+        mixer="both",
+    ),
+    row(
         "FalconH1ForCausalLM",
         "falcon_h1",
         reads=f"{_MAMBA2} mamba_d_ssm mamba_norm_before_gate mamba_rms_norm projectors_bias "
