@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, positive
+from vllm_lite.models.spec import AttentionSpec, DecoderSpec, gpt_spec
 
 
 class GPT2LMHeadModel(DecoderForCausalLM):
@@ -19,35 +19,13 @@ class GPT2LMHeadModel(DecoderForCausalLM):
         hf = facts.hf_config
         scale = facts.head_size**-0.5 if hf["scale_attn_weights"] else 1.0
         by_layer = bool(hf.get("scale_attn_by_inverse_layer_idx"))
-        ffn = MLPSpec(
-            intermediate_size=hf.get("intermediate_size") or 4 * facts.hidden_size,
-            act=hf["hidden_act"],
-            is_gated=False,
-            bias=True,
-        )
-        layers = tuple(
-            LayerSpec(
-                mixer=AttentionSpec(
-                    num_heads=facts.num_heads,
-                    num_kv_heads=facts.num_heads,
-                    head_size=facts.head_size,
-                    scale=scale / (i + 1) if by_layer else scale,
-                    rotary=None,
-                    qkv_bias=True,
-                    output_bias=True,
-                ),
-                ffn=ffn,
-            )
-            for i in range(facts.num_layers)
-        )
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=NormSpec(kind="layer", eps=positive(facts, "layer_norm_epsilon", 1e-5), bias=True),
-            layers=layers,
-            tie_word_embeddings=bool(hf["tie_word_embeddings"]),
-            num_learned_positions=facts.max_position,
-        )
+        spec = gpt_spec(facts, "layer_norm_epsilon")
+        layers = []
+        for i, layer in enumerate(spec.layers):
+            assert isinstance(layer.mixer, AttentionSpec)
+            mixer = replace(layer.mixer, scale=scale / (i + 1) if by_layer else scale)
+            layers.append(replace(layer, mixer=mixer))
+        return replace(spec, layers=tuple(layers), num_learned_positions=facts.max_position)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, interleaved_heads, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    positive,
-    rotary_settings,
-    size,
-)
+from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, with_layers
 
 
 class GPTNeoXForCausalLM(DecoderForCausalLM):
@@ -24,32 +15,10 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        hf = facts.hf_config
-        layer = LayerSpec(
-            mixer=AttentionSpec(
-                num_heads=facts.num_heads,
-                num_kv_heads=facts.num_heads,
-                head_size=facts.head_size,
-                scale=facts.head_size**-0.5,
-                rotary=rotary_settings(facts),
-                qkv_bias=bool(hf["attention_bias"]),
-                output_bias=bool(hf["attention_bias"]),
-            ),
-            ffn=MLPSpec(
-                intermediate_size=size(facts, "intermediate_size"),
-                act=hf["hidden_act"],
-                is_gated=False,
-                bias=True,
-            ),
-            parallel="two norms" if hf["use_parallel_residual"] else "no",
-        )
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=NormSpec(kind="layer", eps=positive(facts, "layer_norm_eps", 1e-5), bias=True),
-            layers=(layer,) * facts.num_layers,
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
-        )
+        bias = bool(facts.hf_config["attention_bias"])
+        mixer = {"rotary": rotary_settings(facts), "qkv_bias": bias, "output_bias": bias}
+        parallel = "two norms" if facts.hf_config["use_parallel_residual"] else "no"
+        return with_layers(gpt_spec(facts, "layer_norm_eps"), mixer, parallel=parallel)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
