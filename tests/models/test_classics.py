@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
+from vllm_lite.config.checkpoint import read_facts
 from vllm_lite.errors import CheckpointError
 
 RW = {
@@ -73,9 +74,14 @@ def test_mpt_may_have_biases_and_steeper_slopes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("mpt", {"attn_config": {"alibi": False}}, "attn_config sets alibi to False"),
-        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config sets qk_ln to True"),
+        (
+            "mpt",
+            {"attn_config": {"alibi": False}},
+            "alibi is False in its configuration; MPT runs here with True",
+        ),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln is True in its configuration"),
         ("mpt", {"attn_config": [8]}, r"attn_config is \[8\], not an object"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"),
         ("mpt", {"expansion_ratio": "4"}, "expansion_ratio is '4'"),
         ("gptj", {"rotary_dim": None}, "rotary_dim is None"),
         ("gptj", {"rotary_dim": 14}, "rotary size is 14; it must be even"),
@@ -96,3 +102,26 @@ def test_settings_that_no_model_has_are_refused(
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gptj", {"rotary": True, "scale_attn_weights": True, "gradient_checkpointing": False}),
+        ("codegen", {"n_ctx": 2048, "scale_attn_weights": True, "n_inner": None}),
+        ("gpt_neo", {"attention_layers": ["local", "local"], "embed_dropout": 0.1}),
+        ("gpt_bigcode", {"inference_runner": 2, "pad_key_length": True, "n_inner": 192}),
+        ("opt", {"prefix": "</s>", "layerdrop": 0.1, "learned_embeddings": True}),
+        ("phi", {"rope_scaling": None, "embd_pdrop": 0.1, "partial_rotary_factor": 0.5}),
+        ("falcon", {"apply_residual_connection_post_layernorm": False, "ff_factor": 4}),
+        ("xglm", {"decoder_start_token_id": 2, "activation_dropout": 0.1}),
+        ("bloom", {"offset_alibi": 100, "seq_length": 2048, "skip_bias_add": True}),
+        ("mpt", {"init_config": {"name": "kaiming"}, "tokenizer_name": "neox", "verbose": 1}),
+    ],
+)
+def test_fields_of_published_checkpoints_are_known(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    config = save(make_model(family), tmp_path) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    assert read_facts(str(tmp_path)).num_layers == 2

@@ -13,8 +13,9 @@ from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, MLPSpec, gpt_spec, size, with_layers
 
-# What must be so in attn_config.
+# What must be so, in attn_config or beside it.
 _NEEDED = {
+    "norm_type": "layernorm",
     "attn_type": "multihead_attention",
     "alibi": True,
     "prefix_lm": False,
@@ -68,9 +69,11 @@ def _attn_config(facts: ModelFacts) -> dict[str, Any]:
     told = facts.hf_config.get("attn_config") or {}
     if not isinstance(told, dict):
         raise CheckpointError(f"{facts.path}: attn_config is {told!r}, not an object")
+    stated = {"norm_type": str(facts.hf_config["norm_type"]).removeprefix("low_precision_"), **told}
     for name, needed in _NEEDED.items():
-        if (value := told.get(name, needed)) != needed:
+        if (value := stated.get(name, needed)) != needed:
             raise CheckpointError(
-                f"{facts.path}: attn_config sets {name} to {value!r}; MPT runs here with {needed!r}"
+                f"{facts.path}: {name} is {value!r} in its configuration; MPT runs here with "
+                f"{needed!r}"
             )
     return told

@@ -28,7 +28,7 @@ _FALCON: dict[str, Any] = {
     },
     "reads": "layer_norm_epsilon alibi bias multi_query new_decoder_architecture num_kv_heads "
     "num_ln_in_parallel_attn parallel_attn",
-    "harmless": "rotary",
+    "harmless": "ff_factor rotary",
 }
 _MPT: dict[str, Any] = {
     "aliases": {
@@ -37,10 +37,10 @@ _MPT: dict[str, Any] = {
         "n_layers": "num_hidden_layers",
     },
     "own_defaults": {"hidden_act": "gelu", "max_position_embeddings": 2048},
-    "reads": "layer_norm_epsilon attn_config expansion_ratio no_bias",
+    "reads": "layer_norm_epsilon attn_config expansion_ratio no_bias norm_type",
     # Learned positions are what ALiBi replaces; embedding_fraction is of gradients.
-    "harmless": "emb_pdrop embedding_fraction init_config init_device learned_pos_emb norm_type "
-    "verbose",
+    "harmless": "emb_pdrop embedding_fraction fc_type init_config init_device learned_pos_emb "
+    "tokenizer_name verbose",
 }
 
 ROWS = (
@@ -86,8 +86,8 @@ ROWS = (
         aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights multi_query",
         harmless="n_ctx attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
-        "inference_runner validate_runner_input pre_allocate_kv_cache max_batch_size "
-        "max_sequence_length runner_max_sequence_length",
+        "inference_runner validate_runner_input pad_key_length pre_allocate_kv_cache "
+        "max_batch_size max_sequence_length runner_max_sequence_length",
     ),
     row(
         "OPTForCausalLM",
@@ -95,7 +95,7 @@ ROWS = (
         aliases={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
         reads="do_layer_norm_before enable_bias layer_norm_elementwise_affine "
         "word_embed_proj_dim _remove_final_layer_norm",
-        harmless="layerdrop activation_dropout",
+        harmless="layerdrop activation_dropout learned_embeddings",
     ),
     row(
         "GPTNeoXForCausalLM",
