@@ -123,7 +123,8 @@ AttentionCall attention_call(Address query, Address output, Address key_cache, A
                              int64_t value_size, int64_t value_block_stride,
                              int64_t value_row_stride, int64_t num_requests,
                              int64_t blocks_per_request, int64_t block_table_stride, float scale,
-                             int64_t sliding_window, float soft_cap, bool has_row_scales) {
+                             int64_t sliding_window, float soft_cap, bool has_row_scales,
+                             bool is_chunked) {
   return {{static_cast<DType>(dtype),
            static_cast<DType>(cache_dtype),
            pointer<void>(query),
@@ -141,7 +142,8 @@ AttentionCall attention_call(Address query, Address output, Address key_cache, A
            sliding_window,
            scale,
            soft_cap,
-           has_row_scales},
+           has_row_scales,
+           is_chunked},
           {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
            pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
            num_blocks}};

@@ -139,9 +139,7 @@ class AttentionPlan {
       work.tile.first_token = token;
       work.tile.first_position = first_position + token - begin;
       work.tile.num_tokens = std::min(tile_tokens_, end - token);
-      const int64_t oldest =
-          p_.sliding_window > 0 ? work.tile.first_position - p_.sliding_window + 1 : 0;
-      work.first_span = std::max<int64_t>(oldest, 0) / kSpan;
+      work.first_span = std::max<int64_t>(first_seen(p_, work.tile.first_position), 0) / kSpan;
       work.end_span = ceil_divide(work.tile.first_position + work.tile.num_tokens, kSpan);
       for (work.tile.kv_head = 0; work.tile.kv_head < p_.num_kv_heads; ++work.tile.kv_head) {
         tiles_.push_back(work);

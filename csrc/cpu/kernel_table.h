@@ -330,7 +330,15 @@ struct Attention {
   float scale;
   float soft_cap;  // 0: none
   bool has_row_scales;
+  bool is_chunked;  // whether queries see keys of their own chunk of sliding_window positions
 };
+
+// The first position that a query sees; negative if it could see further back.
+static inline int64_t first_seen(const Attention& p, int64_t position) {
+  if (p.sliding_window <= 0) return 0;
+  if (p.is_chunked) return position / p.sliding_window * p.sliding_window;
+  return position - p.sliding_window + 1;
+}
 
 // Consecutive queries of one request, for all query heads of one kv-head. Row r of a tile is
 // query head (kv_head * group + r % group) of token (first_token + r / group).

@@ -36,9 +36,12 @@ class Batch:
     query_start_loc: Tensor
     seq_lens: Tensor
     sliding_window: int = 0
+    is_chunked: bool = False
     soft_cap: float = 0.0
 
     def attend(self, ops: object = cpu) -> Tensor:
+        # Only the implementations for any machine have chunks.
+        chunked = {"is_chunked": True} if self.is_chunked else {}
         return ops.paged_attention(  # type: ignore[attr-defined, no-any-return]
             self.query,
             self.key_cache,
@@ -49,6 +52,7 @@ class Batch:
             self.query.shape[-1] ** -0.5,
             self.sliding_window,
             self.soft_cap,
+            **chunked,
         )
 
     def check(self) -> None:
@@ -143,7 +147,9 @@ def test_block_sizes_with_blocks_empty_partial_and_full(block_size: int) -> None
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 5000])
 def test_sliding_window_edges(dtype: torch.dtype, window: int) -> None:
     lens = [(1, 1), (1, 64), (1, 65), (1, 1100), (90, 90), (70, 600)]
-    replace(batch(lens, heads=(4, 2), size=32, dtype=dtype), sliding_window=window).check()
+    case = replace(batch(lens, heads=(4, 2), size=32, dtype=dtype), sliding_window=window)
+    case.check()
+    replace(case, is_chunked=True).check()
 
 
 @pytest.mark.usefixtures("isa")
@@ -194,7 +200,11 @@ def test_chunking_never_changes_a_bit(
 ) -> None:
     """A prompt in one chunk, in uneven chunks, and token by token."""
     case = batch([(1300, 1300)], dtype=dtype, size=size, narrow=narrow)
-    whole = replace(case, sliding_window=window)
+    for is_chunked in (False, True) if window else (False,):
+        _check_chunks(replace(case, sliding_window=window, is_chunked=is_chunked))
+
+
+def _check_chunks(whole: Batch) -> None:
     expected = whole.attend()
     cuts = [0, 1, 2, 65, 512, 700, 1024, *range(1290, 1301)]
     for begin, end in pairwise(cuts):

@@ -207,7 +207,9 @@ def test_attention_over_any_blocks_and_groups(heads: tuple[int, int], block_size
 @pytest.mark.parametrize("window", [1, 9, 64, 65, 1000])
 def test_attention_in_a_window(window: int) -> None:
     for lens in ([(1, 130), (1, 64)], [(70, 140), (1, 65), (3, 3)]):
-        check(replace(batch(lens, size=16), sliding_window=window))
+        case = replace(batch(lens, size=16), sliding_window=window)
+        check(case)
+        check(replace(case, is_chunked=True))
 
 
 def test_attention_with_soft_cap() -> None:

@@ -56,7 +56,6 @@ HARMLESS = _names(
 _HARMLESS_PREFIXES = ("_", "unsloth_")
 # The first of these that a configuration holds is the longest context it was made for.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-_KINDS = ("full_attention", "sliding_attention")
 # A field that is not known and says nothing.
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
@@ -84,9 +83,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     kinds = hf.get("layer_types")
     if isinstance(kinds, list):
         hf.setdefault("num_hidden_layers", len(kinds))
-    if has_class_defaults:
-        hf = {**row.defaults, **hf}
-    return hf
+    return {**(row.defaults if has_class_defaults else row.own_defaults), **hf}
 
 
 def _flat(row: Architecture, raw: JsonView) -> Json:
@@ -97,18 +94,27 @@ def _flat(row: Architecture, raw: JsonView) -> Json:
 
 
 def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tuple[int | None, ...]:
-    """Of each layer: how many tokens it looks back, itself included; None is all of them."""
-    window, kinds = hf.get("sliding_window"), hf.get("layer_types")
-    _check_kinds(path, kinds, count, row.mixer == "attention")
+    """Of each layer: how many tokens it looks back, itself included; None is all of them.
+
+    Of a layer with chunks, how many tokens they have.
+    """
+    is_chunked = row.windows == "chunked"
+    key = "attention_chunk_size" if is_chunked else "sliding_window"
+    local = "chunked_attention" if is_chunked else "sliding_attention"
+    window, kinds = hf.get(key), hf.get("layer_types")
+    known = ("full_attention", local) if row.mixer == "attention" else ()
+    _check_kinds(path, kinds, count, known)
     is_off = "use_sliding_window" in row.reads and not hf.get("use_sliding_window")
     if not window or is_off:
         return (None,) * count
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise CheckpointError(
-            f"{path}: sliding_window is {window!r} in its configuration, not a positive number"
+            f"{path}: {key} is {window!r} in its configuration, not a positive number"
         )
     if kinds is not None:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(window if kind == local else None for kind in kinds)
+    if is_chunked:
+        return tuple(window if here else None for here in rotated_layers(path, hf, count))
     if row.windows == "every":
         return (window,) * count
     if row.windows == "switched":
@@ -126,8 +132,8 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
         first = 1 if row.windows == "pattern" else 0
         return tuple(window if (i + first) % period else None for i in range(count))
     if row.windows == "attention_types":
-        local = _attention_types(path, hf.get("attention_types"), count)
-        return tuple(window if kind == "local" else None for kind in local)
+        types = _attention_types(path, hf.get("attention_types"), count)
+        return tuple(window if kind == "local" else None for kind in types)
     return (None,) * count
 
 
@@ -146,16 +152,27 @@ def _attention_types(path: str, types: Any, count: int) -> list[str]:
     return kinds
 
 
-def _check_kinds(path: str, kinds: Any, count: int, has_attention_only: bool) -> None:
+def rotated_layers(path: str, hf: JsonView, count: int) -> list[bool]:
+    """Of each layer: whether positions rotate it. One in no_rope_layer_interval they do not, or
+    those that no_rope_layers marks by 0."""
+    marks, period = hf.get("no_rope_layers"), hf.get("no_rope_layer_interval")
+    if not marks and isinstance(period, int) and period > 0:
+        return [(i + 1) % period != 0 for i in range(count)]
+    if not isinstance(marks, list) or len(marks) < count:
+        raise CheckpointError(f"{path}: no_rope_layers is not a list of {count} numbers")
+    return [bool(mark) for mark in marks[:count]]
+
+
+def _check_kinds(path: str, kinds: Any, count: int, known: tuple[str, ...]) -> None:
     if kinds is None:
         return
     if not isinstance(kinds, list) or len(kinds) != count:
         size = len(kinds) if isinstance(kinds, list) else "no"
         raise CheckpointError(f"{path}: layer_types names {size} layers of {count}")
     for kind in kinds:
-        if has_attention_only and kind not in _KINDS:
+        if known and kind not in known:
             raise CheckpointError(
-                f"{path}: layer_types has {kind!r}; supported are {' and '.join(_KINDS)}"
+                f"{path}: layer_types has {kind!r}; supported are {' and '.join(known)}"
             )
 
 

@@ -6,12 +6,25 @@ import struct
 from typing import Any
 
 from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
+from vllm_lite.config.family_config import READ_BY_ALL
 from vllm_lite.config.gguf_header import GGUFFile
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
 # GGUF's name of a rotary scaling to transformers'; one not listed keeps its name.
 _ROPE_TYPES = {"none": "default"}
+_WITH_WINDOWS = {
+    "LlamaForCausalLM": "MistralForCausalLM",
+    "Olmo2ForCausalLM": "Olmo3ForCausalLM",
+}
+# Fields that say whether the first layer has a tensor.
+_SEEN = {
+    "attention_bias": "blk.0.attn_q.bias",
+    "use_bias": "blk.0.attn_q.bias",
+    "attention_out_bias": "blk.0.attn_output.bias",
+    "mlp_bias": "blk.0.ffn_up.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
+}
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -31,8 +44,9 @@ def hf_config_of(gguf: GGUFFile) -> Json:
         return metadata.get(f"{name}.{key}", default)
 
     window = get("attention.sliding_window") or None
-    if architecture == "LlamaForCausalLM" and window:
-        architecture = "MistralForCausalLM"  # converters write both as llama
+    if window:
+        # Converters write both under one name.
+        architecture = _WITH_WINDOWS.get(str(architecture), architecture)
     num_heads = _per_layer(gguf, get("attention.head_count"))
     config: Json = {
         "architectures": [architecture],
@@ -43,15 +57,13 @@ def hf_config_of(gguf: GGUFFile) -> Json:
         "num_attention_heads": num_heads,
         "num_key_value_heads": _per_layer(gguf, get("attention.head_count_kv", num_heads)),
         "head_dim": get("attention.key_length"),
-        "hidden_act": "silu",
+        "hidden_act": "silu" if row is None else row.defaults.get("hidden_act", "silu"),
         "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon", 1e-6)),
         "max_position_embeddings": get("context_length"),
         "vocab_size": _vocab_size(gguf, get("vocab_size")),
         "sliding_window": window,
         "rope_parameters": _rope_parameters(get),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
         # What llama.cpp's files have no field for is as llama.cpp computes it.
         "num_experts": get("expert_count"),
         "num_experts_per_tok": get("expert_used_count"),
@@ -65,6 +77,10 @@ def hf_config_of(gguf: GGUFFile) -> Json:
             if key in metadata
         ],
     }
+    if row is not None:
+        known = READ_BY_ALL | row.reads
+        config |= {key: name in gguf.tensors for key, name in _SEEN.items() if key in known}
+        config |= {own: _shortest(get(key)) for key, own in row.gguf_fields.items()}
     return {key: value for key, value in config.items() if value is not None}
 
 
@@ -108,6 +124,9 @@ def _rope_parameters(get: Any) -> Json:
         "rope_type": _ROPE_TYPES.get(kind, kind),
         "rope_theta": _shortest(get("rope.freq_base", 10000.0)),
     }
+    rotated, whole = get("rope.dimension_count"), get("attention.key_length")
+    if rotated and whole and rotated != whole:
+        rope["partial_rotary_factor"] = rotated / whole
     if rope["rope_type"] != "default":
         rope["factor"] = _shortest(get("rope.scaling.factor"))
         original = get("rope.scaling.original_context_length")

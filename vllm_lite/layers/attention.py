@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class ScoreTerms:
     alibi_slopes: Sequence[float] = ()
     # The checkpoint has a score for each head, of an extra key without a value.
     has_sinks: bool = False
+    # The window is a chunk: a token sees keys of its own.
+    is_chunked: bool = False
 
 
 def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
@@ -65,16 +67,19 @@ class Attention(nn.Module):
         self._window = sliding_window or 0
         self._softcap = 0.0 if terms is None else terms.softcap
         self._heads = None if terms is None else terms.heads
-        self._per_head = {} if terms is None else _per_head(terms)
+        # Further arguments of the operation.
+        self._terms: dict[str, Any] = {} if terms is None else {**_per_head(terms)}
+        if terms is not None and terms.is_chunked:
+            self._terms["is_chunked"] = True
         self._key_cache = self._value_cache = torch.empty(0)
         self._group = 0
         self._ops = ops()
-        _check_arguments(self._ops.paged_attention, self._per_head)
+        _check_arguments(self._ops.paged_attention, self._terms)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        if self._heads is not None and "sinks" in self._per_head:
+        if self._heads is not None and "sinks" in self._terms:
             full, start = (self._heads.full_size,), (self._heads.start,)
-            yield NamedSlot("", "sinks", WeightSlot(self._per_head["sinks"], full, start))
+            yield NamedSlot("", "sinks", WeightSlot(self._terms["sinks"], full, start))
 
     def process_weights_after_loading(self) -> None:
         pass
@@ -100,7 +105,7 @@ class Attention(nn.Module):
             self._scale,
             self._window,
             self._softcap,
-            **self._per_head,
+            **self._terms,
         )
 
 

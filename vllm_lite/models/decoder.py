@@ -89,6 +89,7 @@ class SelfAttention(nn.Module):
             softcap=spec.softcap,
             alibi_slopes=spec.alibi_slopes,
             has_sinks=spec.has_sinks,
+            is_chunked=spec.is_chunked and spec.window is not None,
         )
         self.attn = attention(
             spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, interleaved_pairs
+from vllm_lite.loader.weight_rules import Rule, interleaved_pairs, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, decoder_spec
 
@@ -26,6 +26,15 @@ class LlamaForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         return gguf_pairs(facts)
+
+
+class SeedOssForCausalLM(LlamaForCausalLM):
+    """Llama that GGUF files keep in its own order."""
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        own = "model.layers.*.post_attention_layernorm"
+        return renamed({"blk.*.post_attention_norm": own}) if facts.format == "gguf" else ()
 
 
 def gguf_pairs(facts: ModelFacts) -> Sequence[Rule]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
+from vllm_lite.config.family_config import rotated_layers
 from vllm_lite.models.llama import LlamaForCausalLM
-from vllm_lite.models.spec import DecoderSpec, rotary_settings, size, with_rotaries
+from vllm_lite.models.spec import DecoderSpec, rotary_settings, with_rotaries
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
@@ -13,14 +13,7 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        is_rotated = facts.hf_config.get("no_rope_layers")
-        if is_rotated is None:
-            period = size(facts, "no_rope_layer_interval")
-            is_rotated = [(i + 1) % period for i in range(facts.num_layers)]
-        if not isinstance(is_rotated, list) or len(is_rotated) < facts.num_layers:
-            raise CheckpointError(
-                f"{facts.path}: no_rope_layers is not a list of {facts.num_layers} numbers"
-            )
         rotary = rotary_settings(facts)
-        rotaries = [rotary if here else None for here in is_rotated[: facts.num_layers]]
+        is_rotated = rotated_layers(facts.path, facts.hf_config, facts.num_layers)
+        rotaries = [rotary if here else None for here in is_rotated]
         return with_rotaries(LlamaForCausalLM.spec(facts), rotaries)

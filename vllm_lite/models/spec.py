@@ -35,6 +35,9 @@ class AttentionSpec:
     rotary: RotarySettings | None
     # How many tokens a query looks back, itself included; None is all of them.
     window: int | None = None
+    # The window is a chunk instead: a query looks back to the beginning of its own. The cache
+    # keeps what a window would.
+    is_chunked: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     # Projections are clamped to +-qkv_clip.

@@ -121,9 +121,11 @@ inline void add_value_rows(const float* weights, const float* rescales,
 
 int64_t padded_size(int64_t size) { return round_up(size, kLanes); }
 
-// Number of positions visible to a query, its own included.
-inline int64_t window_of(const Attention& p) {
-  return p.sliding_window > 0 ? p.sliding_window : INT64_MAX / 2;
+// The position of the first query that does not see a key any more.
+inline int64_t end_of_view(const Attention& p, int64_t key) {
+  const int64_t window = p.sliding_window;
+  if (window <= 0) return INT64_MAX / 2;
+  return p.is_chunked ? (key / window + 1) * window : key + window;
 }
 
 struct Scratch {
@@ -174,14 +176,14 @@ template <class Block>
 inline bool find_visible(const Attention& p, const AttentionTile& tile, const Block& block,
                          int64_t first, int64_t count, VisibleKeys* visible) {
   const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t window = window_of(p);
   const int64_t token = first / group;
-  int64_t position = tile.first_position + token - block.position;
-  const int64_t last = tile.first_position + (first + count - 1) / group - block.position;
-  if (position + 1 >= kKeys && last < window) return false;
+  int64_t position = tile.first_position + token;
+  const int64_t last = tile.first_position + (first + count - 1) / group;
+  if (position - block.position + 1 >= kKeys && last < end_of_view(p, block.position)) return false;
   int64_t head = first - token * group;
   for (int64_t r = 0; r < count; ++r) {
-    visible[r] = {max_of<int64_t>(0, position - window + 1), min_of(block.num_keys, position + 1)};
+    visible[r] = {max_of<int64_t>(0, first_seen(p, position) - block.position),
+                  min_of(block.num_keys, position - block.position + 1)};
     if (++head == group) head = 0, ++position;
   }
   return true;
@@ -251,7 +253,7 @@ template <class Dot, class Value>
 struct Positions {
   Positions(const Attention& p, const AttentionSpan& of) {
     const AttentionTile& tile = *of.tile;
-    const int64_t oldest = max_of<int64_t>(0, tile.first_position - window_of(p) + 1);
+    const int64_t oldest = max_of<int64_t>(0, first_seen(p, tile.first_position));
     begin = max_of(of.span * kSpan, oldest / kKeys * kKeys);
     end = min_of((of.span + 1) * kSpan, tile.first_position + tile.num_tokens);
   }
@@ -305,7 +307,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     // From the first token that sees the block's first key to the last that sees its last.
     const int64_t before = max_of<int64_t>(0, key - tile.first_position);
     const int64_t end = min_of(
-        tile.num_tokens, key + block.count + window_of(p) - 1 - tile.first_position);
+        tile.num_tokens, end_of_view(p, key + block.count - 1) - tile.first_position);
     for (int64_t first = before * group; first < end * group; first += Dot::kGroupRows) {
       const int64_t count = min_of<int64_t>(Dot::kGroupRows, end * group - first);
       if constexpr (sizeof(Cache) > 1 && !Dot::kIsOnTiles) {

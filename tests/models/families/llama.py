@@ -249,6 +249,33 @@ FAMILIES = {
             },
         },
     ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layer_interval": 3,
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 56,
+            "attention_chunk_size": 9,
+            "floor_scale": 7,
+            "attn_scale": 0.7,
+        },
+        cases={
+            "": {},
+            "odd": {
+                "moe_layers": [0, 2],
+                "no_rope_layers": [1, 0, 1],
+                "num_experts_per_tok": 2,
+                "attention_chunk_size": 20,
+                "use_qk_norm": False,
+                "attn_temperature_tuning": False,
+                "attention_bias": True,
+                "num_key_value_heads": 1,
+            },
+        },
+    ),
     "apertus": Family(
         "ApertusForCausalLM",
         cases={"": {}, "odd": {"attention_bias": True, "hidden_act": "relu2"}},

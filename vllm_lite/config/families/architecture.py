@@ -12,7 +12,10 @@ from typing import Any, Literal
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
-WindowRule = Literal["none", "every", "switched", "pattern", "pattern from full", "attention_types"]
+# "chunked": chunks of attention_chunk_size in their place.
+WindowRule = Literal[
+    "none", "every", "switched", "pattern", "pattern from full", "chunked", "attention_types"
+]
 
 # Sizes of latent attention.
 LATENTS = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim"
@@ -31,6 +34,8 @@ class Architecture:
     like: str = ""
     # general.architecture of GGUF files.
     gguf: tuple[str, ...] = ()
+    # Further keys of their headers, after the architecture's name, to fields here.
+    gguf_fields: Mapping[str, str] = field(default_factory=dict)
     # Its own names of fields to the usual ones.
     aliases: Mapping[str, str] = field(default_factory=dict)
     # Defaults beside those of transformers' configuration class (defaults.json).

@@ -5,6 +5,9 @@ from __future__ import annotations
 from vllm_lite.config.families.architecture import LATENTS, row
 
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"original_max_position_embeddings": 8192}
+_COHERE_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 ROWS = (
     row(
@@ -38,7 +41,7 @@ ROWS = (
     row(
         "SeedOssForCausalLM",
         "llama",
-        model_class="LlamaForCausalLM",
+        gguf=("seed_oss",),
         reads="attention_out_bias",
         harmless="residual_dropout",
     ),
@@ -46,44 +49,72 @@ ROWS = (
         "CwmForCausalLM",
         "llama",
         model_class="LlamaForCausalLM",
-        own_defaults={"sliding_window_pattern": 4},
+        own_defaults={
+            "sliding_window_pattern": 4,
+            "rope_scaling": {**_LLAMA3, **_LONG, "factor": 16.0},
+        },
         reads="sliding_window_pattern",
         harmless="is_llama_config",
         windows="pattern from full",
     ),
     row("MinistralForCausalLM", "mistral", model_class="MistralForCausalLM", windows="every"),
-    row("Ministral3ForCausalLM", "mistral", windows="every"),
-    row("ArceeForCausalLM", "nemotron"),
+    row(
+        "Ministral3ForCausalLM",
+        "mistral",
+        own_defaults={
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "max_position_embeddings": 262144,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+        windows="every",
+    ),
+    row("ArceeForCausalLM", "nemotron", gguf=("arcee",)),
     row(
         "NemotronForCausalLM",
         "nemotron",
+        gguf=("nemotron",),
+        gguf_fields={"attention.layer_norm_epsilon": "norm_eps"},
         aliases={"rope_percent": "partial_rotary_factor"},
         reads="norm_eps",
     ),
     row(
         "SmolLM3ForCausalLM",
         "smollm3",
+        gguf=("smollm3",),
+        own_defaults={"no_rope_layer_interval": 4},
         reads="no_rope_layers no_rope_layer_interval use_sliding_window",
         harmless="max_window_layers",
     ),
     row(
         "Exaone4ForCausalLM",
         "exaone4",
+        gguf=("exaone4",),
+        own_defaults={"sliding_window_pattern": 4},
         reads="sliding_window_pattern",
         windows="pattern",
     ),
     row(
         "HunYuanDenseV1ForCausalLM",
         "hunyuan",
+        gguf=("hunyuan-dense",),
         own_defaults={"use_qk_norm": True},
         aliases={"attention_head_dim": "head_dim"},
         reads="use_qk_norm",
         harmless="eod_token_id",
     ),
-    row("Ernie4_5ForCausalLM", "ernie4_5", reads="use_bias"),
+    row("Ernie4_5ForCausalLM", "ernie4_5", gguf=("ernie4_5",), reads="use_bias"),
     row(
         "InternLM2ForCausalLM",
         "internlm2",
+        gguf=("internlm2",),
         like="LlamaForCausalLM",
         aliases={"bias": "attention_bias"},
     ),
@@ -94,7 +125,21 @@ ROWS = (
         own_defaults={"scale_emb": 1, "dim_model_base": 1, "scale_depth": 1},
         reads="scale_emb dim_model_base scale_depth",
     ),
-    row("ApertusForCausalLM", "apertus"),
+    row(
+        "Llama4ForCausalLM",
+        "llama4",
+        aliases={"num_local_experts": "num_experts"},
+        reads="num_experts num_experts_per_tok intermediate_size_mlp moe_layers "
+        "interleave_moe_layer_step use_qk_norm no_rope_layers no_rope_layer_interval "
+        "attention_chunk_size attn_temperature_tuning floor_scale attn_scale",
+        harmless="router_jitter_noise for_llm_compressor",
+        windows="chunked",
+    ),
+    row(
+        "ApertusForCausalLM",
+        "apertus",
+        own_defaults={"rope_scaling": {**_LLAMA3, **_LONG, "factor": 8.0}},
+    ),
     row("BitNetForCausalLM", "bitnet"),
     row(
         "SolarForCausalLM",
@@ -116,8 +161,14 @@ ROWS = (
         "minicpm3",
         reads=f"{LATENTS} scale_emb dim_model_base scale_depth",
     ),
-    row("OlmoForCausalLM", "olmo", reads="clip_qkv"),
-    row("Olmo2ForCausalLM", "olmo"),
+    row(
+        "OlmoForCausalLM",
+        "olmo",
+        gguf=("olmo",),
+        gguf_fields={"attention.clamp_kqv": "clip_qkv"},
+        reads="clip_qkv",
+    ),
+    row("Olmo2ForCausalLM", "olmo", gguf=("olmo2",)),
     row(
         "Olmo3ForCausalLM",
         "olmo",
@@ -125,12 +176,31 @@ ROWS = (
         reads="sliding_window_pattern",
         windows="pattern",
     ),
-    row("GraniteForCausalLM", "granite", reads=_MULTIPLIERS),
+    row(
+        "GraniteForCausalLM",
+        "granite",
+        gguf=("granite",),
+        gguf_fields={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        reads=_MULTIPLIERS,
+    ),
     row("HyperCLOVAXForCausalLM", "granite", reads=f"{_MULTIPLIERS} use_post_norm"),
-    row("CohereForCausalLM", "cohere", reads="layer_norm_eps logit_scale use_qk_norm"),
+    row(
+        "CohereForCausalLM",
+        "cohere",
+        gguf=("command-r",),
+        gguf_fields=_COHERE_FIELDS,
+        reads="layer_norm_eps logit_scale use_qk_norm",
+    ),
     row(
         "Cohere2ForCausalLM",
         "cohere",
+        gguf=("cohere2",),
+        gguf_fields=_COHERE_FIELDS,
         own_defaults={"sliding_window_pattern": 4},
         reads="layer_norm_eps logit_scale sliding_window_pattern",
         # What older files say of every model of this family.

@@ -24,9 +24,10 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     num_tokens, num_heads, key_size = query.shape
-    num_blocks, num_kv_heads, block_size, _ = key_cache.shape
+    num_kv_heads = key_cache.shape[1]
     num_requests, blocks_per_request = block_table.shape
     cache_dtype, is_scaled, value_size = check_caches(
         "paged_attention", key_cache, value_cache, key_size
@@ -54,20 +55,18 @@ def paged_attention(
         num_tokens,
         num_heads,
         *query.stride()[:2],
-        num_blocks,
-        num_kv_heads,
-        block_size,
+        *key_cache.shape[:3],
         key_size,
         *cache_strides("paged_attention", key_cache),
         value_size,
         *cache_strides("paged_attention", value_cache),
-        num_requests,
-        blocks_per_request,
+        *block_table.shape,
         block_table.stride(0),
         scale,
         sliding_window,
         logits_soft_cap,
         is_scaled,
+        is_chunked,
     )
     return output
 

@@ -24,15 +24,17 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     """Causal attention of query [T, H, D] over caches [B, K, S, row]; returns [T, H, D of values].
 
     Request r owns queries query_start_loc[r] : query_start_loc[r + 1] ([R + 1] int32); they are the
     last of its seq_lens[r] positions ([R] int32). Position j lies in block block_table[r, j // S]
     ([R, M] int32). Key j is visible to the query at position p iff j <= p and, with a window w,
-    p - j < w. A soft cap c maps scores to c * tanh(score / c). Tokens of no request become 0.
-    alibi_slopes [H] float32 add slope * (j - p) to a score (arXiv:2108.12409); sinks [H] float32
-    are scores of an extra key without a value that all queries see (arXiv:2309.17453).
+    p - j < w; or if is_chunked, j // w = p // w. A soft cap c maps scores to c * tanh(score / c).
+    Tokens of no request become 0. alibi_slopes [H] float32 add slope * (j - p) to a score
+    (arXiv:2108.12409); sinks [H] float32 are scores of an extra key without a value that all
+    queries see (arXiv:2309.17453).
     lse [T, H] float32 receives the logarithm of the sum of e^score, sinks included; for tokens of
     no request -inf.
     """
@@ -55,9 +57,7 @@ def paged_attention(
             scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)
         position = torch.arange(seq_len - (end - start), seq_len).unsqueeze(1)
         key_position = torch.arange(seq_len).unsqueeze(0)
-        visible = key_position <= position
-        if sliding_window > 0:
-            visible &= position - key_position < sliding_window
+        visible = _visible(position, key_position, sliding_window, is_chunked)
         if alibi_slopes is not None:
             scores = scores + alibi_slopes[:, None, None] * (key_position - position)
         scores = scores.masked_fill(~visible, -math.inf)
@@ -69,6 +69,13 @@ def paged_attention(
         weights = torch.softmax(scores, dim=-1)[..., :seq_len]
         output[start:end] = torch.einsum("htj,hjd->thd", weights, values).to(query.dtype)
     return output
+
+
+def _visible(position: Tensor, key: Tensor, window: int, is_chunked: bool) -> Tensor:
+    visible = key <= position
+    if window > 0:
+        visible &= position // window == key // window if is_chunked else position - key < window
+    return visible
 
 
 def _gather(cache: Tensor, blocks: Tensor, seq_len: int, num_heads: int, head_size: int) -> Tensor:

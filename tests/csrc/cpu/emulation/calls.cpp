@@ -75,7 +75,7 @@ extern "C" __attribute__((visibility("default"))) void vllm_lite_paged_attention
     int64_t key_row_stride, int64_t value_size, int64_t value_block_stride,
     int64_t value_row_stride, int64_t num_requests, int64_t blocks_per_request,
     int64_t block_table_stride, int64_t scale, int64_t sliding_window, int64_t soft_cap,
-    int64_t has_row_scales) {
+    int64_t has_row_scales, int64_t is_chunked) {
   paged_attention(
       {static_cast<DType>(dtype), static_cast<DType>(cache_dtype), pointer<void>(query),
        query_token_stride, query_head_stride, pointer<void>(output), pointer<float>(alibi_slopes),
@@ -83,7 +83,7 @@ extern "C" __attribute__((visibility("default"))) void vllm_lite_paged_attention
        {pointer<void>(key_cache), key_block_stride, key_row_stride, key_size},
        {pointer<void>(value_cache), value_block_stride, value_row_stride, value_size},
        num_heads, num_kv_heads, block_size, sliding_window, from_bits(scale), from_bits(soft_cap),
-       has_row_scales != 0},
+       has_row_scales != 0, is_chunked != 0},
       {pointer<int32_t>(block_table), block_table_stride, blocks_per_request,
        pointer<int32_t>(query_start_loc), pointer<int32_t>(seq_lens), num_requests, num_tokens,
        num_blocks});

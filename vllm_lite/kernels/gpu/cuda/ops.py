@@ -29,9 +29,9 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     logits_soft_cap: float = 0.0,
-    **per_head: Tensor | None,
+    **terms: Any,
 ) -> Tensor:
-    is_plain = all(numbers is None for numbers in per_head.values())
+    is_plain = all(term is None for term in terms.values())
     is_decode = query.shape[0] == block_table.shape[0]
     if not (is_decode and is_plain):
         return triton_attention.paged_attention(
@@ -44,7 +44,7 @@ def paged_attention(
             scale,
             sliding_window,
             logits_soft_cap,
-            **per_head,
+            **terms,
         )
     return _paged.paged_attention(
         query,

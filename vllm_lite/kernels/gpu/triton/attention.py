@@ -107,7 +107,9 @@ def paged_attention_kernel(
     last_query = tl.minimum(first_query + BLOCK_Q, query_len) - 1
     end = context + last_query + 1
     begin = 0
-    if HAS_WINDOW:
+    if HAS_WINDOW == "chunk":
+        begin = (context + first_query) // window * window // BLOCK_N * BLOCK_N
+    elif HAS_WINDOW:
         begin = tl.maximum(context + first_query - window + 1, 0) // BLOCK_N * BLOCK_N
     if IS_SPLIT:
         tiles = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
@@ -152,7 +154,9 @@ def paged_attention_kernel(
             distance = (keys[None, :] - positions[:, None]).to(tl.float32)
             scores += slopes[:, None] * distance
         visible = is_row[:, None] & is_key[None, :] & (keys[None, :] <= positions[:, None])
-        if HAS_WINDOW:
+        if HAS_WINDOW == "chunk":
+            visible = visible & (keys[None, :] >= positions[:, None] // window * window)
+        elif HAS_WINDOW:
             visible = visible & (positions[:, None] - keys[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
@@ -247,26 +251,26 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     if are_latents(key_cache, value_cache):
         where = (query, key_cache, value_cache, block_table, query_start_loc, seq_lens)
         return latent_attention(*where, scale, sliding_window, logits_soft_cap, alibi_slopes, sinks)
     _check_form(key_cache, value_cache, lse)
     num_tokens, num_heads, head_size = query.shape
-    _, num_kv_heads, block_size, row_size = key_cache.shape
+    _, kv_heads, block_size, row_size = key_cache.shape
     *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
-    num_requests, blocks_per_request = block_table.shape
-    group = num_heads // num_kv_heads
+    num_requests, blocks = block_table.shape
     is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
+    group = num_heads // kv_heads
     tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
     # Enough tiles for any lengths; surplus programs return at once.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
-    capacity = blocks_per_request * block_size
-    splits = num_splits(tiles * num_kv_heads, capacity, tuning.num_processors(query.device))
+    splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     partial = out if splits == 1 else room_for_partials(query, head_size, splits)
-    paged_attention_kernel[(tiles, num_kv_heads, splits)](
+    paged_attention_kernel[(tiles, kv_heads, splits)](
         out,
         partial,
         query,
@@ -288,7 +292,7 @@ def paged_attention(
         HEAD_SIZE=head_size,
         ROW_SIZE=row_size,
         FORMAT=number_format,
-        **_terms(sliding_window, logits_soft_cap, alibi_slopes, sinks),
+        **_terms(sliding_window, is_chunked, logits_soft_cap, alibi_slopes, sinks),
         IS_SPLIT=splits > 1,
         **tiling.launch(),
     )
@@ -296,10 +300,14 @@ def paged_attention(
 
 
 def _terms(
-    window: int, soft_cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None
-) -> dict[str, bool]:
+    window: int,
+    is_chunked: bool,
+    soft_cap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> dict[str, bool | str]:
     return {
-        "HAS_WINDOW": window > 0,
+        "HAS_WINDOW": "chunk" if is_chunked and window > 0 else window > 0,
         "HAS_SOFT_CAP": soft_cap > 0,
         "HAS_ALIBI": alibi_slopes is not None,
         "HAS_SINKS": sinks is not None,
