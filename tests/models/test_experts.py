@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGML
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
@@ -71,6 +73,27 @@ def test_experts_may_be_stored_as_one_tensor(tmp_path: Path) -> None:
     path = save(make_model("qwen3_moe"), tmp_path)
     want = logits(load(path))
     assert torch.equal(logits(load(stack_experts(path))), want)
+
+
+def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
+    reference = make_model("gpt_oss", hidden_size=64, intermediate_size=32, head_dim=16)
+    packed = {}
+    for name, parameter in reference.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            shape = parameter.transpose(1, 2).shape
+            blocks = torch.randint(0, 256, (*shape[:2], shape[2] // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(122, 126, blocks.shape[:-1], dtype=torch.uint8)
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            parameter.data = values.view(parameter.shape)
+    path = save(reference, tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    plain = {name: values for name, values in tensors.items() if f"{name}_blocks" not in packed}
+    save_file({**plain, **packed}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits(load(path)), expected(reference, IDS), atol=1e-4, rtol=0)
 
 
 @compiled

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.facts import EXPANDED, ModelFacts
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 
@@ -86,6 +86,8 @@ def stored_form(path: str, hf_config: JsonView) -> StoredForm | None:
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if method == EXPANDED:
+        return None
     if method not in READABLE:
         raise CheckpointError(
             f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "

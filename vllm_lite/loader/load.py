@@ -27,6 +27,7 @@ from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import GGUF_RULES, open_gguf
+from vllm_lite.loader.mxfp4 import join_float4
 from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
@@ -138,9 +139,11 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         whole = rules.stack_of(name) is None
         parts = rules.parts_of(rules.name_of(name) if whole else rules.slice_name(name, 0))
         takers = [target for target, _ in parts if target in targets]
+        if takers and name.endswith("_blocks"):
+            return torch.uint8
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
-    stored = open_safetensors(Path(facts.path), wanted)
+    stored = join_float4(open_safetensors(Path(facts.path), wanted))
     needed = (tensor for tensor in stored if not _is_for_drafts(facts, tensor.name))
     tensors = (item for tensor in needed for item in tensor.slices(rules))
     return _match(facts.path, tensors, rules, targets)

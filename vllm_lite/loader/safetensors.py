@@ -28,7 +28,7 @@ _SINGLE = "model.safetensors"
 Wanted = Callable[[str], torch.dtype | None]
 # Floating-point dtypes convert to each other; the others are read unchanged.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_NARROW = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+_NARROW = {"U8": torch.uint8, "I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,13 @@ class SafetensorsTensor:
             else:
                 shape = (rows, *self.shape[1:])
                 yield replace(self, name=name, shape=shape, nbytes=nbytes, first_row=i * rows)
+
+    def read(self) -> Tensor:
+        """All of it, as it is stored; raises CheckpointError."""
+        try:
+            return self._read(tuple(slice(0, size) for size in self.shape))
+        except (SafetensorError, RuntimeError) as error:
+            raise _damaged(self.path, error) from None
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         try:

@@ -58,14 +58,21 @@ class GptOssForCausalLM(DecoderForCausalLM):
 
 
 def _layer(item: str, stored: str, parts: Sequence[str], num_outputs: int) -> list[AnyRule]:
-    """Rules of a layer of all experts, [E, inputs, outputs]; outputs of its parts take turns."""
-    orders = (torch.arange(i, num_outputs, len(parts)) for i in range(len(parts)))
-    views = (
-        Part(f"{_EXPERTS}.*.{part}", order, num_outputs, is_transposed=True)
-        for part, order in zip(parts, orders, strict=True)
-    )
-    return [
+    """Rules of a layer of all experts; outputs of its parts take turns.
+
+    Plain weights are stored inputs by outputs, floats of four bits as outputs by inputs.
+    """
+    rules: list[AnyRule] = [
         Stack(f"{_EXPERTS}.{stored}", f"{_EXPERTS}.*.{item}.weight"),
         Stack(f"{_EXPERTS}.{stored}_bias", f"{_EXPERTS}.*.{item}.bias"),
-        Rule(f"{_EXPERTS}.*.{item}", tuple(views)),
+        Stack(f"{_EXPERTS}.{stored}_blocks", f"{_EXPERTS}.*.{item}_blocks.weight"),
     ]
+    orders = [torch.arange(i, num_outputs, len(parts)) for i in range(len(parts))]
+    for source, is_transposed in ((item, True), (f"{item}_blocks", False)):
+        views = (
+            Part(f"{_EXPERTS}.*.{part}", order, num_outputs, is_transposed=is_transposed)
+            for part, order in zip(parts, orders, strict=True)
+        )
+        rule = Rule(f"{_EXPERTS}.*.{source}", tuple(views), is_alternative=not is_transposed)
+        rules.append(rule)
+    return rules
