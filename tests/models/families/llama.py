@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from torch import Tensor, cat
@@ -35,6 +36,49 @@ def as_solar(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Te
     """The same files with Solar's lists."""
     config |= {"architectures": ["SolarForCausalLM"], "sliding_window": 7, **SOLAR}
     return tensors
+
+
+# Of each layer: key-value heads and the MLP's width; 0 where it has none.
+DECI = ((2, 48), (0, 80), (4, 0), (1, 96))
+
+
+def search_blocks(model: Any) -> None:
+    """Let Llama's layers differ as DECI says."""
+    for (heads, width), layer in zip(DECI, model.model.layers, strict=True):
+        config = copy(model.config)
+        config.num_key_value_heads, config.intermediate_size = heads or 1, width or 1
+        layer.self_attn = type(layer.self_attn)(config, layer.self_attn.layer_idx)
+        layer.mlp = type(layer.mlp)(config)
+        if not heads:
+            layer.self_attn.o_proj.requires_grad_(False).weight.zero_()
+            layer.self_attn.o_proj.register_forward_hook(lambda _, args, out: out * 0)
+        if not width:
+            layer.mlp.register_forward_hook(lambda _, args, out: out * 0)
+
+
+def as_deci(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same files in DeciLM's words, without what its layers lack."""
+    config["architectures"] = ["DeciLMForCausalLM"]
+    config["num_key_value_heads"] = config["intermediate_size"] = None
+    config["block_configs"] = [
+        {
+            "attention": {
+                "no_op": not heads,
+                "n_heads_in_group": config["num_attention_heads"] // heads if heads else None,
+            },
+            "ffn": {"no_op": not width, "intermediate_size": width or None},
+        }
+        for heads, width in DECI
+    ]
+    lacks = [
+        f"layers.{i}.{name}"
+        for i, (heads, width) in enumerate(DECI)
+        for name in (
+            *(() if heads else ("self_attn.", "input_layernorm")),
+            *(() if width else ("mlp.", "post_attention_layernorm")),
+        )
+    ]
+    return {name: x for name, x in tensors.items() if not any(part in name for part in lacks)}
 
 
 def as_internlm2(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -275,6 +319,20 @@ FAMILIES = {
                 "num_key_value_heads": 1,
             },
         },
+    ),
+    "nanochat": Family(
+        "NanoChatForCausalLM",
+        cases={
+            "": {"final_logit_softcapping": 3.0},
+            "odd": {"attention_bias": True, "head_dim": 16, "final_logit_softcapping": None},
+        },
+    ),
+    "deci": Family(
+        "LlamaForCausalLM",
+        {"num_hidden_layers": 4},
+        prepare=search_blocks,
+        rewrite=as_deci,
+        cases={"": {}, "tied": {"tie_word_embeddings": True}},
     ),
     "apertus": Family(
         "ApertusForCausalLM",

@@ -156,6 +156,15 @@ ROWS = (
         # Read by none of its programs.
         harmless="sliding_window",
     ),
+    row("NanoChatForCausalLM", "nanochat", reads="final_logit_softcapping"),
+    row(
+        "DeciLMForCausalLM",
+        "deci",
+        like="LlamaForCausalLM",
+        reads="block_configs num_key_value_heads_per_layer",
+        harmless="naive_attention_prefill naive_attention_decode_batched "
+        "naive_attention_decode_single",
+    ),
     row(
         "MiniCPM3ForCausalLM",
         "minicpm3",
