@@ -277,8 +277,7 @@ def _module_class(facts: ModelFacts) -> Any:
 def _refusal(facts: ModelFacts, reason: str) -> CheckpointError:
     line = " ".join(reason.split())
     return CheckpointError(
-        f"{facts.path}: {facts.architecture} runs neither natively nor by transformers' module: "
-        f"{line[:300]}"
+        f"{facts.path}: transformers' module of {facts.architecture} cannot run here: {line[:300]}"
     )
 
 
