@@ -62,6 +62,11 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
                 lambda o, t, _, kind=kind, name=name: getattr(o, kind)(t[0], name),
                 gated,
             )
+    x_and_gate = [x, residual]
+    yield case("gated_product", lambda o, t, _: o.gated_product(*t, "silu"), x_and_gate)
+    yield case("xielu", lambda o, t, _: o.xielu(t[0], 0.8, 0.9, 0.5, -1e-6), [x])
+    by_head = [torch.randn(rows, 3, 80).to(dtype), torch.randn(3, 48, 64).to(dtype)]
+    yield case("head_linear", lambda o, t, _: o.head_linear(t[0], o.pack_heads(t[1])), by_head)
     yield case("scaled_add", lambda o, t, _: o.scaled_add(t[0], t[1], 0.5, 3.0), [x, residual])
     centered = [x, residual, weight[0].float(), torch.randn(size)]
     yield case("layer_norm", lambda o, t, _: o.layer_norm(t[0], t[2], t[3], 1e-5), centered)

@@ -272,6 +272,7 @@ def outcome_of(path: str) -> str:
             disable_frontend_multiprocessing=True,
             dtype="float32",
             kv_cache_memory_bytes=1 << 26,
+            max_model_len=64,
             max_num_seqs=4,
             max_num_batched_tokens=64,
         )

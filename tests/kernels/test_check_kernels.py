@@ -23,6 +23,7 @@ NOT_KERNELS = {
     "gated_linear",
     "linear",
     "pack_experts",
+    "pack_heads",
     "pack_linear",
     "pack_quantized",
 }

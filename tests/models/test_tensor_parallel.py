@@ -79,7 +79,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 # They normalise all heads, or all hidden features, as one row.
-UNDIVIDED = ("bitnet", "olmo2", "olmo3", "olmo_hybrid")
+UNDIVIDED = ("bitnet", "minimax_m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe")
 
 
 @pytest.mark.parametrize("family", UNDIVIDED)

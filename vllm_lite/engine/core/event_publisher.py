@@ -12,15 +12,18 @@ import queue
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from vllm_lite.config.kv_events import KVEventsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.block_events import BlockEvent
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
+
+if TYPE_CHECKING:
+    import zmq
 
 logger = init_logger(__name__)
 
@@ -41,6 +44,8 @@ class EventPublisher:
 
     def __init__(self, config: KVEventsConfig) -> None:
         """Open the sockets; raises UsageError for an endpoint that cannot be opened."""
+        import zmq  # few engines publish events
+
         self._topic = config.topic.encode()
         self._batches: queue.Queue[EventBatch | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
