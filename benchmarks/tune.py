@@ -1,4 +1,4 @@
-"""Finds the tile for a kind of work on a GPU, and writes it into the tables of triton/tuned.
+"""Finds the tile for a kind of work on a GPU, and writes it into the tables of tuned.
 
     python benchmarks/tune.py int8 --rows 64 --outputs 4096 --inputs 4096           measures
     python benchmarks/tune.py int8 --rows 64 --outputs 4096 --inputs 4096 --write   and records it
@@ -32,9 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 from kernel_launches import caught_launches
 from kernel_resources import HARMLESS_STACK, SHARED, resources
 
-from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
-from vllm_lite.kernels.gpu.triton.tuning import AttentionTile, ProductTile
+from vllm_lite.kernels.gpu.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.reference.experts import ExpertStack
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK

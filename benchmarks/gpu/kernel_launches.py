@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq

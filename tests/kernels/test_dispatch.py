@@ -126,7 +126,7 @@ def test_deterministic_mode_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.gpu.triton import tuning
+    from vllm_lite.kernels.gpu import tuning
     from vllm_lite.kernels.gpu.triton.linear import fixed_linear
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

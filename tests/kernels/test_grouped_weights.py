@@ -163,7 +163,8 @@ def test_many_rows_use_the_dequantised_weight(monkeypatch: pytest.MonkeyPatch) -
 
 def test_split_sums_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.gpu.triton import ops, tuning
+    from vllm_lite.kernels.gpu import tuning
+    from vllm_lite.kernels.gpu.triton import ops
 
     _, weight = gguf_weight(GGMLQuantizationType.Q4_K, 5)
     x, bias = torch.randn(2, 512), torch.randn(5)

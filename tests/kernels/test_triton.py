@@ -19,7 +19,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_attention import NARROW, Batch, batch
-from vllm_lite.kernels.gpu.triton import attention, ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import attention, ops
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 

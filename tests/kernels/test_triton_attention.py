@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import Batch, batch
 from tests.kernels.test_attention_forms import in_pages
-from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.reference.ops import Ops as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

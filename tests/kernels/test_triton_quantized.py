@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from vllm_lite.kernels.gpu.triton import ops, tuning
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 from vllm_lite.kernels.reference.quantize import LARGEST
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK

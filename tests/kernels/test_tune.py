@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-TABLES = ROOT / "vllm_lite/kernels/gpu/triton/tuned"
+TABLES = ROOT / "vllm_lite/kernels/gpu/tuned"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.quantized import QuantizedKernel

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.reference.head_linear import PackedHeads
+from vllm_lite.kernels.reference.linear import PackedHeads
 from vllm_lite.layers.attention import attention
 from vllm_lite.layers.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import make_norm

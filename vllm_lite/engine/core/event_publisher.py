@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_POLL_MS = 50
+# Seconds between two looks at the replay socket.
+_REPLAY_PATIENCE = 0.05
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -100,8 +101,10 @@ class EventPublisher:
         while True:
             if self._replay is not None and self._replay.poll(0):
                 self._answer_replay(self._replay)
+            # Without a replay socket there is nothing else to look at.
+            patience = None if self._replay is None else _REPLAY_PATIENCE
             try:
-                batch = self._batches.get(timeout=_POLL_MS / 1000)
+                batch = self._batches.get(timeout=patience)
             except queue.Empty:
                 continue
             if batch is None:

@@ -18,8 +18,15 @@ from vllm_lite.kernels.cpu.elementwise import (
 )
 from vllm_lite.kernels.cpu.experts import experts_mlp, pack_experts, route_topk
 from vllm_lite.kernels.cpu.gguf import dequantize_gguf
-from vllm_lite.kernels.cpu.head_linear import head_linear, pack_heads
-from vllm_lite.kernels.cpu.linear import embedding, gated_linear, linear, linear_argmax, pack_linear
+from vllm_lite.kernels.cpu.linear import (
+    embedding,
+    gated_linear,
+    head_linear,
+    linear,
+    linear_argmax,
+    pack_heads,
+    pack_linear,
+)
 from vllm_lite.kernels.cpu.norm import (
     fused_add_layer_norm,
     fused_add_rms_norm,

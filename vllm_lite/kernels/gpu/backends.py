@@ -46,7 +46,7 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
             f"{GPU_BACKENDS[0]}"
         )
     try:
-        triton, tuning = _import("triton.ops"), _import("triton.tuning")
+        triton, tuning = _import("triton.ops"), _import("tuning")
     except ImportError as error:
         raise UsageError(
             f"--attention-backend {name} cannot be used ({error}); run `pip install triton`"

@@ -14,7 +14,6 @@ from vllm_lite.kernels.reference import (
     elementwise,
     experts,
     gguf,
-    head_linear,
     norm,
     quantize,
     quantized,
@@ -50,8 +49,8 @@ class Ops:
     rotary_embedding = staticmethod(elementwise.rotary_embedding)
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     paged_attention = staticmethod(attention.paged_attention)
-    pack_heads = staticmethod(head_linear.pack_heads)
-    head_linear = staticmethod(head_linear.head_linear)
+    pack_heads = staticmethod(plain.pack_heads)
+    head_linear = staticmethod(plain.head_linear)
     route_topk = staticmethod(experts.route_topk)
     pack_experts = staticmethod(experts.pack_experts)
     experts_mlp = staticmethod(experts.experts_mlp)

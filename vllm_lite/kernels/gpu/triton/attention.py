@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.attention_splits import (
     find_request,
     first_tile,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
 from vllm_lite.kernels.gpu.triton.linear import tile_of
 from vllm_lite.kernels.reference.experts import (

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import tuning
+from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.grouped_weight import CHUNK, SUPER_GROUP, GroupedWeight
 

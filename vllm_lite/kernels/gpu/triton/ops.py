@@ -15,13 +15,13 @@ from vllm_lite.kernels.gpu.triton.elementwise import (
     xielu,
 )
 from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
-from vllm_lite.kernels.gpu.triton.gated import gated_product, gated_rms_norm
 from vllm_lite.kernels.gpu.triton.grouped_linear import expand_grouped, grouped_linear
-from vllm_lite.kernels.gpu.triton.head_linear import head_linear
-from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear
+from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear, head_linear
 from vllm_lite.kernels.gpu.triton.norm import (
     fused_add_layer_norm,
     fused_add_rms_norm,
+    gated_product,
+    gated_rms_norm,
     layer_norm,
     rms_norm,
 )
@@ -45,5 +45,4 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
-from vllm_lite.kernels.reference.head_linear import pack_heads
-from vllm_lite.kernels.reference.linear import embedding, linear, pack_linear
+from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
