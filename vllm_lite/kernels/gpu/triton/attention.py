@@ -27,7 +27,7 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     room_for_partials,
 )
 from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
-from vllm_lite.kernels.gpu.triton.numbers import decode, load_scales, stored_numbers
+from vllm_lite.kernels.gpu.triton.quantize import decode, load_scales, stored_numbers
 from vllm_lite.kernels.reference.cache import are_latents
 
 _LOG2_E = tl.constexpr(math.log2(math.e))

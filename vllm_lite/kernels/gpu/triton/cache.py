@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.numbers import encode, store_scaled_row, stored_numbers
+from vllm_lite.kernels.gpu.triton.quantize import encode, store_scaled_row, stored_numbers
 from vllm_lite.kernels.reference.cache import are_latents
 
 

@@ -20,7 +20,7 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     num_splits,
     room_for_partials,
 )
-from vllm_lite.kernels.gpu.triton.numbers import decode, stored_numbers
+from vllm_lite.kernels.gpu.triton.quantize import decode, stored_numbers
 
 _LOG2_E = math.log2(math.e)
 _HEADS = 16  # of a tile: the fewest rows of a matrix instruction

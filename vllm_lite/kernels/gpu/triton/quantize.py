@@ -1,6 +1,10 @@
-"""Rounding rows to int8 or fp8 by Triton, alone or fused with a norm or a gated activation.
+"""int8 and fp8 by Triton: conversion within kernels, and rows rounded, alone or after other work.
 
-One program a row, or a row's group. Rounds where `reference` rounds, and launches
+Conversion is integer arithmetic on bytes: older GPUs lack 8-bit floats, so their bits are taken
+apart here, the same on every GPU. Scales of cached rows are read and written byte by byte, since
+rows that end in one need not be aligned.
+
+Rounding has one program a row, or a row's group. It rounds where `reference` does, and launches
 without fused multiply-adds, so that results equal its to the bit.
 """
 
@@ -13,15 +17,122 @@ from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.norm import warps_for
-from vllm_lite.kernels.gpu.triton.numbers import (
-    INT8,
-    as_stored,
-    encode,
-    encode_scaled,
-    format_of,
-    row_scale,
-)
+from vllm_lite.kernels.reference.cache import has_row_scales
 from vllm_lite.kernels.reference.quantize import LARGEST
+
+# Formats in kernels, as compile-time constants.
+INT8 = tl.constexpr(1)
+E4M3 = tl.constexpr(2)
+_FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+
+
+def format_of(dtype: torch.dtype) -> int:
+    """The format of a dtype in kernels; 0 unless it is an 8-bit type."""
+    return _FORMATS.get(dtype, 0)
+
+
+def as_stored(numbers: Tensor) -> Tensor:
+    """The tensor as a kernel argument: 8-bit floats viewed as bytes."""
+    return numbers.view(torch.uint8) if format_of(numbers.dtype) > 1 else numbers
+
+
+@triton.jit
+def round_half_even(x):
+    """Round float32 below 2**22 to integers, half to even; the launch must not fuse additions."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _encode_float(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
+    """Convert float32 to the bits of an 8-bit float, clamped to its range."""
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    MAGIC_EXPONENT: tl.constexpr = 24 - BIAS - MANTISSA
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    magnitude = tl.minimum(tl.abs(x), LARGEST)
+    bits = magnitude.to(tl.uint32, bitcast=True)
+    rounded = (bits + (2 ** (SHIFT - 1) - 1) + ((bits >> SHIFT) & 1)) >> SHIFT
+    normal = rounded - (127 - BIAS) * 2**MANTISSA
+    # Adding a number whose last bit is the smallest subnormal rounds to that.
+    small = (magnitude + 2.0**MAGIC_EXPONENT).to(tl.uint32, bitcast=True)
+    small -= (127 + MAGIC_EXPONENT) * 2**23
+    code = tl.where(magnitude < 2.0 ** (1 - BIAS), small, normal)
+    return (tl.where(x != x, 0x7F, code) | sign).to(tl.uint8)
+
+
+@triton.jit
+def encode(x, FORMAT: tl.constexpr):
+    """Convert float32 to FORMAT, to nearest even."""
+    if FORMAT == INT8:
+        return round_half_even(x).to(tl.int8)
+    elif FORMAT == E4M3:
+        return _encode_float(x, 3, 7, 448.0)
+    else:
+        return _encode_float(x, 2, 15, 57344.0)
+
+
+@triton.jit
+def decode(codes, FORMAT: tl.constexpr):
+    """Convert FORMAT to float16, exactly."""
+    if FORMAT == INT8:
+        return codes.to(tl.float16)
+    elif FORMAT == E4M3:
+        bits = codes.to(tl.uint16)
+        magnitude = bits & 0x7F
+        half = ((bits & 0x80) << 8) | (magnitude << 7)
+        # The exponents' biases differ by 8, for zero and subnormals too.
+        value = half.to(tl.float16, bitcast=True) * 256.0
+        return tl.where(magnitude == 0x7F, float("nan"), value).to(tl.float16)
+    else:
+        return (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def row_scale(highest, LARGEST: tl.constexpr):
+    """Return (factor to quantise by, scale to dequantise by) for rows' largest magnitudes."""
+    usable = (highest > 1e-30) & (highest < float("inf"))
+    inverse = tl.where(usable, tl.div_rn(LARGEST, tl.where(usable, highest, 1.0)), 0.0)
+    return inverse, tl.div_rn(highest, LARGEST)
+
+
+@triton.jit
+def encode_scaled(x, inverse, FORMAT: tl.constexpr):
+    """Convert x * `inverse` to FORMAT; zeros if the inverse is zero."""
+    return encode(tl.where(inverse == 0.0, 0.0, x * inverse), FORMAT)
+
+
+def stored_numbers(
+    key_cache: Tensor, value_cache: Tensor, head_size: int
+) -> tuple[Tensor, Tensor, int]:
+    """Two caches of one type as kernel arguments: their storage and its format.
+
+    Raises ValueError if their rows do not fit heads of this size.
+    """
+    has_row_scales(key_cache, head_size)
+    return as_stored(key_cache), as_stored(value_cache), format_of(key_cache.dtype)
+
+
+@triton.jit
+def load_scales(rows_ptr, mask, HEAD_SIZE: tl.constexpr):
+    """The scales of the rows at `rows_ptr`."""
+    bits = tl.load(rows_ptr + HEAD_SIZE, mask=mask, other=0).to(tl.int32) & 0xFF
+    bits |= (tl.load(rows_ptr + HEAD_SIZE + 1, mask=mask, other=0).to(tl.int32) & 0xFF) << 8
+    bits |= (tl.load(rows_ptr + HEAD_SIZE + 2, mask=mask, other=0).to(tl.int32) & 0xFF) << 16
+    bits |= (tl.load(rows_ptr + HEAD_SIZE + 3, mask=mask, other=0).to(tl.int32) & 0xFF) << 24
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_scaled_row(row_ptr, numbers, columns, FORMAT: tl.constexpr, HEAD_SIZE: tl.constexpr):
+    """Store a row of float32 numbers, zero beyond HEAD_SIZE, quantised with its scale."""
+    # As integers, NaN is above infinity, and infinity above all numbers.
+    magnitudes = numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    highest = tl.max(magnitudes, axis=0).to(tl.float32, bitcast=True)
+    inverse, scale = row_scale(highest, 127.0 if FORMAT == INT8 else 448.0)
+    codes = encode_scaled(numbers, inverse, FORMAT)
+    tl.store(row_ptr + columns, codes, mask=columns < HEAD_SIZE)
+    bytes = tl.arange(0, 4)
+    bits = scale.to(tl.int32, bitcast=True) >> (8 * bytes)
+    tl.store(row_ptr + HEAD_SIZE + bytes, (bits & 0xFF).to(codes.dtype))
 
 
 @triton.jit
