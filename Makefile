@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit slow sanitize bench peers compare docs wheel site format clean help
+.PHONY: demo serve test lint types unit slow test-families sanitize bench peers compare docs wheel site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -69,11 +69,14 @@ types: $(VENV)/.dev ## mypy --strict
 
 # What starts servers and times them goes alone, the rest by two workers.
 unit: $(VENV)/.dev ## pytest, without the slow tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m 'not slow'
-	$(BIN)/python -m pytest tests/e2e -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m 'not slow and not families'
+	$(BIN)/python -m pytest tests/e2e -m 'not slow and not families'
 
 slow: $(VENV)/.dev ## pytest, the slow tests
 	$(BIN)/python -m pytest -m slow
+
+test-families: $(VENV)/.dev ## every model family under every schedule; writes docs/models_tested.md
+	$(BIN)/python -m tests.models.matrix docs/models_tested.md
 
 sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tests/sanitize.py

@@ -25,62 +25,13 @@ from typing import Any
 
 import torch
 from kernels.limits import Limits, best, measure_limits
+from peers.shapes import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from vllm_lite.platform import num_compute_threads
 
 PROMPT, SHORT = 16, 2
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "dense": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "architectures": ["Gemma3ForCausalLM"],
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "sliding_window": 512,
-        "vocab_size": 262144,
-    },
-    "qwen3_moe": {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 1024,
-        "moe_intermediate_size": 384,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "vocab_size": 32768,
-        "tie_word_embeddings": True,
-    },
-    "mamba2": {
-        "model_type": "mamba2",
-        "architectures": ["Mamba2ForCausalLM"],
-        "hidden_size": 768,
-        "num_hidden_layers": 24,
-        "num_heads": 24,
-        "head_dim": 64,
-        "state_size": 128,
-        "n_groups": 1,
-        "vocab_size": 50288,
-        "tie_word_embeddings": True,
-    },
-}
+DEFAULT = ("dense", "gemma3", "qwen3_moe", "mamba2")
 # One engine: reads "SEQUENCES TOKENS", answers seconds.
 CHILD = """
 import json, sys, time
@@ -181,7 +132,7 @@ class Engine:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", nargs="+", choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=DEFAULT)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=24, help="decode steps of a measurement")
     parser.add_argument("--rounds", type=int, default=5)
@@ -193,7 +144,7 @@ def main() -> int:
     # The quickest of the rounds, by shape, sequences and tokens: what disturbs one only adds.
     quickest: dict[tuple[str, int, int], float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {name: Engine(Path(folder) / name, CONFIGS[name]) for name in args.shapes}
+        engines = {name: Engine(Path(folder) / name, SHAPES[name]) for name in args.shapes}
         for _ in range(args.rounds):
             for sequences, tokens in itertools.product(
                 args.sequences, (SHORT, SHORT + args.tokens)
@@ -212,7 +163,7 @@ def main() -> int:
     print(f"limits: {limits.read_gb_s:.1f} GB/s, {limits.bfloat16_gflop_s:.0f} GFLOP/s in bfloat16")
     print(f"{'shape':<10} {'sequences':>9} {'step, ms':>9} {'floor, ms':>9} {'share':>6}")
     for name in args.shapes:
-        parts = work(CONFIGS[name])
+        parts = work(SHAPES[name])
         for sequences in args.sequences:
             more = quickest[name, sequences, SHORT + args.tokens] - quickest[name, sequences, SHORT]
             step, floor = more / args.tokens, parts.floor(sequences, limits)

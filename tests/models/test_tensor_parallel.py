@@ -94,7 +94,7 @@ def test_what_does_not_divide_is_refused(family: str, tmp_path: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.families)])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNDIVIDED])
 def test_ranks_together_equal_one(family: str, size: int, tmp_path: Path) -> None:
     save(make_model(family, **CHANGES.get(family, {})), tmp_path)

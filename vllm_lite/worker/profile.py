@@ -33,6 +33,11 @@ def activation_bytes(config: VllmConfig) -> int:
 def _expert_bytes(config: VllmConfig) -> int:
     """Bytes of a token in a mixture of experts: an input and a hidden row for each expert."""
     facts = config.facts
-    choices = facts.hf_config.get("num_experts_per_tok") or 0
-    hidden = 2 * (facts.hf_config.get("moe_intermediate_size") or 0)
-    return int(choices * (4 * facts.hidden_size + hidden * _ITEM_SIZES[config.model.dtype]))
+    choices = _largest(facts.hf_config.get("num_experts_per_tok"))
+    hidden = 2 * _largest(facts.hf_config.get("moe_intermediate_size"))
+    return choices * (4 * facts.hidden_size + hidden * _ITEM_SIZES[config.model.dtype])
+
+
+def _largest(value: int | list[int] | None) -> int:
+    """A size, or the largest of the layers' sizes."""
+    return max(value, default=0) if isinstance(value, list) else value or 0

@@ -23,7 +23,7 @@ structured output, and vectors of prompts (`--runner pooling`); what a model's s
 refused when it starts. Adapters are not available.
 
 Each is compared with transformers on random tiny weights: logits within 1e-4 in float32, and the
-same tokens however its requests are scheduled.
+same tokens however its requests are scheduled ([every case](models_tested.md)).
 
 Other decoders run by transformers' own module (`--model-impl transformers`), with our linear
 layers, experts, cache and scheduling, if they attend by its attention interface: BioGpt, Persimmon,
