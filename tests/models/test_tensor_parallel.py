@@ -74,6 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"linear_num_key_heads": 4},
     "qwen3_5_moe": {"linear_num_key_heads": 4},
     "qwen3_next": {"linear_num_key_heads": 4},
+    "zamba2": {"hidden_size": 24, "n_mamba_heads": 8, "mamba_ngroups": 4},
     "gpt_neox": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
 }
 

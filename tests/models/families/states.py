@@ -224,6 +224,42 @@ FAMILIES = {
             },
         },
     ),
+    "zamba2": Family(
+        "Zamba2ForCausalLM",
+        {
+            # Others would magnify what float32 rounds, use by use.
+            "hidden_size": 24,
+            "rms_norm_eps": 9.0,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 4,
+            "n_mamba_heads": 6,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 12,
+            "adapter_rank": 5,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        cases={
+            "": {},
+            "odd": {
+                "num_hidden_layers": 3,
+                "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+                "num_mem_blocks": 1,
+                "num_key_value_heads": 2,
+                "n_mamba_heads": 4,
+                "mamba_ngroups": 1,
+                "mamba_d_state": 9,
+                "mamba_d_conv": 3,
+                "mamba_expand": 3,
+                "add_bias_linear": True,
+                "use_shared_attention_adapter": False,
+                "use_mem_rope": False,
+                "time_step_min": 0.3,
+            },
+        },
+    ),
     "jamba": Family(
         "JambaForCausalLM",
         {

@@ -170,4 +170,16 @@ ROWS = (
         "time_step_max time_step_min time_step_rank attn_layer_indices",
         mixer="both",
     ),
+    row(
+        "Zamba2ForCausalLM",
+        "zamba2",
+        aliases={"attention_head_dim": "head_dim", "layers_block_type": "layer_types"},
+        reads="n_mamba_heads mamba_ngroups mamba_d_state mamba_d_conv mamba_expand time_step_min "
+        "add_bias_linear num_mem_blocks adapter_rank use_shared_attention_adapter use_mem_rope",
+        # Sizes that others imply, and what steps of time were drawn from.
+        harmless="attention_hidden_size kv_channels num_query_groups hybrid_layer_ids "
+        "mamba_headdim ffn_hidden_size chunk_size num_logits_to_keep use_mamba_kernels "
+        "use_mem_eff_path use_conv_bias use_shared_mlp_adapter time_step_max time_step_floor",
+        mixer="both",
+    ),
 )
