@@ -168,7 +168,6 @@ def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
         reference,
         write,
         [rows[0], rows[1], caches[0], caches[1], slots],
-        is_paged=True,
     )
 
 

@@ -1,5 +1,5 @@
-// The operations as functions of numbers, called from Python in the GPU's module and in the
-// emulated one. Addresses and strides are int64_t; each returns null or one error line.
+// Attention as a function of numbers, called from Python in the GPU's module and in the emulated
+// one. Addresses and strides are int64_t; it returns null or one error line.
 #pragma once
 
 #include <stdint.h>
@@ -19,15 +19,3 @@ VLLM_LITE_CALL const char* vllm_lite_cuda_attend(
     int64_t head_size, int64_t sliding_window, int64_t num_splits, int64_t min_units,
     int64_t query_dtype, int64_t cache_dtype, int64_t stream, double scale_log2,
     double soft_cap_log2);
-
-VLLM_LITE_CALL const char* vllm_lite_cuda_write_cache(
-    int64_t key, int64_t value, int64_t key_cache, int64_t value_cache, int64_t slots,
-    int64_t key_token_stride, int64_t value_token_stride, int64_t key_head_stride,
-    int64_t value_head_stride, int64_t key_block_stride, int64_t value_block_stride,
-    int64_t num_slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size,
-    int64_t head_size, int64_t dtype, int64_t cache_dtype, int64_t stream);
-
-VLLM_LITE_CALL const char* vllm_lite_cuda_copy_blocks(int64_t cache, int64_t pairs,
-                                                      int64_t block_stride_bytes,
-                                                      int64_t block_bytes, int64_t num_blocks,
-                                                      int64_t num_pairs, int64_t stream);

@@ -1,8 +1,8 @@
 // Chooses a kernel for a query's type; included by one file for each, so that they compile apart.
 #pragma once
 
+#include "cuda/decode.h"
 #include "cuda/decode_attention.h"
-#include "cuda/operations.h"
 
 namespace vllm_lite::cuda {
 
@@ -40,8 +40,5 @@ Failure launch_decode(const DecodeAttention& work, DType cache, int head_size, v
     default: return launch_decode<Query, Query>(work, head_size, stream);
   }
 }
-
-Failure decode_half(const DecodeAttention& work, DType cache, int head_size, void* stream);
-Failure decode_bfloat16(const DecodeAttention& work, DType cache, int head_size, void* stream);
 
 }  // namespace vllm_lite::cuda

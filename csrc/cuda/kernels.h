@@ -1,4 +1,4 @@
-// The kernels' arguments. Strides count elements; addresses are on the GPU.
+// The kernel's arguments. Strides count elements; addresses are on the GPU.
 #pragma once
 
 #include <stdint.h>
@@ -37,34 +37,6 @@ struct DecodeAttention {
   int32_t min_units;       // of a thread block, where it has any
   float scale_log2;        // of scores, so that weights are powers of two
   float soft_cap_log2;     // 0: none
-};
-
-// Keys or values to write to a cache.
-struct CachedRows {
-  const void* source;  // [T, K, D]
-  void* cache;         // [B, K, S, D], last three dimensions dense
-  int64_t token_stride;
-  int64_t head_stride;
-  int64_t block_stride;
-};
-
-struct CacheWrite {
-  CachedRows keys;
-  CachedRows values;
-  const int64_t* slots;  // [T]
-  int64_t num_slots;
-  int32_t num_tokens;
-  int32_t num_kv_heads;
-  int32_t block_size;
-  int32_t head_size;
-};
-
-struct BlockCopy {
-  void* cache;           // blocks of block_bytes each, from the first at a stride
-  const int64_t* pairs;  // [N, 2]: from, to; no block is both
-  int64_t block_stride_bytes;
-  int64_t block_bytes;
-  int64_t num_blocks;
 };
 
 }  // namespace vllm_lite::cuda

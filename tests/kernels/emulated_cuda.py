@@ -15,36 +15,27 @@ from pathlib import Path
 
 CSRC = Path(__file__).parents[2] / "csrc"
 EMULATION = Path(__file__).parents[1] / "csrc"
-SOURCES = ("calls.cpp", "operations.cu", "decode_half.cu", "decode_bfloat16.cu")
+SOURCES = ("calls.cpp", "decode_half.cu", "decode_bfloat16.cu")
 OPTIONS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 COMPILERS = ("g++", "c++", "clang++")
 
 
 class EmulatedCuda:
-    """The functions of vllm_lite._cuda; `stream` is ignored and calls are synchronous."""
+    """The function of vllm_lite._cuda; `stream` is ignored and calls are synchronous."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
 
     def attend(self, *numbers: float) -> str | None:
-        return self._call("attend", numbers)
-
-    def write_cache(self, *numbers: float) -> str | None:
-        return self._call("write_cache", numbers)
-
-    def copy_blocks(self, *numbers: float) -> str | None:
-        return self._call("copy_blocks", numbers)
-
-    def run_backwards(self, is_wanted: bool) -> None:
-        """Set whether the last threads of a block run first."""
-        self._library["vllm_lite_run_backwards"](ctypes.c_int64(is_wanted))
-
-    def _call(self, name: str, numbers: tuple[float, ...]) -> str | None:
-        function = self._library[f"vllm_lite_cuda_{name}"]
+        function = self._library["vllm_lite_cuda_attend"]
         function.restype = ctypes.c_char_p
         types = {int: ctypes.c_int64, float: ctypes.c_double}
         failure: bytes | None = function(*(types[type(number)](number) for number in numbers))
         return failure.decode() if failure else None
+
+    def run_backwards(self, is_wanted: bool) -> None:
+        """Set whether the last threads of a block run first."""
+        self._library["vllm_lite_run_backwards"](ctypes.c_int64(is_wanted))
 
 
 def compiler() -> str | None:

@@ -181,47 +181,6 @@ def test_nan_stays_within_its_request(ops: PagedOps) -> None:
     assert output[0].isnan().all() and output[1].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", HEAD_SIZES)
-@pytest.mark.parametrize("block_size", [8, 24])
-def test_cache_writes(block_size: int, size: int, dtype: torch.dtype, ops: PagedOps) -> None:
-    key, value = torch.randn(5, 9 * size).to(dtype)[:, : 6 * size].view(5, 6, size).split(3, 1)
-    last = 4 * block_size - 1
-    slots = torch.tensor([block_size + 1, -1, 3, last, last + 1])
-    caches = torch.zeros(2, 4, 3, block_size, size, dtype=dtype)
-    expected = caches.clone()
-    ops.reshape_and_cache(key, value, caches[0], caches[1], slots)
-    slots[slots > last] = -1
-    reference.reshape_and_cache(key, value, expected[0], expected[1], slots)
-    assert torch.equal(caches, expected)
-
-
-@pytest.mark.parametrize("cache_dtype", FLOAT8)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rounding_to_8_bits(dtype: torch.dtype, cache_dtype: torch.dtype, ops: PagedOps) -> None:
-    """Every number of two bytes: to nearest even, to the largest if too large, NaN to NaN."""
-    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(-1, 1, 64)
-    num_tokens = numbers.shape[0]
-    caches = torch.zeros(2, num_tokens // 8, 1, 8, 64).to(cache_dtype)
-    ops.reshape_and_cache(numbers, numbers, caches[0], caches[1], torch.arange(num_tokens))
-    largest = torch.finfo(cache_dtype).max
-    expected = numbers.float().clamp(-largest, largest).to(cache_dtype).float().flatten()
-    for cache in caches:
-        torch.testing.assert_close(
-            cache.float().flatten(), expected, rtol=0, atol=0, equal_nan=True
-        )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_copied_blocks(dtype: torch.dtype, ops: PagedOps) -> None:
-    cache = torch.randn(6, 3, 24, 80).to(dtype)
-    before = cache.float()
-    ops.copy_blocks(cache, torch.tensor([[0, 3], [5, 1], [-1, 2], [2, 6]]))
-    expected = before.clone()
-    expected[[3, 1]] = before[[0, 5]]
-    assert torch.equal(cache.float(), expected)
-
-
 def changed(case: Batch, name: str, to: Tensor) -> Batch:
     return replace(case, **{name: to})  # type: ignore[arg-type]
 

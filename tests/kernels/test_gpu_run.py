@@ -216,10 +216,10 @@ from measure import cuda_module
 cuda_module.install(pathlib.Path({library!r}))
 from vllm_lite import _cuda
 from vllm_lite.kernels.gpu.cuda.paged import PagedOps
-cache = torch.zeros(2, 2, 3, 8, 64, dtype=torch.float16)
-rows = torch.randn(2, 1, 3, 64).half()
-PagedOps(_cuda, "cpu", 64).reshape_and_cache(*rows, *cache, torch.tensor([9]))
-assert torch.equal(cache[:, 1, :, 1], rows[:, 0]) and cache.count_nonzero() <= 2 * 3 * 64
+cache = torch.randn(2, 2, 3, 8, 64).half()
+places = [torch.tensor(n, dtype=torch.int32) for n in ([[1]], [0, 1], [1])]
+found = PagedOps(_cuda, "cpu", 64).paged_attention(cache[0, :1, :, 0], *cache, *places, 1.0)
+assert torch.equal(found, cache[1, 1:, :, 0])
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), str(FOLDER.parents[1])])}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)

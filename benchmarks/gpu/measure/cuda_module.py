@@ -19,17 +19,15 @@ import torch
 from measure.place import Place, say
 
 CSRC = Path(__file__).parents[3] / "csrc"
-SOURCES = ("calls.cpp", "decode_bfloat16.cu", "decode_half.cu", "operations.cu")
-CALLS = ("attend", "write_cache", "copy_blocks")
+SOURCES = ("calls.cpp", "decode_bfloat16.cu", "decode_half.cu")
 
 
 class CudaLibrary:
-    """Has the functions of vllm_lite._cuda."""
+    """Has the function of vllm_lite._cuda."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        for name in CALLS:
-            setattr(self, name, _caller(library[f"vllm_lite_cuda_{name}"]))
+        self.attend = _caller(library["vllm_lite_cuda_attend"])
 
 
 def _caller(function: Any) -> Any:

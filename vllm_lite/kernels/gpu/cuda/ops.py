@@ -1,6 +1,6 @@
-"""Paged attention and cache writes on an NVIDIA GPU by the compiled module vllm_lite._cuda.
+"""Paged attention on an NVIDIA GPU by the compiled module vllm_lite._cuda.
 
-CUDA kernels serve decode-only steps, since each token reads its context anew; Triton serves all
+A CUDA kernel serves decode-only steps, since each token reads its context anew; Triton serves all
 others.
 """
 
@@ -15,50 +15,17 @@ from vllm_lite.kernels.gpu.cuda.paged import PagedOps
 from vllm_lite.kernels.gpu.triton import attention as triton_attention
 
 _paged = PagedOps(_cuda)
-reshape_and_cache = _paged.reshape_and_cache
-copy_blocks = _paged.copy_blocks
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    sliding_window: int = 0,
-    logits_soft_cap: float = 0.0,
-    **terms: Any,
-) -> Tensor:
-    is_plain = all(term is None for term in terms.values())
+def paged_attention(query: Tensor, *caches_and_batch: Any, **terms: Any) -> Tensor:
+    """As in `reference`."""
+    block_table: Tensor = caches_and_batch[2]
     is_decode = query.shape[0] == block_table.shape[0]
-    if not (is_decode and is_plain):
-        return triton_attention.paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            query_start_loc,
-            seq_lens,
-            scale,
-            sliding_window,
-            logits_soft_cap,
-            **terms,
-        )
-    return _paged.paged_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        query_start_loc,
-        seq_lens,
-        scale,
-        sliding_window,
-        logits_soft_cap,
-    )
+    if is_decode and all(term is None for term in terms.values()):
+        return _paged.paged_attention(query, *caches_and_batch)
+    return triton_attention.paged_attention(query, *caches_and_batch, **terms)
 
 
 def operations() -> dict[str, Any]:
     """Replacements for Triton's operations, by name."""
-    return {"paged_attention": paged_attention, "reshape_and_cache": reshape_and_cache}
+    return {"paged_attention": paged_attention}

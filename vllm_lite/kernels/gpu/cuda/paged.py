@@ -1,8 +1,7 @@
-"""Paged attention and cache writes by csrc/cuda: checks tensors, passes addresses and a stream.
+"""Paged attention by csrc/cuda: checks tensors, passes addresses and a stream.
 
-Knows the kernels' limits and how a context is split. `calls` is vllm_lite._cuda or its
-emulation on the host. Nothing here waits for the device, so lengths, block ids and slots are
-not checked: the kernels skip what lies beyond a cache.
+Knows the kernels' limits and how a context is split. Nothing here waits for the device, so lengths
+and block ids are not checked: the kernels skip what lies beyond a cache.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ _UNCUT_UNITS = 16
 
 
 class Calls(Protocol):
-    """The compiled module: functions of numbers that return None or an error line."""
+    """vllm_lite._cuda, or its emulation."""
 
-    def attend(self, *numbers: float) -> str | None: ...
-
-    def write_cache(self, *numbers: int) -> str | None: ...
-
-    def copy_blocks(self, *numbers: int) -> str | None: ...
+    def attend(self, *numbers: float) -> str | None:
+        """Return an error line, or None."""
 
 
 def plan_splits(num_programs: int, capacity: int, num_processors: int) -> tuple[int, int]:
@@ -48,7 +44,7 @@ def plan_splits(num_programs: int, capacity: int, num_processors: int) -> tuple[
 
 
 class PagedOps:
-    """`paged_attention`, `reshape_and_cache` and `copy_blocks` on devices of one type."""
+    """`paged_attention` on devices of one type."""
 
     def __init__(self, calls: Calls, device_type: str = "cuda", num_processors: int = 0) -> None:
         """`num_processors` is the device's; 0 asks each tensor's device."""
@@ -88,8 +84,7 @@ class PagedOps:
         size = num_tokens * num_heads * MAX_UNITS * (head_size + 2) if splits > 1 else 0
         partials = query.new_empty(size, dtype=torch.float32)
         pointers = (query, output, key_cache, value_cache, block_table, query_start_loc, seq_lens)
-        self._call(
-            self._calls.attend,
+        failure = self._calls.attend(
             *(tensor.data_ptr() for tensor in (*pointers, partials)),
             query.stride(0),
             query.stride(1),
@@ -112,65 +107,9 @@ class PagedOps:
             scale * _LOG2_E,
             logits_soft_cap * _LOG2_E,
         )
+        if failure:
+            raise RuntimeError(f"a CUDA kernel could not be started: {failure}")
         return output
-
-    def reshape_and_cache(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> None:
-        """As in `reference`, except that a slot beyond the cache is skipped."""
-        name = "reshape_and_cache"
-        num_tokens, num_kv_heads, head_size = key.shape
-        dtypes = self._check_caches(name, key, key_cache, value_cache)
-        self._check_place(name, key, value, slot_mapping)
-        num_blocks, cache_heads, block_size, _ = key_cache.shape
-        if value.shape != key.shape or value.dtype != key.dtype or cache_heads != num_kv_heads:
-            raise _refuse(name, "key, value and caches do not fit together")
-        _check_rows(name, value)
-        _check_index(name, slot_mapping, torch.int64, num_tokens)
-        self._call(
-            self._calls.write_cache,
-            *(t.data_ptr() for t in (key, value, key_cache, value_cache, slot_mapping)),
-            key.stride(0),
-            value.stride(0),
-            key.stride(1),
-            value.stride(1),
-            key_cache.stride(0),
-            value_cache.stride(0),
-            num_blocks * block_size,
-            num_tokens,
-            num_kv_heads,
-            block_size,
-            head_size,
-            *dtypes,
-            self._stream(key),
-        )
-
-    def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
-        """Copy blocks of cache [B, ...] by pairs [N, 2] int64 of (from, to).
-
-        No block may be written twice, or both read and written. Pairs beyond the cache are skipped.
-        """
-        name = "copy_blocks"
-        self._check_place(name, cache, pairs)
-        _check_dense_blocks(name, cache)
-        if pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2:
-            raise _refuse(name, "pairs must be int64 [N, 2]")
-        size = cache.element_size()
-        self._call(
-            self._calls.copy_blocks,
-            cache.data_ptr(),
-            pairs.contiguous().data_ptr(),
-            cache.stride(0) * size,
-            cache[0].numel() * size,
-            cache.shape[0],
-            pairs.shape[0],
-            self._stream(cache),
-        )
 
     def _check_caches(
         self, name: str, rows: Tensor, key_cache: Tensor, value_cache: Tensor
@@ -210,11 +149,6 @@ class PagedOps:
         if self._device_type == "cpu":
             return 0
         return int(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-    def _call(self, operation: object, *numbers: float) -> None:
-        failure = operation(*numbers)  # type: ignore[operator]
-        if failure:
-            raise RuntimeError(f"a CUDA kernel could not be started: {failure}")
 
 
 def _refuse(name: str, reason: str) -> ValueError:
