@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit slow test-families sanitize bench peers compare docs wheel site format clean help
+.PHONY: demo serve test lint types unit slow test-families sanitize bench peers gguf-oracle compare docs wheel site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -87,6 +87,9 @@ bench: $(VENV)/.dev ## offline throughput on the demo model
 # Virtual environments of their own, in the user's cache folder; vLLM alone takes 2 GB.
 peers: $(VENV)/.dev ## install vLLM for CPUs and llama.cpp, to compare with
 	$(BIN)/python benchmarks/peers/install.py
+
+gguf-oracle: peers ## compare GGUF files of every family with llama.cpp and transformers
+	$(BIN)/python benchmarks/peers/gguf_oracle.py --output benchmarks/results/gguf.md
 
 compare: peers ## compare with them: some hours on two cores
 	$(BIN)/python benchmarks/compare_peers.py

@@ -42,6 +42,11 @@ class Peers:
         return self.folder / "llamacpp/bin/python"
 
     @property
+    def converter(self) -> Path:
+        """llama.cpp's converter to GGUF files."""
+        return self.folder / "convert"
+
+    @property
     def bf16_model(self) -> Path:
         """The demo model as a Hugging Face directory."""
         return self.folder / "demo-bf16"

@@ -3,8 +3,8 @@
     python benchmarks/peers/install.py [FOLDER]
 
 FOLDER (by default `peers` in the user's cache folder) gets vllm/ and llamacpp/, each a virtual
-environment, and demo-bf16/, the demo model as a Hugging Face directory. What is there already is
-left alone; remove a folder to have it made again.
+environment, convert/, llama.cpp's converter to GGUF files, and demo-bf16/, the demo model as a
+Hugging Face directory. What is there already is left alone; remove a folder to have it made again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -75,6 +77,20 @@ def install_llamacpp(python: Path) -> None:
     run(python, "-m", "pip", "install", "--no-cache-dir", wanted, CMAKE_ARGS=arguments)
 
 
+def unpack_converter(folder: Path) -> None:
+    """llama.cpp's converter, from the same sources; this project's environment can run it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        options = ["--no-deps", "--no-binary", ":all:", "--dest", temporary]
+        wanted = f"llama-cpp-python=={LLAMACPP}"
+        run(sys.executable, "-m", "pip", "download", *options, wanted)
+        (archive,) = Path(temporary).glob("*.tar.gz")
+        with tarfile.open(archive) as packed:
+            packed.extractall(temporary, filter="data")
+        (sources,) = Path(temporary).glob("*/vendor/llama.cpp")
+        for name in ("conversion", "gguf-py"):
+            shutil.copytree(sources / name, folder / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
@@ -95,6 +111,8 @@ def main() -> None:
             # Half an environment would count as a whole one.
             shutil.rmtree(environment)
             raise
+    if not peers.converter.exists():
+        unpack_converter(peers.converter)
     if not (peers.bf16_model / "tokenizer.json").exists():
         run(sys.executable, EXPORT, peers.bf16_model)
 

@@ -1,0 +1,212 @@
+"""Compares GGUF files of every tiny test checkpoint with transformers and with llama.cpp itself.
+
+    python benchmarks/peers/gguf_oracle.py [CASE ...] [--headers] [--output FILE]
+
+A case is one of tests/models/families. Its Hugging Face directory is converted to a float32 file
+by llama.cpp's converter; then the logits of that file here, those of llama.cpp and those of
+transformers should be the same. `make peers` installs llama.cpp and its converter. --headers
+records what the converter wrote beside the tensors in tests/data/gguf_headers.json, from which
+the tests write such files themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from peers.engines import CHILDREN, default_peers
+
+# Before anything imports gguf: the converter's own version of it.
+sys.path.insert(2, str(default_peers().converter / "gguf-py"))
+sys.path.insert(2, str(default_peers().converter))
+os.environ["TQDM_DISABLE"] = "1"
+
+import conversion
+import gguf
+import numpy as np
+import torch
+
+from tests.models.checkpoints import make_model, save
+from tests.models.families import CASES, FAMILIES
+from tests.models.runner import PagedRunner, load
+from vllm_lite.errors import VLLMLiteError
+
+PEERS = default_peers()
+LENGTH = 24
+HEADERS = Path(__file__).parents[2] / "tests/data/gguf_headers.json"
+
+
+def convert(directory: Path, file: Path) -> None:
+    """llama.cpp's converter, but for the vocabulary: token ids are all that is compared."""
+
+    def no_vocabulary(model: Any) -> None:
+        writer = model.gguf_writer
+        writer.add_tokenizer_model("none")
+        key = f"{writer.arch}.vocab_size"
+        if all(key not in part for part in writer.kv_data):
+            writer.add_vocab_size(model.hparams["vocab_size"])
+
+    base = conversion.ModelBase
+    with torch.inference_mode():
+        hparams = base.load_hparams(directory, False)
+        name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
+        model_class = conversion.get_model_class(name)
+        model_class.set_vocab = no_vocabulary
+        model_class(directory, gguf.LlamaFileType.ALL_F32, file, model_name="tiny").write()
+
+
+class LlamaCpp:
+    """A process that computes logits; a new one after a crash."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def logits(self, file: Path, ids: list[int]) -> torch.Tensor | str:
+        """Those of every token, or the reason that there are none."""
+        if not PEERS.llamacpp_python.exists():
+            return "not installed"
+        if self._process is None:
+            command = [str(PEERS.llamacpp_python), str(CHILDREN / "logits.py")]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        output = file.with_suffix(".logits")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(file), ids, str(output)]), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._process = None
+            return f"llama.cpp ended with {status}"
+        answer = json.loads(line)
+        if "error" in answer:
+            return str(answer["error"])
+        values = np.fromfile(output, dtype=np.float32).reshape(answer["shape"])
+        return torch.from_numpy(values)
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    """The metadata of `file`, and the name and a hash of each tensor."""
+    reader = gguf.GGUFReader(file)
+    fields = {
+        key: [field.types[0].name, field.types[-1].name, field.contents()]
+        for key, field in reader.fields.items()
+        if not key.startswith(("GGUF.", "general.", "tokenizer.")) or key == "general.architecture"
+    }
+    tensors = {
+        tensor.name: [
+            tensor.tensor_type.name,
+            [int(size) for size in reversed(tensor.shape)],
+            hashlib.sha256(tensor.data.tobytes()).hexdigest()[:16],
+        ]
+        for tensor in reader.tensors
+    }
+    return {"fields": fields, "tensors": tensors}
+
+
+def difference(got: torch.Tensor | str, want: torch.Tensor) -> str:
+    """The largest difference, or the reason that there is nothing to compare."""
+    if isinstance(got, str):
+        return got
+    if got.shape != want.shape:
+        return f"logits {list(got.shape)}"
+    return f"{(got - want).abs().max():.1e}"
+
+
+class Oracle:
+    """Compares one case after another."""
+
+    def __init__(self) -> None:
+        self._llamacpp = LlamaCpp()
+        self.headers: dict[str, Any] = {}
+
+    def compare(self, case: str, folder: Path) -> list[str]:
+        """The table's row of `case`: its name in files, and differences from transformers."""
+        family, changes = CASES[case]
+        reference = make_model(family, **changes)
+        file = folder / "model.gguf"
+        try:
+            convert(save(reference, folder / "hf"), file)
+        except (Exception, SystemExit) as error:
+            return ["-", "-", "-", f"converter: {type(error).__name__}: {error}"[:160]]
+        self.headers[case] = header_of(file)
+        name = self.headers[case]["fields"]["general.architecture"][2]
+        vocabulary = reference.get_input_embeddings().weight.shape[0]
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.randint(0, min(vocabulary, 131), (LENGTH,), generator=generator).tolist()
+        with torch.inference_mode():
+            want = reference(torch.tensor([ids])).logits[0].float()
+        ours: torch.Tensor | str
+        try:
+            ours = PagedRunner(load(file)).step({"a": ids})["a"]
+        except VLLMLiteError as error:
+            ours = str(error).replace(str(folder), "")
+        except Exception as error:
+            ours = f"{type(error).__name__}: {error}"
+        theirs = self._llamacpp.logits(file, ids)
+        row = [name, difference(ours, want), difference(theirs, want)]
+        both = isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
+        if both and ours.shape == theirs.shape:
+            return [*row, difference(ours, theirs)]
+        return [*row, "-"]
+
+
+def chosen(patterns: Iterable[str]) -> list[str]:
+    """The cases whose names match, of architectures that the converter knows."""
+    known = conversion.TEXT_MODEL_MAP
+    found = []
+    for case, (family, _) in CASES.items():
+        if patterns and not any(fnmatch.fnmatch(case, pattern) for pattern in patterns):
+            continue
+        told = FAMILIES[family]
+        if told.architecture in known or told.rewrite is not None or patterns:
+            found.append(case)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="names or patterns; all where none is given")
+    parser.add_argument("--headers", action="store_true", help="record the converter's headers")
+    parser.add_argument("--output", type=Path, help="write the table to this file, too")
+    parser.add_argument("--keep", type=Path, help="leave the files in this folder")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    oracle = Oracle()
+    lines = [
+        "| case | GGUF name | ours - transformers | llama.cpp - transformers | ours - llama.cpp |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    print("\n".join(lines))
+    for case in chosen(args.cases):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) if args.keep is None else args.keep / case
+            folder.mkdir(parents=True, exist_ok=True)
+            row = oracle.compare(case, folder)
+        lines.append("| " + " | ".join([case, *(cell.replace("|", "/") for cell in row)]) + " |")
+        print(lines[-1], flush=True)
+    if args.output is not None:
+        args.output.write_text("\n".join(lines) + "\n")
+    if args.headers:
+        stored = json.loads(HEADERS.read_text()) if HEADERS.exists() else {}
+        shown = {key: json.dumps(value) for key, value in sorted((stored | oracle.headers).items())}
+        body = ",\n".join(f"{json.dumps(key)}: {value}" for key, value in shown.items())
+        HEADERS.write_text("{\n" + body + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
