@@ -2,9 +2,9 @@
 
     python benchmarks/peers/gguf_oracle.py [CASE ...] [--headers] [--output FILE]
 
-A case is one of tests/models/families. Its Hugging Face directory is converted to a float32 file
-by llama.cpp's converter; then the logits of that file here, those of llama.cpp and those of
-transformers should be the same. `make peers` installs llama.cpp and its converter. --headers
+A case is one of tests/models/families or of tests/models/gguf_cases.py. llama.cpp's converter makes
+a float32 file of its Hugging Face directory; then the logits of that file here, those of llama.cpp
+and those of transformers should be the same. `make peers` installs what is needed. --headers
 records what the converter wrote beside the tensors in tests/data/gguf_headers.json, from which
 the tests write such files themselves.
 """
@@ -40,13 +40,17 @@ import numpy as np
 import torch
 
 from tests.models.checkpoints import make_model, save
-from tests.models.families import CASES, FAMILIES
+from tests.models.families import FAMILIES
+from tests.models.gguf_cases import GGUF_CASES, published, published_name
 from tests.models.runner import PagedRunner, load
 from vllm_lite.errors import VLLMLiteError
 
 PEERS = default_peers()
-LENGTH = 24
+# Longer than the windows and than the lengths that are stretched.
+LENGTH = 44
 HEADERS = Path(__file__).parents[2] / "tests/data/gguf_headers.json"
+
+_load_hparams = conversion.ModelBase.load_hparams
 
 
 def convert(directory: Path, file: Path) -> None:
@@ -55,17 +59,29 @@ def convert(directory: Path, file: Path) -> None:
     def no_vocabulary(model: Any) -> None:
         writer = model.gguf_writer
         writer.add_tokenizer_model("none")
-        key = f"{writer.arch}.vocab_size"
+        key = f"{gguf.MODEL_ARCH_NAMES[model.model_arch]}.vocab_size"
         if all(key not in part for part in writer.kv_data):
             writer.add_vocab_size(model.hparams["vocab_size"])
 
     base = conversion.ModelBase
+    base.load_hparams = lambda path, is_mistral_format: published(
+        _load_hparams(path, is_mistral_format)
+    )
     with torch.inference_mode():
-        hparams = base.load_hparams(directory, False)
+        hparams = base.load_hparams(directory, is_mistral_format=False)
+        # Only counted.
+        vocabulary = {"model": {"vocab": [""] * hparams["vocab_size"]}, "added_tokens": []}
+        (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
         name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
         model_class = conversion.get_model_class(name)
-        model_class.set_vocab = no_vocabulary
-        model_class(directory, gguf.LlamaFileType.ALL_F32, file, model_name="tiny").write()
+        for part in (model_class, *vars(model_class).values()):
+            if isinstance(part, type):
+                part.set_vocab = no_vocabulary
+        model = model_class(directory, gguf.LlamaFileType.ALL_F32, file, model_name="tiny")
+        model.model_tensors = {
+            published_name(key): make for key, make in model.model_tensors.items()
+        }
+        model.write()
 
 
 class LlamaCpp:
@@ -136,7 +152,7 @@ class Oracle:
 
     def compare(self, case: str, folder: Path) -> list[str]:
         """The table's row of `case`: its name in files, and differences from transformers."""
-        family, changes = CASES[case]
+        family, changes = GGUF_CASES[case]
         reference = make_model(family, **changes)
         file = folder / "model.gguf"
         try:
@@ -169,7 +185,7 @@ def chosen(patterns: Iterable[str]) -> list[str]:
     """The cases whose names match, of architectures that the converter knows."""
     known = conversion.TEXT_MODEL_MAP
     found = []
-    for case, (family, _) in CASES.items():
+    for case, (family, _) in GGUF_CASES.items():
         if patterns and not any(fnmatch.fnmatch(case, pattern) for pattern in patterns):
             continue
         told = FAMILIES[family]

@@ -6,7 +6,7 @@ config/gguf_header.py's, the number formats are the kernels'.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.weight_rules import Part, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused, renamed
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -29,24 +29,34 @@ _BLOCK_NAMES = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "post_attention_norm": "mixer_output_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+    "post_ffw_norm": "ffn_output_norm",
     "ffn_gate_inp": "mlp.gate",
     # Numbered by _matrices.
     "ffn_gate_exps.*": "mlp.experts.*.gate_proj",
     "ffn_up_exps.*": "mlp.experts.*.up_proj",
     "ffn_down_exps.*": "mlp.experts.*.down_proj",
 }
-GGUF_RULES = renamed(
-    {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-        **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
-    }
-)
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embed_norm",
+    "position_embd": "model.embed_positions",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
+}
 # A tensor that is called a weight and fills a slot of another name.
 _WHOLE_NAMES = {"rope_freqs.weight": "model.rotary_emb.0.frequency_factors"}
 
@@ -92,6 +102,22 @@ class GGUFCheckpointTensor:
             )
         start, size = (n // kind.block_size * kind.block_bytes for n in (first_input, num_inputs))
         return QuantizedRows(rows[:, start : start + size], self.tensor.ggml_type, num_inputs)
+
+
+def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
+    """The names of files of most architectures, and those rules of a family that are of files.
+
+    Queries, keys and values may be one layer.
+    """
+    query, key = (count * facts.head_size for count in (facts.num_heads, facts.num_kv_heads))
+    sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
+    return [
+        *renamed(_NAMES),
+        replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
+        # Read with the header.
+        *(Rule(f"rope_factors_{length}") for length in ("short", "long")),
+        *(rule for rule in own if rule.source.startswith("blk.")),
+    ]
 
 
 def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:

@@ -26,7 +26,7 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
-from vllm_lite.loader.gguf import GGUF_RULES, open_gguf
+from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import join_float4
 from vllm_lite.loader.safetensors import open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
@@ -77,9 +77,8 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     dtype = _DTYPES[config.model.dtype]
     form = stored_form(facts.path, facts.hf_config)
     model_class = get_model_class(facts.architecture, facts.implementation)
-    rules = WeightRules(
-        (*(GGUF_RULES if facts.format == "gguf" else ()), *model_class.weight_rules(facts))
-    )
+    own = model_class.weight_rules(facts)
+    rules = WeightRules(gguf_rules(facts, own) if facts.format == "gguf" else own)
     methods = LinearMethods(config.model.quantization, dtype, form)
     options = BuildOptions(
         dtype=dtype,

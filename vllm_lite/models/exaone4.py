@@ -32,4 +32,4 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return norms_after(facts)
+        return norms_after()

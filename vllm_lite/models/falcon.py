@@ -49,6 +49,8 @@ class FalconForCausalLM(DecoderForCausalLM):
         if _parallel(facts) == "two norms":
             names[f"{old}.ln_attn"] = f"{new}.input_layernorm"
             names[f"{old}.ln_mlp"] = f"{new}.post_attention_layernorm"
+            names["blk.*.attn_norm_2"] = f"{new}.input_layernorm"
+            names["blk.*.attn_norm"] = f"{new}.post_attention_layernorm"
         return (*renamed(names), _fused(f"{old}.self_attention.query_key_value", new, facts))
 
 

@@ -24,7 +24,8 @@ class GlmForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         layer, up = "model.layers.*", size(facts, "intermediate_size")
         halves = {"gate_proj": up, "up_proj": up}
-        return (fused(f"{layer}.mlp.gate_up_proj", f"{layer}.mlp", halves),)
+        source = "blk.*.ffn_up" if facts.format == "gguf" else f"{layer}.mlp.gate_up_proj"
+        return (fused(source, f"{layer}.mlp", halves),)
 
 
 class Glm4ForCausalLM(GlmForCausalLM):

@@ -50,7 +50,7 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return norms_after(facts)
+        return norms_after()
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
@@ -66,12 +66,9 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
         return with_rotaries(spec, [local if is_local else full for is_local in facts.local_layers])
 
 
-def norms_after(facts: ModelFacts) -> Sequence[Rule]:
+def norms_after() -> Sequence[Rule]:
     """The names of norms after the blocks, in layers that have no others."""
     layer = "model.layers.*"
-    if facts.format == "gguf":
-        names = ("blk.*.post_attention_norm", "blk.*.post_ffw_norm")
-    else:
-        names = (f"{layer}.post_attention_layernorm", f"{layer}.post_feedforward_layernorm")
+    names = (f"{layer}.post_attention_layernorm", f"{layer}.post_feedforward_layernorm")
     own = (f"{layer}.mixer_output_norm", f"{layer}.ffn_output_norm")
     return renamed(dict(zip(names, own, strict=True)))

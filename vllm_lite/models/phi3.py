@@ -26,11 +26,7 @@ class Phi3ForCausalLM(DecoderForCausalLM):
         gate_up = {"gate_proj": up, "up_proj": up}
         is_gguf = facts.format == "gguf"
         return (
-            fused(
-                "blk.*.attn_qkv" if is_gguf else f"{layer}.self_attn.qkv_proj",
-                f"{layer}.self_attn",
-                qkv,
-            ),
+            fused(f"{layer}.self_attn.qkv_proj", f"{layer}.self_attn", qkv),
             fused(
                 "blk.*.ffn_up" if is_gguf else f"{layer}.mlp.gate_up_proj", f"{layer}.mlp", gate_up
             ),

@@ -34,8 +34,13 @@ class Architecture:
     like: str = ""
     # general.architecture of GGUF files.
     gguf: tuple[str, ...] = ()
-    # Further keys of their headers, after the architecture's name, to fields here.
+    # Further keys of their headers, after the architecture's name, to fields here; a field within
+    # another has a point between their names.
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
+    # Fields that say whether the files have a tensor, or, after "!", that they have not.
+    gguf_seen: Mapping[str, str] = field(default_factory=dict)
+    # Fields that the files leave out, as llama.cpp takes them.
+    gguf_fixed: JsonView = field(default_factory=dict)
     # Its own names of fields to the usual ones.
     aliases: Mapping[str, str] = field(default_factory=dict)
     # Defaults beside those of transformers' configuration class (defaults.json).

@@ -13,6 +13,7 @@ _GPT = {
     "n_inner": "intermediate_size",
     "activation_function": "hidden_act",
 }
+_EPSILON = "attention.layer_norm_epsilon"
 _STABLELM: dict[str, Any] = {
     "aliases": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
     "reads": "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual",
@@ -47,6 +48,8 @@ ROWS = (
     row(
         "GPT2LMHeadModel",
         "gpt2",
+        gguf=("gpt2",),
+        gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx",
         harmless="n_ctx reorder_and_upcast_attn",
@@ -83,6 +86,8 @@ ROWS = (
     row(
         "GPTBigCodeForCausalLM",
         "gpt_bigcode",
+        gguf=("starcoder",),
+        gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights multi_query",
         harmless="n_ctx attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
@@ -100,12 +105,27 @@ ROWS = (
     row(
         "GPTNeoXForCausalLM",
         "gpt_neox",
+        gguf=("gptneox",),
+        gguf_fields={
+            _EPSILON: "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        gguf_seen={"attention_bias": "blk.0.attn_qkv.bias"},
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         reads="layer_norm_eps use_parallel_residual",
     ),
     row(
         "StableLmForCausalLM",
         "stablelm",
+        gguf=("stablelm",),
+        gguf_fields={
+            _EPSILON: "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        gguf_seen={
+            "use_qkv_bias": "blk.0.attn_q.bias",
+            "qk_layernorm": "blk.0.attn_q_norm.weight",
+        },
         **_STABLELM,
     ),
     row(
@@ -118,6 +138,11 @@ ROWS = (
     row(
         "FalconForCausalLM",
         "falcon",
+        gguf=("falcon",),
+        gguf_fields={_EPSILON: "layer_norm_epsilon", "attention.head_count_kv": "num_kv_heads"},
+        # The newer form has the older one's shapes, too.
+        gguf_fixed={"new_decoder_architecture": True},
+        gguf_seen={"num_ln_in_parallel_attn": "!blk.0.attn_norm_2.weight"},
         **_FALCON,
     ),
     row(
@@ -143,13 +168,26 @@ ROWS = (
     row(
         "BloomForCausalLM",
         "bloom",
+        gguf=("bloom",),
+        gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases={**_GPT, "n_embed": "hidden_size"},
         own_defaults={"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 2048},
         reads="layer_norm_epsilon",
         harmless="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
         "skip_bias_add skip_bias_add_qkv slow_but_exact",
     ),
-    row("MptForCausalLM", "mpt", **_MPT),
+    row(
+        "MptForCausalLM",
+        "mpt",
+        gguf=("mpt",),
+        gguf_fields={
+            _EPSILON: "layer_norm_epsilon",
+            "attention.clamp_kqv": "attn_config.clip_qkv",
+            "attention.max_alibi_bias": "attn_config.alibi_bias_max",
+        },
+        gguf_seen={"no_bias": "!blk.0.attn_output.bias"},
+        **_MPT,
+    ),
     row(
         "MPTForCausalLM",
         "mpt",
@@ -160,6 +198,8 @@ ROWS = (
     row(
         "Starcoder2ForCausalLM",
         "starcoder2",
+        gguf=("starcoder2",),
+        gguf_fields={_EPSILON: "norm_epsilon"},
         reads="norm_epsilon use_bias",
         windows="every",
     ),

@@ -61,6 +61,7 @@ ROWS = (
     row(
         "Ministral3ForCausalLM",
         "mistral",
+        gguf=("mistral3",),
         own_defaults={
             "rope_scaling": {
                 "rope_type": "yarn",
@@ -138,9 +139,10 @@ ROWS = (
     row(
         "ApertusForCausalLM",
         "apertus",
+        gguf=("apertus",),
         own_defaults={"rope_scaling": {**_LLAMA3, **_LONG, "factor": 8.0}},
     ),
-    row("BitNetForCausalLM", "bitnet"),
+    row("BitNetForCausalLM", "bitnet", gguf=("bitnet",), gguf_fixed={"hidden_act": "silu"}),
     row(
         "SolarForCausalLM",
         "solar",
@@ -168,6 +170,8 @@ ROWS = (
     row(
         "MiniCPM3ForCausalLM",
         "minicpm3",
+        gguf=("minicpm3",),
+        gguf_fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         reads=f"{LATENTS} scale_emb dim_model_base scale_depth",
     ),
     row(
@@ -188,7 +192,8 @@ ROWS = (
     row(
         "GraniteForCausalLM",
         "granite",
-        gguf=("granite",),
+        gguf=("granite", "minicpm"),
+        gguf_fixed={"attention_multiplier": None},
         gguf_fields={
             "attention.scale": "attention_multiplier",
             "embedding_scale": "embedding_multiplier",

@@ -9,6 +9,11 @@ _CAPPED = (
     "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping sliding_window_pattern"
 )
 
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
 ROWS = (
     row(
         "Qwen2ForCausalLM",
@@ -27,6 +32,8 @@ ROWS = (
     row(
         "PhiForCausalLM",
         "phi",
+        gguf=("phi2",),
+        gguf_fields={"attention.layer_norm_epsilon": "layer_norm_eps"},
         reads="layer_norm_eps qk_layernorm",
     ),
     row(
@@ -38,6 +45,7 @@ ROWS = (
     row(
         "GemmaForCausalLM",
         "gemma",
+        gguf=("gemma",),
         # Never another form than that of hidden_act.
         harmless="hidden_activation",
     ),
@@ -45,21 +53,25 @@ ROWS = (
         row(
             name,
             "gemma",
+            gguf=gguf,
+            gguf_fields=_CAPS,
             own_defaults={"sliding_window_pattern": 2},
             aliases={"hidden_activation": "hidden_act"},
             reads=_CAPPED,
             windows="pattern",
         )
-        for name in ("Gemma2ForCausalLM", "VaultGemmaForCausalLM")
+        for name, gguf in (("Gemma2ForCausalLM", ("gemma2",)), ("VaultGemmaForCausalLM", ()))
     ),
     row(
         "Gemma3ForCausalLM",
         "gemma3",
+        gguf=("gemma3",),
+        gguf_fields=_CAPS,
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_CAPPED} rope_local_base_freq",
         windows="pattern",
     ),
-    row("GlmForCausalLM", "glm"),
-    row("Glm4ForCausalLM", "glm"),
+    row("GlmForCausalLM", "glm", gguf=("chatglm",)),
+    row("Glm4ForCausalLM", "glm", gguf=("glm4",)),
 )
