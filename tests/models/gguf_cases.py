@@ -62,7 +62,18 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mpt-clip": ("mpt", {"num_attention_heads": 3, "attn_config": {"clip_qkv": 0.6}}),
     "olmo-clip-plain": ("olmo", {"clip_qkv": 0.8, "num_key_value_heads": 4}),
-    "glm-usual-heads": ("glm", {"head_dim": 12, "num_key_value_heads": 1}),
+    "glm-usual-heads": ("glm", {"head_dim": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "llama4-published": (
+        "llama4",
+        {
+            "num_hidden_layers": 5,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "rms_norm_eps": 1e-6,
+        },
+    ),
     "phi-wide": ("phi", {"intermediate_size": 192, "num_key_value_heads": 4}),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "num_key_value_heads": 1}),
     "gpt_neox-rotary-half": (
@@ -86,12 +97,6 @@ GGUF_CASES = {**CASES, **FURTHER}
 
 
 _RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
-
-
-def published_name(name: str) -> str:
-    """The name of a tensor as the converter knows it."""
-    name = name.replace("self_attn.attn_sub_norm", "self_attn.inner_attn_ln")
-    return name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm")
 
 
 def published(hparams: dict[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,8 @@ def check_sizes(facts: ModelFacts) -> None:
     built in sizes that are made up.
     """
     path = Path(facts.path)
-    files = [path] if facts.format == "gguf" else sorted(path.glob("*.safetensors"))
+    parts = [Path(part) for part in read_gguf(path).data] if facts.format == "gguf" else []
+    files = parts or sorted(path.glob("*.safetensors"))
     held = sum(file.stat().st_size for file in files)
     # The embedding, the queries of every layer and one matrix of the MLP.
     width = facts.hf_config.get("intermediate_size")

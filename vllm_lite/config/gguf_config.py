@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from vllm_lite.config.families.architecture import Architecture
 from vllm_lite.config.family_config import READ_BY_ALL
-from vllm_lite.config.gguf_header import GGUFArray, GGUFFile
+from vllm_lite.config.gguf_families import REFINEMENTS
+from vllm_lite.config.gguf_header import GGUFArray, GGUFFile, shortest
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
@@ -34,9 +34,13 @@ _SEEN = {
     "mlp_bias": "blk.0.ffn_up.bias",
     "use_qk_norm": "blk.0.attn_q_norm.weight",
 }
-# Files leave out what Gemma divides scores by: the root of a head's size, but in models with so
-# many layers that of a head's share of the width.
-_LAYERS_OF_LARGEST = {"gemma2": 46, "gemma3": 62}
+_WITH_EXPERTS: dict[str, str] = {}
+# Keys of a mixture's header to fields here.
+_EXPERT_FIELDS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -49,55 +53,35 @@ def hf_config_of(gguf: GGUFFile) -> Json:
     metadata = gguf.metadata
     name = metadata.get("general.architecture")
     row = GGUF_ARCHITECTURES.get(name) if isinstance(name, str) else None
-    architecture = None if row is None else row.name
-    _refuse_unsupported(gguf, name, architecture)
-
-    def get(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{name}.{key}", default)
-
+    if row is None:
+        raise CheckpointError(
+            f"{gguf.path} holds the architecture {name!r}; "
+            f"supported in GGUF files are {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    get = gguf.of_architecture
     window = get("attention.sliding_window") or None
+    # Converters write several under one name.
     if window:
-        # Converters write both under one name.
-        architecture = _WITH_WINDOWS.get(str(architecture), architecture)
-    num_heads = _per_layer(gguf, get("attention.head_count"))
-    hidden_size = get("embedding_length")
-    head_size = get("attention.key_length")
-    latents: Json = {}
-    if rank := get("attention.kv_lora_rank"):
-        # The usual sizes are those of products with latents themselves.
-        rotary_size, key_size = get("rope.dimension_count"), get("attention.key_length_mla")
-        latents = {
-            "kv_lora_rank": rank,
-            "q_lora_rank": get("attention.q_lora_rank"),
-            "qk_rope_head_dim": rotary_size,
-            "qk_nope_head_dim": (key_size or head_size) - rotary_size,
-            "v_head_dim": get("attention.value_length_mla") or get("attention.value_length"),
-        }
-        head_size = rotary_size
+        row = ARCHITECTURES[_WITH_WINDOWS.get(row.name, row.name)]
+    if get("expert_count"):
+        row = ARCHITECTURES[_WITH_EXPERTS.get(row.name, row.name)]
+    _refuse_unsupported(gguf, row)
+    num_heads = _of_all_layers(get("attention.head_count"))
     config: Json = {
-        "architectures": [architecture],
-        "model_type": _MODEL_TYPES.get(str(architecture), name),
+        "architectures": [row.name],
+        "model_type": _MODEL_TYPES.get(row.name, name),
         "num_hidden_layers": get("block_count"),
-        "hidden_size": hidden_size,
-        "intermediate_size": _per_layer(gguf, get("feed_forward_length")),
+        "hidden_size": get("embedding_length"),
+        "intermediate_size": _of_all_layers(get("feed_forward_length")),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _per_layer(gguf, get("attention.head_count_kv", num_heads)),
-        "head_dim": head_size,
-        "hidden_act": "silu" if row is None else row.defaults.get("hidden_act", "silu"),
-        "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon", 1e-6)),
+        "num_key_value_heads": _of_all_layers(get("attention.head_count_kv", num_heads)),
+        "head_dim": get("attention.key_length"),
+        "hidden_act": row.defaults.get("hidden_act", "silu"),
+        "rms_norm_eps": shortest(get("attention.layer_norm_rms_epsilon", 1e-6)),
         "max_position_embeddings": get("context_length"),
         "vocab_size": _vocab_size(gguf, get("vocab_size")),
         "sliding_window": window,
-        "rope_parameters": _rope_parameters(
-            gguf, get, head_size or (hidden_size // num_heads if num_heads else None)
-        ),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        # What llama.cpp's files have no field for is as llama.cpp computes it.
-        "num_experts": get("expert_count"),
-        "num_experts_per_tok": get("expert_used_count"),
-        "moe_intermediate_size": get("expert_feed_forward_length"),
-        "norm_topk_prob": True if get("expert_count") else None,
-        "decoder_sparse_step": 1 if get("expert_count") else None,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [
             metadata[key]
@@ -105,68 +89,78 @@ def hf_config_of(gguf: GGUFFile) -> Json:
             if key in metadata
         ],
     }
+    if get("attention.kv_lora_rank"):
+        config |= _latent_sizes(get)
     pattern = get("attention.sliding_window_pattern")
     if isinstance(pattern, GGUFArray) and window:
         kinds = {True: "sliding_attention", False: "full_attention"}
         config["layer_types"] = [kinds[bool(is_local)] for is_local in pattern]
-    config |= latents
-    if row is not None:
-        _add_family(config, row, gguf)
+    config["rope_parameters"] = _rope_parameters(gguf, get, config)
+    _add_family(config, row, gguf)
+    if refine := REFINEMENTS.get(str(name)):
+        refine(gguf, config)
+    for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        if isinstance(config[key], list):
+            raise CheckpointError(
+                f"{gguf.path} has layers of different sizes ({key}), which are not supported"
+            )
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _add_family(config: Json, row: Architecture, gguf: GGUFFile) -> None:
     """Add the fields that the family of `row` reads, from the header and from the tensors."""
-    name, defaults = gguf.metadata["general.architecture"], row.defaults
-    known = READ_BY_ALL | row.reads
+    defaults, known = row.defaults, READ_BY_ALL | row.reads
     config |= {key: defaults[key] for key in row.reads if key in defaults and key not in config}
+    if gguf.of_architecture("expert_count"):
+        experts = {own: gguf.of_architecture(key) for key, own in _EXPERT_FIELDS.items()}
+        # What files have no field for is as llama.cpp computes it.
+        experts |= {"norm_topk_prob": True, "decoder_sparse_step": 1}
+        config |= {key: value for key, value in experts.items() if key in row.reads}
     config |= row.gguf_fixed
-    if "query_pre_attn_scalar" in row.reads:
-        is_largest = config["num_hidden_layers"] == _LAYERS_OF_LARGEST.get(name)
-        share = config["hidden_size"] // config["num_attention_heads"]
-        config["query_pre_attn_scalar"] = share if is_largest else config["head_dim"] or share
     usual = {key: tensor for key, tensor in _SEEN.items() if key in known}
     for key, tensor in {**usual, **row.gguf_seen}.items():
         is_there = tensor.removeprefix("!") in gguf.tensors
         config[key] = is_there != tensor.startswith("!")
     for key, own in row.gguf_fields.items():
-        value = gguf.metadata.get(f"{name}.{key}")
-        if isinstance(value, GGUFArray):
-            value = value.tolist()
+        value = gguf.of_architecture(key)
+        if value is None:
+            continue
         *outer, last = own.split(".")
         place = config
         for part in outer:
             place = place.setdefault(part, {})
-        if value is not None:
-            place[last] = _shortest(value)
+        place[last] = value.tolist() if isinstance(value, GGUFArray) else shortest(value)
 
 
-def _refuse_unsupported(gguf: GGUFFile, name: Any, architecture: str | None) -> None:
-    if architecture is None:
+def _refuse_unsupported(gguf: GGUFFile, row: Architecture) -> None:
+    if gguf.of_architecture("expert_count") and "num_experts" not in row.reads:
         raise CheckpointError(
-            f"{gguf.path} holds the architecture {name!r}; "
-            f"supported in GGUF files are {', '.join(GGUF_ARCHITECTURES)}"
-        )
-    row = ARCHITECTURES[architecture]
-    if gguf.metadata.get(f"{name}.expert_count") and "num_experts" not in row.reads:
-        raise CheckpointError(
-            f"{gguf.path} is a mixture of experts, which {name} is not here; supported mixtures "
-            f"are {', '.join(n for n, r in GGUF_ARCHITECTURES.items() if 'num_experts' in r.reads)}"
-        )
-    if gguf.metadata.get("split.count", 1) > 1:
-        raise CheckpointError(
-            f"{gguf.path} is one of several parts; join them with llama-gguf-split --merge"
+            f"{gguf.path} is a mixture of experts, which {row.name} is not here; supported "
+            f"mixtures are "
+            f"{', '.join(n for n, r in GGUF_ARCHITECTURES.items() if 'num_experts' in r.reads)}"
         )
 
 
-def _per_layer(gguf: GGUFFile, value: Any) -> Any:
-    """A size that may be given for each layer, where all layers must agree."""
+def _of_all_layers(value: Any) -> Any:
+    """A size that may be given for each layer, 0 where it has none; those that differ as a list."""
     if value is None or isinstance(value, int):
         return value
-    sizes = set(value)
-    if len(sizes) != 1:
-        raise CheckpointError(f"{gguf.path} has layers of different sizes, which are not supported")
-    return sizes.pop()
+    sizes = {size for size in value if size}
+    return sizes.pop() if len(sizes) == 1 else value.tolist()
+
+
+def _latent_sizes(get: Any) -> Json:
+    """The sizes of latent attention: the usual ones are those of products with latents."""
+    rotary_size = get("rope.dimension_count")
+    key_size = get("attention.key_length_mla") or get("attention.key_length")
+    return {
+        "kv_lora_rank": get("attention.kv_lora_rank"),
+        "q_lora_rank": get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotary_size,
+        "qk_nope_head_dim": key_size - rotary_size,
+        "v_head_dim": get("attention.value_length_mla") or get("attention.value_length"),
+        "head_dim": rotary_size,
+    }
 
 
 def _vocab_size(gguf: GGUFFile, stated: Any) -> Any:
@@ -175,11 +169,15 @@ def _vocab_size(gguf: GGUFFile, stated: Any) -> Any:
     return embedding.shape[0] if embedding is not None else stated
 
 
-def _rope_parameters(gguf: GGUFFile, get: Any, head_size: Any) -> Json:
+def _rope_parameters(gguf: GGUFFile, get: Any, config: Json) -> Json:
+    num_heads, width = config["num_attention_heads"], config["hidden_size"]
+    head_size = config["head_dim"]
+    if head_size is None and isinstance(num_heads, int) and num_heads and width:
+        head_size = width // num_heads
     kind = get("rope.scaling.type", "none")
     rope: Json = {
         "rope_type": _ROPE_TYPES.get(kind, kind),
-        "rope_theta": _shortest(get("rope.freq_base", 10000.0)),
+        "rope_theta": shortest(get("rope.freq_base", 10000.0)),
     }
     rotated = get("rope.dimension_count")
     if rotated and head_size and rotated != head_size:
@@ -189,28 +187,17 @@ def _rope_parameters(gguf: GGUFFile, get: Any, head_size: Any) -> Json:
         rope["rope_type"] = "longrope"
         for name, tensor in factors.items():
             values = gguf.tensor_data(tensor).cast("f")
-            rope[f"{name}_factor"] = [_shortest(value) for value in values]
+            rope[f"{name}_factor"] = [shortest(value) for value in values]
         if scale := get("rope.scaling.attn_factor"):
-            rope["attention_factor"] = _shortest(scale)
+            rope["attention_factor"] = shortest(scale)
     if rope["rope_type"] != "default":
         given = {own: get(f"rope.scaling.{key}") for key, own in _ROPE_FIELDS.items()}
-        rope |= {key: _shortest(value) for key, value in given.items() if value}
+        rope |= {key: shortest(value) for key, value in given.items() if value}
         if scale := get("rope.scaling.yarn_log_multiplier"):
-            rope |= {"mscale": 1.0, "mscale_all_dim": _shortest(scale)}
+            rope |= {"mscale": 1.0, "mscale_all_dim": shortest(scale)}
         if strength := get("attention.temperature_scale"):
-            rope["llama_4_scaling_beta"] = _shortest(strength)
+            rope["llama_4_scaling_beta"] = shortest(strength)
     if get("attention.sliding_window") and (local := get("rope.freq_base_swa")):
-        local_rope = {"rope_type": "default", "rope_theta": _shortest(local)}
+        local_rope = {"rope_type": "default", "rope_theta": shortest(local)}
         return {"full_attention": rope, "sliding_attention": local_rope}
     return rope
-
-
-def _shortest(value: Any) -> Any:
-    """A float32 of the file as the decimal it was written from: 9.99999e-06 is 1e-05."""
-    if not isinstance(value, float):
-        return value
-    for digits in range(6, 9):
-        text = float(f"{value:.{digits}g}")
-        if struct.pack("<f", text) == struct.pack("<f", value):
-            return text
-    return value

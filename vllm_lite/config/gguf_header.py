@@ -8,8 +8,9 @@ Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, lit
 from __future__ import annotations
 
 import mmap
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -21,6 +22,8 @@ _MAX_DIMS = 4
 _MAX_KEY_BYTES = 65535
 _MIN_ALIGNMENT = 8
 _STRING, _ARRAY = 8, 9
+# One file of several.
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 # Metadata value type -> struct code (type 7 is a boolean byte).
@@ -73,13 +76,17 @@ GGML_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One tensor's place. `shape` is row-major (torch order); `offset` counts from byte 0."""
+    """One tensor's place. `shape` is row-major (torch order); `offset` counts from byte 0.
+
+    `path` is the file, or that of its parts which has the tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
     ggml_type: int
     offset: int
     nbytes: int
+    path: str
 
 
 class GGUFArray(Sequence[Any]):
@@ -131,29 +138,89 @@ class GGUFArray(Sequence[Any]):
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """A parsed header. `data` is the whole file, memory-mapped and read-only."""
+    """A parsed header. `data` are the whole file's parts, memory-mapped and read-only, by path."""
 
     path: str
     metadata: Json
     tensors: dict[str, GGUFTensor]
-    data: memoryview
+    data: dict[str, memoryview]
+
+    def of_architecture(self, key: str, default: Any = None) -> Any:
+        """The metadata's value of the architecture's own `key`."""
+        return self.metadata.get(f"{self.metadata['general.architecture']}.{key}", default)
 
     def tensor_data(self, name: str) -> memoryview:
         """The raw bytes of a tensor, not copied."""
         tensor = self.tensors[name]
-        return self.data[tensor.offset : tensor.offset + tensor.nbytes]
+        return self.data[tensor.path][tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def shortest(value: Any) -> Any:
+    """A float32 of the file as the decimal it was written from: 9.99999e-06 is 1e-05."""
+    if not isinstance(value, float):
+        return value
+    for digits in range(6, 9):
+        text = float(f"{value:.{digits}g}")
+        if struct.pack("<f", text) == struct.pack("<f", value):
+            return text
+    return value
 
 
 def read_gguf(path: str | Path) -> GGUFFile:
-    """Parse the header of the GGUF file at `path`; raises CheckpointError if it is damaged."""
+    """Parse the header of the GGUF file at `path`, and of its other parts if it is one of several.
+
+    Raises CheckpointError where one is damaged or not there.
+    """
+    file = _read_one(str(path))
+    count = file.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return file
+    parts = [_read_one(name) for name in _parts_of(str(path), count)]
+    tensors: dict[str, GGUFTensor] = {}
+    for part in parts:
+        tensors |= part.tensors
+    stated = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if stated != len(tensors):
+        raise CheckpointError(
+            f"{path} has {len(tensors)} tensors in its {count} parts, but they say {stated}; "
+            "fetch all of them again, of the same model"
+        )
+    data = {name: view for part in parts for name, view in part.data.items()}
+    return GGUFFile(str(path), parts[0].metadata, tensors, data)
+
+
+def first_parts(files: Iterable[Path]) -> list[Path]:
+    """`files` without those that are later parts of another."""
+    return [
+        path for path in files if not (found := _PART.fullmatch(str(path))) or int(found[2]) == 1
+    ]
+
+
+def _parts_of(path: str, count: int) -> list[str]:
+    found = _PART.fullmatch(path)
+    if found is None or int(found[3]) != count:
+        raise CheckpointError(
+            f"{path} is one of several parts, but its name does not end in "
+            f"-00001-of-{count:05}.gguf; give the parts their names back"
+        )
+    paths = [f"{found[1]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    for part in paths:
+        if not Path(part).is_file():
+            raise CheckpointError(
+                f"{path} lacks its part {part}; put all {count} beside each other"
+            )
+    return paths
+
+
+def _read_one(path: str) -> GGUFFile:
     try:
         with open(path, "rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}; fetch it again") from None
-    reader = _Reader(str(path), data)
+    reader = _Reader(path, data)
     metadata, num_tensors = reader.read_metadata()
-    return GGUFFile(str(path), metadata, reader.read_tensors(num_tensors, metadata), data)
+    return GGUFFile(path, metadata, reader.read_tensors(num_tensors, metadata), {path: data})
 
 
 class _Reader:
@@ -275,7 +342,7 @@ class _Reader:
             if base + offset + nbytes > self._end:
                 raise self._damaged(f"the data of tensor {name!r} does not lie inside the file")
             expected = -(-(offset + nbytes) // alignment) * alignment
-            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, nbytes)
+            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, nbytes, self._path)
         return tensors
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_lite import envs
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
+from vllm_lite.config.gguf_header import first_parts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.progress import on_terminal
 
@@ -94,14 +95,17 @@ def tokenizer_path(config: VllmConfig) -> Path:
 
 
 def _model_in_directory(path: Path) -> str:
-    """The directory itself, or its only .gguf file where it describes nothing else."""
+    """The directory itself, or its only .gguf file where it describes nothing else.
+
+    Of a file in several parts, the first.
+    """
     for entry in (*path.iterdir(), *path.glob("additional_chat_templates/*")):
         # Reading a pipe would wait for ever, and some devices never end.
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise CheckpointError(f"{entry} is not a regular file; put the checkpoint's own there")
     if any((path / name).is_file() for name in ("config.json", *_TOKENIZER_FILES)):
         return str(path)
-    files = sorted(path.glob("*.gguf"))
+    files = first_parts(sorted(path.glob("*.gguf")))
     if len(files) == 1:
         return str(files[0])
     if files:

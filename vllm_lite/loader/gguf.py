@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFTensor, read_gguf
+from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFFile, GGUFTensor, read_gguf
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.gpu.staging import write_weights
@@ -57,6 +57,8 @@ _NAMES = {
     "output": "lm_head",
     **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
 }
+# Numbers by layer that the metadata hold, to the models' names.
+_NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 # A tensor that is called a weight and fills a slot of another name.
 _WHOLE_NAMES = {"rope_freqs.weight": "model.rotary_emb.0.frequency_factors"}
 
@@ -67,7 +69,7 @@ class GGUFCheckpointTensor:
 
     name: str
     tensor: GGUFTensor
-    # The whole file, mapped.
+    # The whole file of the tensor, mapped.
     data: Tensor
 
     @property
@@ -123,13 +125,27 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
 def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:
     """The tensors of the file of `facts`, in file order; raises CheckpointError."""
     file = read_gguf(facts.path)
-    # A private mapping: torch takes only memory that it might write to.
-    data = torch.from_file(facts.path, shared=False, size=len(file.data), dtype=torch.uint8)
+    # Private mappings: torch takes only memory that it might write to.
+    data = {
+        path: torch.from_file(path, shared=False, size=len(view), dtype=torch.uint8)
+        for path, view in file.data.items()
+    }
     return [
-        GGUFCheckpointTensor(_WHOLE_NAMES.get(tensor.name, tensor.name), tensor, data)
-        for stored in sorted(file.tensors.values(), key=lambda tensor: tensor.offset)
+        GGUFCheckpointTensor(_WHOLE_NAMES.get(tensor.name, tensor.name), tensor, data[stored.path])
+        for stored in sorted(file.tensors.values(), key=lambda tensor: (tensor.path, tensor.offset))
         for tensor in _matrices(stored)
-    ]
+    ] + list(_numbers(file))
+
+
+def _numbers(file: GGUFFile) -> Iterator[GGUFCheckpointTensor]:
+    """The metadata's numbers as tensors of one element."""
+    for key, own in _NUMBERS.items():
+        values = torch.tensor(list(file.metadata.get(key, ())), dtype=torch.float32)
+        for i in range(len(values)):
+            name = f"model.layers.{i}.{own}"
+            yield GGUFCheckpointTensor(
+                name, GGUFTensor(name, (1,), 0, 4 * i, 4, file.path), values.view(torch.uint8)
+            )
 
 
 def _matrices(tensor: GGUFTensor) -> Iterator[GGUFTensor]:

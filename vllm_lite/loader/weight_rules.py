@@ -94,6 +94,8 @@ class Part:
 class Rule:
     """Maps a checkpoint's layer to the model's; `*` in names stands for a number.
 
+    A source with the number itself comes before one with `*`.
+
     Without parts: tensors that the configuration implies, which are ignored.
     """
 
@@ -264,7 +266,7 @@ class WeightRules:
         """The model's tensors that the tensor `name` fills, each with its view."""
         layer, _, suffix = name.rpartition(".")
         pattern, numbers = _pattern(layer)
-        rule = self._rules.get(pattern)
+        rule = self._rules.get(layer, self._rules.get(pattern))
         if rule is None:
             return [(name, WHOLE)]
         return [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in rule.parts]

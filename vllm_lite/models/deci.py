@@ -5,14 +5,15 @@ A layer may lack its attention or its MLP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.weight_rules import Rule, interleaved_pairs
 from vllm_lite.models.decoder import DecoderLayer
-from vllm_lite.models.llama import LlamaForCausalLM
+from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 
@@ -53,6 +54,26 @@ class DeciLMForCausalLM(LlamaForCausalLM):
         make = _with_heads if blocks is None else _with_block
         layers = (make(facts, old, it) for old, it in zip(spec.layers, given, strict=True))
         return replace(spec, layers=tuple(layers))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        if facts.format != "gguf":
+            return ()
+        mixers = [layer.mixer for layer in DeciLMForCausalLM.spec(facts).layers]
+        keys = [
+            replace(
+                interleaved_pairs(
+                    f"blk.{i}.attn_k",
+                    "model.layers.*.self_attn.k_proj",
+                    mixer.num_kv_heads,
+                    facts.head_size,
+                ),
+                is_alternative=True,
+            )
+            for i, mixer in enumerate(mixers)
+            if isinstance(mixer, AttentionSpec)
+        ]
+        return [*gguf_pairs(facts), *keys]
 
 
 def _with_heads(facts: ModelFacts, layer: LayerSpec, count: Any) -> LayerSpec:

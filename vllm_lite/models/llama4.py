@@ -72,6 +72,8 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         for name in ("gate_proj", "up_proj", "down_proj"):
             names[f"{old}.{name}"] = f"{new}.{name}"
             names[f"{old}.shared_expert.{name}"] = f"{new}.shared_experts.{name}"
+            short = name.removesuffix("_proj")
+            names[f"blk.*.ffn_{short}_shexp"] = f"{new}.shared_experts.{name}"
         width = size(facts, "intermediate_size")
         return [
             *renamed(names),

@@ -23,7 +23,7 @@ class StableLmForCausalLM(DecoderForCausalLM):
         mixer = {}
         if hf["qk_layernorm"]:
             mixer = {
-                "qk_norm": replace(norm, bias=False, is_stored_by_head=True),
+                "qk_norm": replace(norm, bias=False, is_stored_by_head=facts.format == "hf"),
                 "qk_norm_weight": "by head",
             }
         parallel = "one norm" if hf["use_parallel_residual"] else "no"

@@ -38,8 +38,9 @@ def as_solar(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Te
     return tensors
 
 
-# Of each layer: key-value heads and the MLP's width; 0 where it has none.
-DECI = ((2, 48), (0, 80), (4, 0), (1, 96))
+# Of each layer: key-value heads and the MLP's width; 0 where it has none. Widths are whole 256s,
+# as the usual formula makes them.
+DECI = ((2, 256), (0, 512), (4, 0), (1, 256))
 
 
 def search_blocks(model: Any) -> None:

@@ -14,6 +14,7 @@ from vllm_lite import envs
 from vllm_lite.cli.models.cache import CacheOptions
 from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
+from vllm_lite.config.gguf_header import first_parts
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.option import config, option, option_table
 from vllm_lite.config.sources import (
@@ -88,7 +89,7 @@ def pull(model: str, options: PullOptions) -> str:
         raise CheckpointError(f"{model} holds nothing that is {wanted}; see --allow-patterns")
     if options.verify:
         _verify(model, options, token)
-    files = sorted(Path(folder).rglob("*.gguf"))
+    files = first_parts(sorted(Path(folder).rglob("*.gguf")))
     is_one = len(files) == 1 and not (Path(folder) / "config.json").is_file()
     return str(files[0]) if is_one else folder
 

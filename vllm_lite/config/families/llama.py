@@ -129,6 +129,8 @@ ROWS = (
     row(
         "Llama4ForCausalLM",
         "llama4",
+        gguf=("llama4",),
+        gguf_fields={"interleave_moe_layer_step": "interleave_moe_layer_step"},
         aliases={"num_local_experts": "num_experts"},
         reads="num_experts num_experts_per_tok intermediate_size_mlp moe_layers "
         "interleave_moe_layer_step use_qk_norm no_rope_layers no_rope_layer_interval "
@@ -162,6 +164,7 @@ ROWS = (
     row(
         "DeciLMForCausalLM",
         "deci",
+        gguf=("deci",),
         like="LlamaForCausalLM",
         reads="block_configs num_key_value_heads_per_layer",
         harmless="naive_attention_prefill naive_attention_decode_batched "

@@ -1,0 +1,80 @@
+"""Files of every architecture that llama.cpp's converter writes give transformers' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from tests.models.checkpoints import make_model
+from tests.models.gguf_cases import GGUF_CASES
+from tests.models.gguf_files import headers, ternary, write_case
+from tests.models.runner import PagedRunner, load
+from vllm_lite.config.architectures import GGUF_ARCHITECTURES
+from vllm_lite.errors import CheckpointError
+
+IDS = torch.randint(0, 131, (44,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.mark.parametrize("case", headers())
+@torch.inference_mode()
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    family, changes = GGUF_CASES[case]
+    reference = make_model(family, **changes)
+    path = write_case(case, reference, tmp_path)
+    if family == "bitnet":
+        reference.load_state_dict(ternary({}, reference.state_dict()))
+    want = reference(torch.tensor([IDS])).logits[0].float()
+    got = PagedRunner(load(path)).step({"a": IDS})["a"]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def split(path: Path, sizes: Sequence[int]) -> list[Path]:
+    """The file `path` in parts of so many tensors, as llama-gguf-split names and marks them."""
+    reader = gguf.GGUFReader(path)
+    tensors = list(reader.tensors)
+    parts = []
+    for number, size in enumerate(sizes):
+        part = path.with_name(f"part-{number + 1:05}-of-{len(sizes):05}.gguf")
+        writer = gguf.GGUFWriter(part, reader.get_field("general.architecture").contents())
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(sizes))
+        writer.add_int32("split.tensors.count", len(tensors))
+        for key, field in reader.fields.items():
+            if number == 0 and not key.startswith(("GGUF.", "general.architecture")):
+                inner = field.types[-1] if field.types[0].name == "ARRAY" else None
+                writer.add_key_value(key, field.contents(), field.types[0], inner)
+        first = sum(sizes[:number])
+        for tensor in tensors[first : first + size]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        parts.append(part)
+    path.unlink()
+    return parts
+
+
+@torch.inference_mode()
+def test_a_file_in_parts_opens_by_any_of_them_or_by_its_folder(tmp_path: Path) -> None:
+    whole = write_case("llama", make_model("llama"), tmp_path)
+    want = PagedRunner(load(whole)).step({"a": IDS})["a"]
+    parts = split(whole, (0, 5, 16))
+    for path in (parts[0], parts[2], tmp_path):
+        assert torch.equal(PagedRunner(load(path)).step({"a": IDS})["a"], want)
+    parts[1].unlink()
+    with pytest.raises(CheckpointError, match=r"lacks its part .*part-00002-of-00003\.gguf"):
+        load(parts[0])
+    parts[2].rename(tmp_path / "last.gguf")
+    with pytest.raises(CheckpointError, match=r"last.gguf is one of several parts"):
+        load(tmp_path / "last.gguf")
+
+
+def test_every_name_has_a_case() -> None:
+    names = {fields["general.architecture"][2] for fields in headers().values()}
+    # The converter calls it llama.
+    assert names == set(GGUF_ARCHITECTURES) - {"mistral"}
