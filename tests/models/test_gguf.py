@@ -39,8 +39,6 @@ RANDOM_SCALES = {
     GGML.Q5_K: (0, 2),
     GGML.Q6_K: (208,),
 }
-# Files whose rotated pairs are neighbours, though transformers' are half a head apart.
-PERMUTED = ("llama", "olmo", "granite", "arcee", "smollm3")
 Array = np.ndarray[Any, Any]
 
 
@@ -84,11 +82,10 @@ def write_gguf(
     model: torch.nn.Module,
     kind: GGML | Callable[[str], GGML],
     extra: dict[str, Array] | None = None,
-    further: dict[str, float | int] | None = None,
 ) -> Path:
     """`model` as a GGUF file whose matrices are stored as `kind`, which may depend on the name.
 
-    `extra` are tensors, and `further` keys of the header after the family's name.
+    `extra` are further tensors.
     """
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(len(model.get_submodule("model.layers")))
@@ -102,9 +99,6 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(SIZES["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(131)
-    for key, value in (further or {}).items():
-        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        add(f"{family}.{key}", value)
     rng = np.random.default_rng(0)
     if family.endswith("moe"):
         writer.add_expert_count(model.config.num_experts)
@@ -114,9 +108,7 @@ def write_gguf(
     for name, values in named_arrays(model):
         short, suffix = oracle.gguf_name(name, family, num_layers).rsplit(".", 1)
         part = name.split(".")[-2]
-        if family == "nemotron" and name.endswith("norm.weight"):
-            values = values + 1
-        if family in PERMUTED and part in ("q_proj", "k_proj"):
+        if family == "llama" and part in ("q_proj", "k_proj"):
             values = permute(values, HEADS if part == "q_proj" else KV_HEADS)
         if values.ndim == 1:
             writer.add_tensor(f"{short}.{suffix}", np.ascontiguousarray(values))
@@ -137,8 +129,6 @@ def assert_equal_to_transformers(path: Path, reference: Any, permuted: bool) -> 
     is_tied = reference.config.tie_word_embeddings
     names = [name for name in reference.state_dict() if name != "lm_head.weight" or not is_tied]
     state = oracle.gguf_state_dict(str(path), names, HEAD_SIZE, permuted=permuted)
-    if reference.config.model_type == "nemotron":
-        state |= {name: x - 1 for name, x in state.items() if name.endswith("norm.weight")}
     if "lm_head.weight" not in state:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     reference.load_state_dict(state, strict=True)
@@ -170,76 +160,6 @@ def test_every_family(family: str, changes: dict[str, Any], tmp_path: Path) -> N
     reference = make_model(family, **sizes)
     path = write_gguf(tmp_path / "m.gguf", family, reference, GGML.Q8_0)
     assert_equal_to_transformers(path, reference, permuted=family == "llama")
-
-
-LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
-WINDOW = {"sliding_window": 7, "num_hidden_layers": 4}
-ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
-PLAIN: dict[str, Any] = {"rope_parameters": ROTATION}
-KINDS = ("full_attention", "sliding_attention")
-PLAIN_BY_KIND: dict[str, Any] = {"rope_parameters": dict.fromkeys(KINDS, ROTATION)}
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "changes", "further"),
-    [
-        ("olmo", "olmo", {"clip_qkv": 3.0}, {"attention.clamp_kqv": 3.0}),
-        ("olmo2", "olmo2", {}, {}),
-        ("olmo3", "olmo2", WINDOW | PLAIN_BY_KIND, {"attention.sliding_window": 7}),
-        (
-            "granite",
-            "granite",
-            {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
-            {
-                "attention.scale": 0.2,
-                "residual_scale": 0.4,
-                "embedding_scale": 3.0,
-                "logit_scale": 3.0,
-            },
-        ),
-        ("cohere", "command-r", {"use_qk_norm": True, **PLAIN}, {**LAYER_NORM, "logit_scale": 0.5}),
-        (
-            "cohere2",
-            "cohere2",
-            {**WINDOW, "logit_scale": 0.25, **PLAIN},
-            {**LAYER_NORM, "logit_scale": 0.25, "attention.sliding_window": 7},
-        ),
-        ("arcee", "arcee", {"attention_bias": True}, {}),
-        ("nemotron", "nemotron", {}, {**LAYER_NORM, "rope.dimension_count": HEAD_SIZE // 2}),
-        ("smollm3", "smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, **PLAIN}, {}),
-        ("exaone4", "exaone4", WINDOW, {"attention.sliding_window": 7}),
-        ("seed_oss", "seed_oss", {}, {}),
-        ("hunyuan", "hunyuan-dense", {}, {}),
-        ("ernie4_5", "ernie4_5", {"use_bias": True, **PLAIN}, {}),
-    ],
-)
-def test_llama_s_kin(
-    family: str,
-    name: str,
-    changes: dict[str, Any],
-    further: dict[str, float | int],
-    tmp_path: Path,
-) -> None:
-    reference = make_model(family, **{**SIZES, **changes})
-    path = write_gguf(tmp_path / "m.gguf", name, reference, GGML.F32, further=further)
-    assert_equal_to_transformers(path, reference, permuted=name in PERMUTED)
-
-
-def test_rotary_factors_of_the_file_are_llama3_scaling(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    reference = make_model("llama", **SIZES, rope_parameters=rope)
-    plain = 10000.0 ** -(np.arange(0, HEAD_SIZE, 2, dtype=np.float32) / HEAD_SIZE)
-    factors = (plain / reference.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
-    extra = {"rope_freqs.weight": factors}
-    path = write_gguf(tmp_path / "m.gguf", "llama", reference, GGML.F32, extra)
-    assert_equal_to_transformers(path, reference, permuted=True)
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
