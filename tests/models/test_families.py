@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_longrope_follows_the_longest_sequence_that_may_come(
     length: int, max_model_len: int, tmp_path: Path
 ) -> None:
     reference = make_model("phi3", rope_parameters=LONGROPE, **LONG)
+    model = load(save(reference, tmp_path), max_model_len=max_model_len)
+    ids = ids_of(1, length)
+    got = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("length", "max_model_len"), [(44, 128), (21, 32)], ids=["long", "short"])
+def test_phimoe_s_longrope_has_magnitudes_of_its_own(
+    length: int, max_model_len: int, tmp_path: Path
+) -> None:
+    """Transformers 5 takes the long set's magnitude, but forgets to take the set itself."""
+    rope = {**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3}
+    rope["original_max_position_embeddings"] = LONG["original_max_position_embeddings"]
+    reference = make_model("phimoe", rope_parameters=rope, max_position_embeddings=128)
+    rotary = reference.model.rotary_emb
+    rotary.rope_init_fn = partial(rotary.rope_init_fn, seq_len=length)
     model = load(save(reference, tmp_path), max_model_len=max_model_len)
     ids = ids_of(1, length)
     got = PagedRunner(model).step({"a": ids})["a"]

@@ -176,7 +176,8 @@ def compute_frequencies(settings: RotarySettings, positions: Tensor) -> tuple[Te
     if kind == "yarn":
         return _yarn(settings), _yarn_magnitude(settings)
     if kind == "longrope":
-        return _longrope(settings, len(positions)), _longrope_magnitude(settings)
+        length = len(positions)
+        return _longrope(settings, length), _longrope_magnitude(settings, length)
     if kind not in _SCALINGS:
         known = ", ".join((*_SCALINGS, "dynamic", "yarn", "longrope"))
         raise CheckpointError(f"rope_type {kind!r} is not supported; known: {known}")
@@ -280,10 +281,11 @@ def _longrope(settings: RotarySettings, num_positions: int) -> Tensor:
     return _default(settings) / factors
 
 
-def _longrope_magnitude(settings: RotarySettings) -> float:
-    if settings.parameters.get("attention_factor") is not None:
-        return settings.number("attention_factor")
+def _longrope_magnitude(settings: RotarySettings, num_positions: int) -> float:
     trained = settings.original_length
+    for key in ("long_mscale" if num_positions > trained else "short_mscale", "attention_factor"):
+        if settings.parameters.get(key) is not None:
+            return settings.number(key)
     factor = settings.number("factor", settings.max_position_embeddings / trained)
     return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models.families.family import WINDOWED, YARN, Family
+from tests.models.families.family import WINDOWED, YARN, Family, named
 
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -23,6 +23,15 @@ LATENTS = {
     "qk_nope_head_dim": 10,
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
+}
+PHI_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 128,
 }
 BIASED = {"num_experts_per_tok": 4, "moe_intermediate_size": 24}
 
@@ -110,6 +119,25 @@ FAMILIES = {
                 "num_key_value_heads": 1,
                 "tie_word_embeddings": True,
             },
+        },
+    ),
+    "phimoe": Family(
+        "PhimoeForCausalLM",
+        {
+            "num_local_experts": 5,
+            # Wide, so that experts are near each other.
+            "router_jitter_noise": 0.3,
+            "intermediate_size": 24,
+        },
+        rewrite=named("PhiMoEForCausalLM"),
+        cases={
+            "": {
+                "num_local_experts": 16,
+                "attention_bias": True,
+                "lm_head_bias": True,
+                "rope_parameters": PHI_LONGROPE,
+            },
+            "odd": {"num_key_value_heads": 1, "sliding_window": 9, "tie_word_embeddings": True},
         },
     ),
     "qwen2_moe": Family(

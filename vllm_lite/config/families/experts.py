@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm_lite.config.families.architecture import LATENTS, row
 
 # What some files call the experts of a layer, those of a token, and shared ones.
@@ -20,6 +22,13 @@ _DEEPSEEK = "rope_interleave scoring_func topk_method moe_layer_freq"
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
+_PHIMOE: dict[str, Any] = {
+    "module": "phimoe",
+    "aliases": _NAMES,
+    "reads": f"{_ROUTED} router_jitter_noise lm_head_bias",
+    "harmless": "input_jitter_noise",
+    "windows": "every",
+}
 
 ROWS = (
     row(
@@ -30,6 +39,8 @@ ROWS = (
         harmless=_UNUSED,
         windows="every",
     ),
+    row("PhimoeForCausalLM", **_PHIMOE),
+    row("PhiMoEForCausalLM", model_class="PhimoeForCausalLM", like="PhimoeForCausalLM", **_PHIMOE),
     row(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
