@@ -47,8 +47,9 @@ class PagedRunner:
         self._num_groups = len(set(numbers.values()))
         caches = []
         for i, layer in enumerate(spec.layers):
-            shape = (num_blocks, layer.num_kv_heads, block_size, layer.row_size)
-            keys, values = (unwritten(shape, getattr(torch, layer.dtype)) for _ in range(2))
+            shape = (num_blocks, layer.num_kv_heads, block_size)
+            dtype = getattr(torch, layer.dtype)
+            keys, values = (unwritten((*shape, width), dtype) for width in layer.row_sizes)
             if layer.latent_size is not None:
                 values = keys[..., : layer.latent_size]
             caches.append(LayerCache(keys, values, numbers[i]))

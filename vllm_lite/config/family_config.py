@@ -56,6 +56,11 @@ HARMLESS = _names(
 _HARMLESS_PREFIXES = ("_", "unsloth_")
 # The first of these that a configuration holds is the longest context it was made for.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Kinds of layers, where a list marks each by 0 or 1.
+_MARKED = {
+    "layer_types": ("full_attention", "sliding_attention"),
+    "mlp_layer_types": ("dense", "sparse"),
+}
 # A field that is not known and says nothing.
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
@@ -76,7 +81,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
                 f"not read here and which may change what the model computes; if it does not, "
                 f"""pass --hf-overrides '{{"{name}": null}}'"""
             )
-        hf[usual] = value
+        hf[usual] = _named_kinds(usual, value)
     lengths = [hf[name] for name in LENGTHS if hf.get(name) is not None]
     if lengths:
         hf["max_position_embeddings"] = lengths[0]
@@ -84,6 +89,13 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     if isinstance(kinds, list):
         hf.setdefault("num_hidden_layers", len(kinds))
     return {**(row.defaults if has_class_defaults else row.own_defaults), **hf}
+
+
+def _named_kinds(name: str, value: Any) -> Any:
+    names = _MARKED.get(name)
+    if names is None or not isinstance(value, list) or not all(kind in (0, 1) for kind in value):
+        return value
+    return [names[int(kind)] for kind in value]
 
 
 def _flat(row: Architecture, raw: JsonView) -> Json:
@@ -104,6 +116,8 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
     window, kinds = hf.get(key), hf.get("layer_types")
     known = ("full_attention", local) if row.mixer == "attention" else ()
     _check_kinds(path, kinds, count, known)
+    if isinstance(earlier := hf.get("sliding_window_size"), int):
+        window = earlier + 1
     is_off = "use_sliding_window" in row.reads and not hf.get("use_sliding_window")
     if not window or is_off:
         return (None,) * count

@@ -37,9 +37,10 @@ def take_rope_parameters(path: str, hf: Json, overrides: JsonView) -> None:
         hf["rope_parameters"] = _flat(path, hf, given, overrides)
         if hf.get("rope_local_base_freq") is not None:
             local = {"rope_type": "default", "rope_theta": hf["rope_local_base_freq"]}
+            share = {"partial_rotary_factor": hf.get("partial_rotary_factor")}
             hf["rope_parameters"] = {
                 "full_attention": hf["rope_parameters"],
-                "sliding_attention": _flat(path, {}, local, {}),
+                "sliding_attention": _flat(path, share, local, {}),
             }
     for key in _LOOSE:
         hf.pop(key, None)

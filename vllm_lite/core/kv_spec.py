@@ -46,6 +46,7 @@ class LayerCacheSpec:
 
     `sliding_window` w: the key at position j is visible to position i iff i - j < w.
     `latent_size` n: values are the first n numbers of keys, and are not stored beside them.
+    `value_size`: numbers of a head's value, if not head_size.
     """
 
     num_kv_heads: int
@@ -54,11 +55,14 @@ class LayerCacheSpec:
     sliding_window: int | None = None
     has_row_scales: bool = False
     latent_size: int | None = None
+    value_size: int | None = None
 
     @property
-    def row_size(self) -> int:
-        """Elements of one key or value of one head, its scale included."""
-        return self.head_size + (_SCALE_BYTES if self.has_row_scales else 0)
+    def row_sizes(self) -> tuple[int, int]:
+        """Elements of one key and of one value of one head, scales included."""
+        scale = _SCALE_BYTES if self.has_row_scales else 0
+        values = 0 if self.latent_size is not None else (self.value_size or self.head_size) + scale
+        return self.head_size + scale, values
 
     @property
     def item_size(self) -> int:
@@ -68,8 +72,7 @@ class LayerCacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's key and value take."""
-        rows = 2 if self.latent_size is None else 1
-        return rows * self.num_kv_heads * self.row_size * self.item_size
+        return sum(self.row_sizes) * self.num_kv_heads * self.item_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,17 +122,35 @@ class QKVParallelLinear(ParallelLinear):
         self,
         method: LinearMethod,
         hidden_size: int,
-        head_size: int,
+        head_sizes: tuple[int, int],
         num_heads: int,
         num_kv_heads: int,
         *,
         bias: bool = False,
         has_gate: bool = False,
     ) -> None:
-        """`has_gate`: after the values stands a gate "g" as wide as the queries."""
-        query, key = (shard.scaled(head_size) for shard in head_shards(num_heads, num_kv_heads))
-        outputs = {"q": query, "k": key, "v": key} | ({"g": query} if has_gate else {})
+        """Sizes are keys' and values'; `has_gate` adds a gate "g", a value for each head."""
+        heads, kv_heads = head_shards(num_heads, num_kv_heads)
+        size, value_size = head_sizes
+        outputs = {"q": heads.scaled(size), "k": kv_heads.scaled(size)}
+        outputs["v"] = kv_heads.scaled(value_size)
+        if has_gate:
+            outputs["g"] = heads.scaled(value_size)
         super().__init__(method, Shard.whole(hidden_size), outputs, bias=bias)
+        self._counts = [heads.size, kv_heads.size, kv_heads.size]
+        self._sizes = [size, size, value_size]
+        self._shape = (-1, sum(self._counts), size)
+        if value_size != size:
+            self.heads = self._uneven_heads  # type: ignore[method-assign]
+
+    def heads(self, projected: Tensor) -> Sequence[Tensor]:
+        """This rank's queries, keys and values, [T, heads, D] each, of what `kernel` returned."""
+        return projected.view(self._shape).split_with_sizes(self._counts, 1)
+
+    def _uneven_heads(self, projected: Tensor) -> Sequence[Tensor]:
+        shapes = list(zip(self._counts, self._sizes, strict=True))
+        parts = projected.split_with_sizes([count * size for count, size in shapes], 1)
+        return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class RowParallelLinear(ParallelLinear):

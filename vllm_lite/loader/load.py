@@ -149,7 +149,9 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
 
 
 def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
-    """Whether a tensor is of a layer after the last one, which predicts tokens further ahead."""
+    """Whether a tensor is of layers after the last one, which predict tokens further ahead."""
+    if re.match(r"(model\.)?mtp[._]", name):
+        return True
     hf, found = facts.hf_config, re.match(r"model\.layers\.(\d+)\.", name)
     count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_layers") or 0
     return found is not None and 0 <= int(found[1]) - facts.num_layers < count

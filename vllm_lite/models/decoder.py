@@ -49,17 +49,16 @@ class SelfAttention(nn.Module):
         tables: RotaryTables,
     ) -> None:
         super().__init__()
-        heads, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
-        self._split = [heads.size, kv_heads.size, kv_heads.size]
-        self._shape = (-1, sum(self._split), spec.head_size)
-        self._width = heads.size * spec.head_size
+        heads = head_shards(spec.num_heads, spec.num_kv_heads)[0]
+        value_size = spec.value_size or spec.head_size
+        self._width = heads.size * value_size
         name = "qkv_proj"
         if spec.has_output_gate:
             name, self.forward = "qkvg_proj", self._forward_gated  # type: ignore[method-assign]
         projection = QKVParallelLinear(
             options.at(name).linear_method,
             hidden_size,
-            spec.head_size,
+            (spec.head_size, value_size),
             spec.num_heads,
             spec.num_kv_heads,
             bias=spec.qkv_bias,
@@ -68,9 +67,10 @@ class SelfAttention(nn.Module):
         self.add_module(name, projection)
         # Of one, so that it is no second submodule.
         self._product = (projection,)
+        self._heads = projection.heads
         self.o_proj = RowParallelLinear(
             options.at("o_proj").linear_method,
-            spec.num_heads * spec.head_size,
+            spec.num_heads * value_size,
             hidden_size,
             bias=spec.output_bias,
         )
@@ -134,8 +134,7 @@ class SelfAttention(nn.Module):
         return self.o_proj.kernel(self._attend(positions, projected))
 
     def _attend(self, positions: Tensor, projected: Tensor) -> Tensor:
-        qkv = projected.view(self._shape)
-        query, key, value = qkv.split_with_sizes(self._split, 1)
+        query, key, value = self._heads(projected)
         for step in self._steps:
             step(positions, query, key)
         return self.attn.forward(query, key, value).view(-1, self._width)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.glm4_moe import with_biased_experts
 from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.mixtures import (
+    check_field,
     expert_rules,
     expert_size,
     routed_experts,
@@ -30,8 +30,8 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
-        _check(facts, "scoring_func", "softmax")
-        _check(facts, "topk_method", *_METHODS)
+        check_field(facts, "scoring_func", "softmax")
+        check_field(facts, "topk_method", *_METHODS)
         is_grouped = hf.get("topk_method") == _METHODS[1]
         routing = Routing(
             top_k=size(facts, "num_experts_per_tok"),
@@ -53,8 +53,8 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        _check(facts, "scoring_func", "sigmoid")
-        _check(facts, "topk_method", "noaux_tc")
+        check_field(facts, "scoring_func", "sigmoid")
+        check_field(facts, "topk_method", "noaux_tc")
         return with_biased_experts(facts, _dense(facts))
 
     @staticmethod
@@ -64,14 +64,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
 
 def _dense(facts: ModelFacts) -> DecoderSpec:
     """The model without experts; neighbours are rotated unless it says otherwise."""
-    _check(facts, "moe_layer_freq", 1)
+    check_field(facts, "moe_layer_freq", 1)
     spec = decoder_spec(facts, mlp_bias=bool(facts.hf_config.get("mlp_bias")))
     is_interleaved = bool(facts.hf_config.get("rope_interleave", True))
     return with_latents(spec, facts, is_interleaved=is_interleaved)
-
-
-def _check(facts: ModelFacts, key: str, *known: object) -> None:
-    value = facts.hf_config.get(key)
-    if value is not None and value not in known:
-        names = " or ".join(map(repr, known))
-        raise CheckpointError(f"{facts.path}: {key} is {value!r}, not {names}")

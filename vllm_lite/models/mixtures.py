@@ -53,12 +53,13 @@ def expert_size(facts: ModelFacts) -> int:
 
 def biased_routing(facts: ModelFacts) -> Routing:
     """DeepSeek-V3's (arXiv:2412.19437): logistic scores, chosen from the best groups."""
+    scale = facts.hf_config.get("routed_scaling_factor")
     return Routing(
         top_k=size(facts, "num_experts_per_tok"),
         scores="sigmoid",
         is_renormalized=bool(facts.hf_config.get("norm_topk_prob")),
         epsilon=1e-20,
-        scale=positive(facts, "routed_scaling_factor", 1.0),
+        scale=1.0 if scale is None else positive(facts, "routed_scaling_factor", 1.0),
         num_groups=int(positive(facts, "n_group", 1)),
         top_groups=int(positive(facts, "topk_group", 1)),
         best_of_group=2,
@@ -84,6 +85,14 @@ def sparse_layers(facts: ModelFacts) -> Callable[[int], bool]:
             "or sparse"
         )
     return lambda layer: bool(kinds[layer] == "sparse")
+
+
+def check_field(facts: ModelFacts, key: str, *known: object) -> None:
+    """Raise CheckpointError where the configuration gives `key` a value that is not known."""
+    value = facts.hf_config.get(key)
+    if value is not None and value not in known:
+        names = " or ".join(map(repr, known))
+        raise CheckpointError(f"{facts.path}: {key} is {value!r}, not {names}")
 
 
 def expert_rules(intermediate_size: int, at: str = MLP) -> list[AnyRule]:

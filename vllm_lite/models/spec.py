@@ -31,6 +31,8 @@ class AttentionSpec:
     head_size: int
     # Scores are multiplied by it.
     scale: float
+    # Of values, if not head_size.
+    value_size: int | None = None
     # None: no rotation.
     rotary: RotarySettings | None
     # How many tokens a query looks back, itself included; None is all of them.
@@ -65,6 +67,7 @@ class AttentionSpec:
             dtype=stored.dtype,
             sliding_window=self.window,
             has_row_scales=stored.has_row_scales,
+            value_size=self.value_size,
         )
 
 

@@ -93,16 +93,14 @@ class SharedAttention(nn.Module):
         self.qkv_proj = QKVParallelLinear(
             options.at("qkv_proj").linear_method,
             width,
-            spec.head_size,
+            (spec.head_size, spec.head_size),
             spec.num_heads,
             spec.num_kv_heads,
         )
         method = options.at("o_proj").linear_method
         self.o_proj = RowParallelLinear(method, features, facts.hidden_size)
         parts = {"q": heads, "k": kv_heads, "v": kv_heads}
-        self._heads = [shard.size for shard in parts.values()]
-        self._widths = [count * spec.head_size for count in self._heads]
-        self._shape = -1, sum(self._heads), spec.head_size
+        self._widths = [shard.size * spec.head_size for shard in parts.values()]
         self._rotate = None if spec.rotary is None else tables.of(spec.rotary).forward
         self._adapters: list[Adapters] = []
         sizes = width, size(facts, "adapter_rank"), width
@@ -119,7 +117,7 @@ class SharedAttention(nn.Module):
             parts = projected.split_with_sizes(self._widths, 1)
             for part, adapters in zip(parts, self._adapters, strict=True):
                 adapters.of[use].add_to(part, x)
-        query, key, value = projected.view(self._shape).split_with_sizes(self._heads, 1)
+        query, key, value = self.qkv_proj.heads(projected)
         if self._rotate is not None:
             self._rotate(positions, query, key)
         return self.o_proj.kernel(attn.forward(query, key, value).view(-1, self._widths[0]))

@@ -70,8 +70,11 @@ def _views(plan: KVCachePlan, pages: Tensor, layer: int, start: int) -> tuple[Te
     """Keys and values, [B, K, S, row] each, that begin at byte `start` of each page."""
     spec = plan.spec.layers[layer]
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    shape = (spec.num_kv_heads, plan.block_size, spec.row_size)
+    rows = spec.num_kv_heads * plan.block_size
     size = plan.block_size * spec.bytes_per_token
-    parts = pages[:, start : start + size].view(dtype).view(plan.num_blocks, -1, *shape)
-    keys = parts[:, 0]
-    return keys, parts[:, 1] if spec.latent_size is None else keys[..., : spec.latent_size]
+    parts = pages[:, start : start + size].view(dtype)
+    keys, values = (
+        part.view(plan.num_blocks, spec.num_kv_heads, plan.block_size, -1)
+        for part in parts.split_with_sizes([rows * width for width in spec.row_sizes], 1)
+    )
+    return keys, values if spec.latent_size is None else keys[..., : spec.latent_size]

@@ -336,6 +336,30 @@ FAMILIES = {
             "odd": {"head_dim": 20, "num_key_value_heads": 1, "tie_word_embeddings": True},
         },
     ),
+    "mimo_v2_flash": Family(
+        "MiMoV2FlashForCausalLM",
+        {
+            **BIASED,
+            "num_hidden_layers": 3,
+            "n_routed_experts": 7,
+            "head_dim": 24,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        prepare=with_choice_biases,
+        cases={
+            "": {"v_head_dim": 16, "attention_bias": True, "rope_parameters": None},
+            "odd": {
+                "v_head_dim": 36,
+                "num_key_value_heads": 1,
+                "attention_value_scale": None,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "mlp_layer_types": ["sparse", "dense", "sparse"],
+                "norm_topk_prob": False,
+                "rope_parameters": None,
+            },
+        },
+    ),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
         {"moe_num_experts": 6, "moe_k": 6, "moe_intermediate_size": 24},

@@ -122,6 +122,28 @@ ROWS = (
         harmless=_UNUSED,
     ),
     row(
+        "MiMoV2FlashForCausalLM",
+        "mimo_v2_flash",
+        own_defaults={
+            "first_k_dense_replace": 1,
+            "rope_theta": 5e6,
+            "rope_local_base_freq": 1e4,
+            "partial_rotary_factor": 0.334,
+        },
+        aliases={
+            **_NAMES,
+            "layernorm_epsilon": "rms_norm_eps",
+            "hybrid_layer_pattern": "layer_types",
+            "moe_layer_freq": "mlp_layer_types",
+            "swa_rope_theta": "rope_local_base_freq",
+        },
+        reads=f"{_BIASED} v_head_dim attention_value_scale sliding_window_size scoring_func "
+        "topk_method rope_local_base_freq swa_num_attention_heads swa_num_key_value_heads "
+        "swa_head_dim swa_v_head_dim add_swa_attention_sink_bias add_full_attention_sink_bias",
+        # What the window says too.
+        harmless="attention_chunk_size",
+    ),
+    row(
         "DeepseekForCausalLM",
         "deepseek",
         like="LlamaForCausalLM",
