@@ -80,7 +80,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 # They normalise all heads, or all hidden features, as one row.
-UNDIVIDED = ("bitnet", "minimax_m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe")
+UNDIVIDED = (
+    "bitnet",
+    "minimax",
+    "minimax_m2",
+    "minimax_text_01",
+    "olmo2",
+    "olmo3",
+    "olmo_hybrid",
+    "olmoe",
+)
 
 
 @pytest.mark.parametrize("family", UNDIVIDED)

@@ -151,20 +151,22 @@ class ResidualNorm:
         before: Norm | None,
         after: Norm | None = None,
         scale: float = 1.0,
+        stream_scale: float = 1.0,
         *,
         renews_stream: bool = False,
     ) -> None:
-        """`scale` multiplies the block's output, after `after`.
+        """`scale` multiplies the block's output, after `after`, and stream_scale the stream.
 
         With renews_stream, the stream goes on from its normalised form.
         """
         self._before = before
         self._after = after
-        self._scale = scale
+        self._scales = scale, stream_scale
+        self._is_plain = scale == stream_scale == 1.0
         self._ops = ops()
         if renews_stream:
             self.add_and_norm = self._renew  # type: ignore[method-assign]
-        elif before is not None and after is None and scale == 1.0:
+        elif before is not None and after is None and self._is_plain:
             # The norm's fused operation does all of it.
             self.add_and_norm = before.add_and_norm  # type: ignore[method-assign]
             self.normed_product = before.normed_product  # type: ignore[method-assign]
@@ -178,9 +180,9 @@ class ResidualNorm:
             return (x if self._before is None else self._before.forward(x)), x
         if self._after is not None:
             x = self._after.forward(x, out=x)
-        if self._before is not None and self._scale == 1.0:
+        if self._before is not None and self._is_plain:
             return self._before.add_and_norm(x, residual)
-        total = self._ops.scaled_add(x, residual, self._scale, 1.0, out=residual)
+        total = self._ops.scaled_add(x, residual, *self._scales, out=residual)
         return (total if self._before is None else self._before.forward(total)), total
 
     def _renew(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -164,15 +164,16 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
 
-        def norm(*places: Literal["before", "after", "of the sum"]) -> Norm | None:
+        def norm(*places: Literal["before", "after", "of the sum", "renewing"]) -> Norm | None:
             if spec.norms not in (*places, "both"):
                 return None
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
 
         self.renews_stream = spec.norms == "of the sum"
-        self.input_layernorm = norm("before")
-        scale = decoder.residual_scale
-        self._enter = join_stream(self.input_layernorm, previous, scale)
+        self.input_layernorm = norm("before", "renewing")
+        scale, (mixer_scale, self.stream_scale) = decoder.residual_scale, spec.stream_scales
+        renews = spec.norms == "renewing"
+        self._enter = join_stream(self.input_layernorm, previous, scale, renews)
         if spec.mixer is None:
             assert spec.ffn is not None
             self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
@@ -186,7 +187,7 @@ class DecoderLayer(nn.Module):
             self.forward = self._forward_mixer  # type: ignore[method-assign]
             return
         self.post_attention_layernorm = (
-            None if spec.parallel == "one norm" else norm("before", "of the sum")
+            None if spec.parallel == "one norm" else norm("before", "of the sum", "renewing")
         )
         self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
         self.ffn_output_norm = norm("after", "of the sum")
@@ -194,7 +195,8 @@ class DecoderLayer(nn.Module):
             self.post_attention_layernorm,
             self.mixer_output_norm,
             scale,
-            renews_stream=self.renews_stream,
+            mixer_scale,
+            renews_stream=self.renews_stream or renews,
         )
         if spec.parallel != "no":
             self.forward = self._forward_side_by_side  # type: ignore[method-assign]
@@ -262,14 +264,17 @@ class DecoderLayer(nn.Module):
         return self._add(mixed, fed, out=mixed), residual
 
 
-def join_stream(before: Norm | None, previous: DecoderLayer | None, scale: float) -> ResidualNorm:
+def join_stream(
+    before: Norm | None, previous: DecoderLayer | None, scale: float, renews: bool = False
+) -> ResidualNorm:
     """The residual step between the layer `previous`, or the embedding, and the next layer."""
     if previous is None:
-        return ResidualNorm(before)
+        return ResidualNorm(before, renews_stream=renews)
     if previous.renews_stream:
         assert before is None, "the stream is normalised twice"
         return ResidualNorm(previous.last_norm, None, scale, renews_stream=True)
-    return ResidualNorm(before, previous.last_norm, scale)
+    scales = scale, previous.stream_scale
+    return ResidualNorm(before, previous.last_norm, *scales, renews_stream=renews)
 
 
 class Decoder(nn.Module):

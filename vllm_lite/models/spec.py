@@ -153,8 +153,10 @@ class LayerSpec:
     # It reads what attention reads, and their outputs are summed.
     beside_attention: StateSpec | None = None
     # Before each block, after each, or both; a norm after a block precedes the residual sum,
-    # and one of the sum becomes the stream.
-    norms: Literal["before", "after", "both", "of the sum"] = "before"
+    # and one of the sum becomes the stream, as does one before a block if "renewing".
+    norms: Literal["before", "after", "both", "of the sum", "renewing"] = "before"
+    # Of the stream in the sums after the mixer and after the feed-forward block.
+    stream_scales: tuple[float, ...] = (1.0, 1.0)
     # Both blocks read the same stream: with a norm for each, or one for both.
     parallel: Literal["no", "two norms", "one norm"] = "no"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tests.models.families.family import Family
 
 _ABSENT = (
@@ -64,7 +67,95 @@ _QWEN_EXPERTS = {
     "shared_expert_intermediate_size": 56,
 }
 
+_MINIMAX_FACTORS = {
+    "full_attn_alpha_factor": 1.7,
+    "full_attn_beta_factor": 0.9,
+    "linear_attn_alpha_factor": 1.3,
+    "linear_attn_beta_factor": 1.2,
+    "mlp_alpha_factor": 2.5,
+    "mlp_beta_factor": 0.8,
+}
+# MiniMax-Text-01's names of these fields.
+_OLD_FACTORS = {
+    f"{block}_{name}_factor": f"layernorm_{old}_{name}"
+    for block, old in (
+        ("full_attn", "full_attention"),
+        ("linear_attn", "linear_attention"),
+        ("mlp", "mlp"),
+    )
+    for name in ("alpha", "beta")
+}
+_ROTARY_DIM = 8
+
+
+def rotating_a_part(model: Any) -> None:
+    """Leave all but _ROTARY_DIM / 2 pairs of a head as they are."""
+    frequencies = model.model.rotary_emb.inv_freq
+    pairs = torch.arange(0, _ROTARY_DIM, 2) / _ROTARY_DIM
+    frequencies.zero_()[: len(pairs)] = 1e4**-pairs
+
+
+def text_01_files(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """MiniMax-Text-01's names of MiniMax's fields; what is rotated comes first in its heads."""
+    for name, old in _OLD_FACTORS.items():
+        config[old] = config.pop(name)
+    kinds = config.pop("layer_types")
+    config |= {
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "attn_type_list": [int(kind == "full_attention") for kind in kinds],
+        "postnorm": True,
+        "rotary_dim": _ROTARY_DIM,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+    }
+    half, turned = torch.arange(config["head_dim"]).chunk(2), _ROTARY_DIM // 2
+    order = torch.cat([part[:turned] for part in half] + [part[turned:] for part in half])
+    for name, values in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = values.view(-1, len(order), values.shape[1])
+            tensors[name] = heads[:, order].reshape(values.shape)
+    return tensors
+
+
 FAMILIES = {
+    "minimax": Family(
+        "MiniMaxForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 24,
+            "block_size": 16,
+            "rms_norm_eps": 1e-2,
+            **_MINIMAX_FACTORS,
+        },
+        cases={
+            "": {"num_local_experts": 5, "num_experts_per_tok": 2},
+            "odd": {
+                "linear_attn_alpha_factor": 1,
+                "linear_attn_beta_factor": 1,
+                "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+                "num_attention_heads": 3,
+                "num_key_value_heads": 1,
+                "head_dim": 14,
+                "num_experts_per_tok": 1,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
+    "minimax_text_01": Family(
+        "MiniMaxForCausalLM",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 2,
+            "head_dim": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            **_MINIMAX_FACTORS,
+        },
+        prepare=rotating_a_part,
+        rewrite=text_01_files,
+    ),
     "bamba": Family(
         "BambaForCausalLM",
         {**_MAMBA2, "attn_layer_indices": [1]},

@@ -29,12 +29,47 @@ _DELTA = (
     "linear_conv_kernel_dim "
 )
 
+# Blocks whose sums with the stream have factors, by their names in older files.
+_MINIMAX_BLOCKS = {
+    "full_attention": "full_attn",
+    "linear_attention": "linear_attn",
+    "mlp": "mlp",
+}
+
 _QWEN_EXPERTS = (
     "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size"
 )
 _QWEN3_5 = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings attn_output_gate"
 
+_MINIMAX: dict[str, Any] = {
+    "module": "minimax",
+    "aliases": {
+        "num_local_experts": "num_experts",
+        **{
+            f"layernorm_{kind}_{factor}": f"{own}_{factor}_factor"
+            for kind, own in _MINIMAX_BLOCKS.items()
+            for factor in ("alpha", "beta")
+        },
+    },
+    "reads": "num_experts num_experts_per_tok rotary_dim postnorm attn_type_list "
+    + " ".join(f"{own}_{f}_factor" for own in _MINIMAX_BLOCKS.values() for f in ("alpha", "beta")),
+    # How others cut what they compute, and how shared experts would be added.
+    "harmless": "block_size shared_moe_mode router_jitter_noise",
+    "mixer": "both",
+}
+
 ROWS = (
+    row("MiniMaxForCausalLM", **_MINIMAX),
+    *(
+        row(
+            name,
+            model_class="MiniMaxForCausalLM",
+            like="MiniMaxForCausalLM",
+            own_defaults={"postnorm": False},
+            **_MINIMAX,
+        )
+        for name in ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
+    ),
     row("MambaForCausalLM", **_MAMBA),
     row("FalconMambaForCausalLM", **_MAMBA),
     row(
