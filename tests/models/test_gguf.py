@@ -82,10 +82,11 @@ def write_gguf(
     model: torch.nn.Module,
     kind: GGML | Callable[[str], GGML],
     extra: dict[str, Array] | None = None,
+    header: dict[str, int] | None = None,
 ) -> Path:
     """`model` as a GGUF file whose matrices are stored as `kind`, which may depend on the name.
 
-    `extra` are further tensors.
+    `extra` are further tensors, and `header` are numbers by their keys.
     """
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(len(model.get_submodule("model.layers")))
@@ -99,6 +100,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(SIZES["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(131)
+    for key, value in (header or {}).items():
+        writer.add_uint32(key, value)
     rng = np.random.default_rng(0)
     if family.endswith("moe"):
         writer.add_expert_count(model.config.num_experts)

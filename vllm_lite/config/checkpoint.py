@@ -222,9 +222,9 @@ def _stored_dtype(hf: Json) -> str:
 
 
 def _ids(value: Any) -> list[int]:
-    """Token ids written as nothing, a number or a list."""
+    """Token ids written as nothing, a number or a list; a negative one says that there is none."""
     values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+    return [item for item in values if type(item) is int and item >= 0]
 
 
 def check_sizes(facts: ModelFacts) -> None:

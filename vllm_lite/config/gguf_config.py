@@ -46,6 +46,12 @@ _MODEL_TYPES = {
     "MistralForCausalLM": "mistral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+# Texts of control tokens that end a turn, or a message to a tool.
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "[EOT]", "<|eot|>", "<end_of_utterance>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|eom_id|>", "<|eom|>", "<|call|>"),
+)
 
 
 def hf_config_of(gguf: GGUFFile) -> Json:
@@ -83,11 +89,7 @@ def hf_config_of(gguf: GGUFFile) -> Json:
         "sliding_window": window,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [
-            metadata[key]
-            for key in (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-            if key in metadata
-        ],
+        "eos_token_id": _end_ids(metadata),
     }
     if get("attention.kv_lora_rank"):
         config |= _latent_sizes(get)
@@ -139,6 +141,20 @@ def _refuse_unsupported(gguf: GGUFFile, row: Architecture) -> None:
             f"mixtures are "
             f"{', '.join(n for n, r in GGUF_ARCHITECTURES.items() if 'num_experts' in r.reads)}"
         )
+
+
+def _end_ids(metadata: Json) -> list[Any]:
+    """Ids of tokens that end a text: those that the header names so, and by their own texts those
+    that end a turn, where it names no end of turns."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    named = [metadata[key] for key in keys if key in metadata]
+    if keys[1] in metadata:
+        return named
+    tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}", ()) for key in ("tokens", "token_type"))
+    special = {token: i for i, token in enumerate(tokens) if i < len(kinds) and kinds[i] == 3}
+    # Among messages for tools <|end|> ends a message, and the turn goes on.
+    texts = [text for text in _ENDS if text != "<|end|>" or "<|call|>" not in special]
+    return list(dict.fromkeys([*named, *(special[text] for text in texts if text in special)]))
 
 
 def _of_all_layers(value: Any) -> Any:

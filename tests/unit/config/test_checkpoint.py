@@ -258,6 +258,25 @@ def test_every_end_of_a_gguf_ends_the_text(tmp_path: Path) -> None:
     assert facts.eos_token_ids == (0, 1, 2)
 
 
+def test_a_gguf_without_an_end_of_turns_has_those_of_known_texts(tmp_path: Path) -> None:
+    texts = ["<s>", "</s>", "<|end|>", "<|im_end|>", "<|call|>"]
+    vocabulary: dict[str, Any] = {"tokenizer.ggml.tokens": texts}
+
+    def ends(kinds: list[int], **header: Any) -> tuple[int, ...]:
+        metadata = {**LLAMA_GGUF, **vocabulary, "tokenizer.ggml.token_type": kinds, **header}
+        return read_facts(str(write_gguf(tmp_path / "m.gguf", metadata))).eos_token_ids
+
+    assert ends([3, 3, 3, 3, 1]) == (1, 3, 2)  # a text alone makes no control token
+    assert ends([3, 3, 3, 3, 3]) == (1, 3, 4)  # messages end with <|end|>, turns with <|call|>
+    assert ends([3, 3, 3, 3, 3], **{"tokenizer.ggml.eot_token_id": 2}) == (1, 2)
+
+
+@pytest.mark.parametrize("eos", [-1, [-1, 7], [7, True, None, "8"]])
+def test_an_end_that_is_no_token_is_none(tmp_path: Path, eos: Any) -> None:
+    facts = hf_facts(tmp_path, eos_token_id=eos, generation={"eos_token_id": -100})
+    assert facts.eos_token_ids == ((7,) if isinstance(eos, list) else ())
+
+
 def test_gguf_tensors_say_what_the_metadata_does_not(tmp_path: Path) -> None:
     names = ("output.weight", "rope_freqs.weight", "blk.0.attn_q.bias")
     tensors = {**LLAMA_TENSORS, **dict.fromkeys(names, (64,))}
