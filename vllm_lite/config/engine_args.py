@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vllm_lite import envs
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import (
     check_sizes,
@@ -125,7 +126,7 @@ def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
         warn_of_idle(values, table, gpu_only=True)
     facts = _find_model(values)
     _derive_model(values, facts, device)
-    _derive_reasoning(values)
+    _derive_reasoning(values, facts)
     _derive_cache(values, device)
     _derive_scheduler(values, facts, device, usage)
     values.setdefault("disable_log_stats", usage == "llm")
@@ -235,10 +236,14 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
         values["quantization"] = values.get("quantization") or facts.quantization
 
 
-def _derive_reasoning(values: Json) -> None:
-    """The parser of --reasoning-config is that of --reasoning-parser."""
+def _derive_reasoning(values: Json, facts: ModelFacts) -> None:
+    """The parser of --reasoning-config is that of --reasoning-parser, else it is the family's."""
     named = (values.get("reasoning_config") or {}).get("reasoning_parser")
     if not named:
+        row = ARCHITECTURES.get(facts.architecture)
+        values["reasoning_parser"] = values.get("reasoning_parser") or (
+            row.reasoning_parser if row is not None else ""
+        )
         return
     if values.setdefault("reasoning_parser", named) != named:
         raise UsageError(

@@ -43,7 +43,7 @@ class StructuredOutputsConfig:
     )
     reasoning_parser: str = option(
         "",
-        "Parser that separates reasoning from the answer.",
+        "Parser that separates reasoning from the answer; for gpt-oss openai_gptoss unless set.",
         alone="reasoning_parser",
     )
     reasoning_parser_plugin: str = option(

@@ -305,3 +305,18 @@ def test_an_unsupported_model_is_refused_before_its_weights(tmp_path: Path) -> N
     model = str(write_hf(tmp_path, architectures=["BertModel"]))
     with pytest.raises(CheckpointError, match="BertModel"):
         resolved(model)
+
+
+def test_gpt_oss_has_a_reasoning_parser_of_its_own(tmp_path: Path) -> None:
+    names = ["GptOssForCausalLM"]
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = str(write_hf(tmp_path / "oss", architectures=names, rope_theta=None, **sizes))
+    assert resolved(model).structured_outputs.reasoning_parser == "openai_gptoss"
+    named = resolved(model, reasoning_parser="qwen3").structured_outputs
+    assert named.reasoning_parser == "qwen3"
+    by_config = resolved(model, reasoning_config={"reasoning_parser": "qwen3"})
+    assert by_config.structured_outputs.reasoning_parser == "qwen3"
+
+
+def test_other_architectures_have_no_parser_unless_one_is_named(model: str) -> None:
+    assert resolved(model).structured_outputs.reasoning_parser == ""

@@ -54,6 +54,8 @@ class Architecture:
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"
+    # Of its answers, unless --reasoning-parser names one; as in vLLM.
+    reasoning_parser: str = ""
 
     @property
     def defaults(self) -> Json:

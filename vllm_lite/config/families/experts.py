@@ -199,6 +199,7 @@ ROWS = (
         # What other fields say too.
         harmless="experts_per_token initial_context_length",
         windows="pattern",
+        reasoning_parser="openai_gptoss",
     ),
     row(
         "Cohere2MoeForCausalLM",
