@@ -22,4 +22,6 @@ GGUF_ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 # Rotary embeddings that the layers know, by transformers' rope_type.
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+SUPPORTED_ROPE_TYPES = (
+    *("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"),
+)

@@ -76,7 +76,7 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
     if trained is not None and rope["rope_type"] in _KNOW_TRAINED_LENGTH:
         rope["original_max_position_embeddings"] = trained
     needed = {"rope_theta"}
-    if rope["rope_type"] not in ("default", "longrope"):
+    if rope["rope_type"] not in ("default", "longrope", "proportional"):
         needed.add("factor")
     for key in needed:
         value = rope.get(key)

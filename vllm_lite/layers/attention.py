@@ -90,15 +90,17 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
+        slots = current_metadata().slot_mappings[self._group]
+        self._ops.reshape_and_cache(key, value, self._key_cache, self._value_cache, slots)
+        return self.attend(query)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """Attend by query [T, H, D] to what is cached; of another layer, it may be."""
         step = current_metadata()
-        key_cache, value_cache = self._key_cache, self._value_cache
-        self._ops.reshape_and_cache(
-            key, value, key_cache, value_cache, step.slot_mappings[self._group]
-        )
         return self._ops.paged_attention(
             query,
-            key_cache,
-            value_cache,
+            self._key_cache,
+            self._value_cache,
             step.block_tables[self._group],
             step.query_start_loc,
             step.seq_lens,
@@ -141,8 +143,11 @@ class ScaledCacheAttention(Attention):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
-        mixed = super().forward(query, key / self._key_scale, value / self._value_scale)
-        return mixed.mul_(self._value_scale)
+        return super().forward(query, key / self._key_scale, value / self._value_scale)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """Attend by query [T, H, D] to what is cached."""
+        return super().attend(query).mul_(self._value_scale)
 
 
 def attention(

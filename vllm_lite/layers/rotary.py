@@ -35,10 +35,8 @@ class RotarySettings:
     @property
     def rotary_size(self) -> int:
         """Number of a head's first elements that are rotated."""
-        share = self.number("partial_rotary_factor", 0) or 1.0
-        if not 0 < share <= 1:
-            raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
         told = self.parameters.get("rotary_dim")
+        share = 1.0 if self.parameters.get("rope_type") == "proportional" else self.rotary_share
         size = int(self.head_size * share) if told is None else told
         if not isinstance(size, int) or size < 2 or size % 2 or size > self.head_size:
             raise CheckpointError(
@@ -46,6 +44,14 @@ class RotarySettings:
                 f"({self.head_size})"
             )
         return size
+
+    @property
+    def rotary_share(self) -> float:
+        """The part of a head that is rotated."""
+        share = self.number("partial_rotary_factor", 0) or 1.0
+        if not 0 < share <= 1:
+            raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
+        return share
 
     def number(self, key: str, default: float | None = None) -> float:
         """The parameter `key`; raises CheckpointError if it is required and missing."""
@@ -198,6 +204,14 @@ def _linear(settings: RotarySettings) -> Tensor:
     return _default(settings) / settings.number("factor")
 
 
+def _proportional(settings: RotarySettings) -> Tensor:
+    """Pairs of the whole head, of which only the first turn, at the whole head's frequencies."""
+    turning = int(settings.rotary_share * settings.head_size // 2)
+    frequencies = _default(settings) / settings.number("factor", 1.0)
+    frequencies[turning:] = 0.0
+    return frequencies
+
+
 def _llama3(settings: RotarySettings) -> Tensor:
     """Llama 3.1's scaling: long waves are stretched, short ones kept, others interpolated."""
     frequencies = _default(settings)
@@ -294,4 +308,5 @@ _SCALINGS: dict[str, Callable[[RotarySettings], Tensor]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "proportional": _proportional,
 }

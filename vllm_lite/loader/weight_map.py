@@ -26,6 +26,8 @@ FUSED = {
     "qkv_conv1d": {"0": "q_conv", "1": "k_conv", "2": "v_conv"},
 }
 
+# Layers of attention that a layer which reads another's cache has for nothing.
+_OF_KEYS = ("k_proj", "v_proj", "k_norm")
 # Suffixes of tensors that older checkpoints have although the configuration implies them.
 # Scales of caches are for caches that have none of their own.
 _UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
@@ -57,6 +59,9 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
         return True
     if name.endswith(_UNUSED):
         return True
+    block, _, part = name.rpartition(".self_attn.")
+    if part.split(".")[0] in _OF_KEYS and f"{block}.self_attn.q_norm.weight" in targets:
+        return f"{block}.self_attn.k_norm.weight" not in targets
     # A tied head has no target; some checkpoints have it all the same.
     return name.endswith(_DERIVED) or name == "lm_head.weight"
 

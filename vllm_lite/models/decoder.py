@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,15 @@ from vllm_lite.models.spec import (
     decoder_spec,
 )
 from vllm_lite.quantization.method import LinearKernel
+
+
+class Mixer(Protocol):
+    """The part of a layer in which tokens see earlier ones."""
+
+    @property
+    def first(self) -> LinearKernel: ...
+
+    def forward(self, positions: Tensor, projected: Tensor) -> Tensor: ...
 
 
 class SelfAttention(nn.Module):
@@ -152,7 +161,7 @@ class SelfAttention(nn.Module):
 class DecoderLayer(nn.Module):
     """A mixer and a feed-forward block, one after the other or side by side."""
 
-    self_attn: SelfAttention | LatentAttention
+    self_attn: Any
 
     def __init__(
         self,
@@ -212,7 +221,7 @@ class DecoderLayer(nn.Module):
         hidden_size: int,
         options: BuildOptions,
         tables: RotaryTables,
-    ) -> SelfAttention | LatentAttention | StateMixer | MixersBeside:
+    ) -> Mixer:
         """Build the mixer, a submodule named after its kind, or both kinds."""
         attention, state = spec.mixer, spec.beside_attention
         if isinstance(attention, StateSpec):
@@ -280,6 +289,8 @@ def join_stream(
 class Decoder(nn.Module):
     """Embedding, layers and the last norm."""
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
@@ -306,7 +317,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList()
         last: DecoderLayer | None = None
         for i, layer in enumerate(spec.layers):
-            last = DecoderLayer(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
+            last = self.layer_class(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
             self.layers.append(last)
         self.norm = (
             make_norm(spec.norm, spec.hidden_size, options.dtype) if spec.has_last_norm else None
@@ -327,10 +338,12 @@ class Decoder(nn.Module):
 class DecoderForCausalLM(nn.Module):
     """A decoder with an output head; families override `spec`, rarely more."""
 
+    decoder_class: ClassVar[type[Decoder]] = Decoder
+
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__()
         spec = self.spec(facts)
-        self.model = Decoder(spec, options.at("model"))
+        self.model = self.decoder_class(spec, options.at("model"))
         self.lm_head = ParallelLMHead(
             options.at("lm_head").linear_method,
             spec.vocab_size,
@@ -345,7 +358,8 @@ class DecoderForCausalLM(nn.Module):
             tuple(
                 mixer.cache(options.cache_format)
                 for mixer in mixers
-                if isinstance(mixer, AttentionSpec | LatentAttentionSpec)
+                if isinstance(mixer, LatentAttentionSpec)
+                or (isinstance(mixer, AttentionSpec) and mixer.has_cache)
             ),
             tuple(mixer.cache_spec for mixer in self._state_mixers()),
         )

@@ -59,6 +59,11 @@ class AttentionSpec:
     # self_attn.sinks, a score for each head, joins the softmax's sum.
     has_sinks: bool = False
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether its keys and values are cached, rather than another layer's read."""
+        return True
+
     def cache(self, stored: CacheFormat) -> LayerCacheSpec:
         """The layer's cache on this rank."""
         return LayerCacheSpec(

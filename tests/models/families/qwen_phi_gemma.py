@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.models.families.family import WINDOWED, Family
+
+
+def _scaled_layers(model: Any) -> None:
+    """Numbers that Gemma 4's layers are scaled by, which are no parameters."""
+    for i, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.5 + 0.25 * i)
+
 
 FAMILIES = {
     "gemma": Family(
@@ -62,6 +71,52 @@ FAMILIES = {
                 },
             },
         },
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        {
+            # Scores are not scaled: with longer heads, a rounding would choose what is seen.
+            "head_dim": 6,
+            "global_head_dim": 10,
+            "sliding_window": 9,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 131,
+        },
+        cases={
+            "": {
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 3,
+                "use_double_wide_mlp": True,
+            },
+            "keys-are-values": {
+                "num_hidden_layers": 6,
+                "global_head_dim": 20,
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "num_kv_shared_layers": 2,
+                "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"] * 2,
+                "final_logit_softcapping": 3.0,
+                "attention_bias": True,
+                "rms_norm_eps": 1e-3,
+            },
+            "no-own-inputs": {
+                "num_hidden_layers": 3,
+                "head_dim": 20,
+                "global_head_dim": 12,
+                "hidden_size_per_layer_input": 0,
+                "tie_word_embeddings": False,
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "partial_rotary_factor": 0.5,
+                        "rope_theta": 5000.0,
+                    },
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                },
+            },
+        },
+        prepare=_scaled_layers,
     ),
     "glm": Family(
         "GlmForCausalLM",

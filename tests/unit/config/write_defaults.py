@@ -20,6 +20,7 @@ from vllm_lite.config.family_config import READ_BY_ALL
 _NOT_DEFAULTS = {
     *("architectures", "model_type", "dtype", "torch_dtype", "layer_types"),
     *("rope_parameters", "rope_scaling", "n_positions", "max_seq_len", "seq_length"),
+    "per_layer_config",
 }
 _ROTARY = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 # Sizes that other fields are derived from.
@@ -35,6 +36,8 @@ def _own_names(row: Architecture) -> dict[str, str]:
 
 def _fields(row: Architecture, config: Any) -> dict[str, Any]:
     own = _own_names(row)
+    # Of fields that layers may have by themselves, those of the whole.
+    config.allow_global_per_layer_attribute_access = True
     names = sorted((READ_BY_ALL | row.reads) - _NOT_DEFAULTS - set(_ROTARY))
     fields = {
         name: getattr(config, own.get(name, name), getattr(config, name, None)) for name in names

@@ -13,6 +13,20 @@ _CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+# Gemma 3n's and Gemma 4's.
+_OWN_INPUTS = (
+    "hidden_size_per_layer_input vocab_size_per_layer_input num_kv_shared_layers "
+    "final_logit_softcapping sliding_window_pattern"
+)
+# Gemma 4's rotations, where its file says nothing of them.
+_TURNS = {
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e6,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 ROWS = (
     row(
@@ -70,6 +84,15 @@ ROWS = (
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_CAPPED} rope_local_base_freq",
+        windows="pattern",
+    ),
+    row(
+        "Gemma4ForCausalLM",
+        "gemma4",
+        own_defaults={"global_head_dim": 512, "rope_parameters": _TURNS},
+        aliases={"hidden_activation": "hidden_act"},
+        reads=f"{_OWN_INPUTS} attention_k_eq_v use_double_wide_mlp use_bidirectional_attention "
+        "global_head_dim num_global_key_value_heads per_layer_config",
         windows="pattern",
     ),
     row("GlmForCausalLM", "glm", gguf=("chatglm",)),

@@ -1,0 +1,219 @@
+"""Gemma 4, text: layers of two head sizes, the last ones over others' caches, own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.norm import NormSpec
+from vllm_lite.layers.rotary import RotaryTables
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.loader.weight_rules import AnyRule, renamed
+from vllm_lite.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer
+from vllm_lite.models.gemma import FOUR_NORMS
+from vllm_lite.models.options import BuildOptions
+from vllm_lite.models.per_layer_inputs import (
+    OwnInput,
+    OwnInputs,
+    OwnInputSpec,
+    SharingAttentionSpec,
+    SharingLayer,
+    connect_caches,
+    shared_caches,
+)
+from vllm_lite.models.spec import (
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    decoder_spec,
+    positive,
+    rotary_settings,
+    size,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4LayerSpec(LayerSpec):
+    """A layer, and its own input, if it has one."""
+
+    own_input: OwnInputSpec | None = None
+
+
+class Gemma4Layer(SharingLayer):
+    """A layer whose output as a whole is scaled by a number of its own."""
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        decoder: DecoderSpec,
+        options: BuildOptions,
+        tables: RotaryTables,
+        previous: DecoderLayer | None,
+    ) -> None:
+        super().__init__(spec, decoder, options, tables, previous)
+        assert isinstance(spec, Gemma4LayerSpec)
+        told = spec.own_input
+        self.own_input = None if told is None else OwnInput(told, decoder, options)
+        # Read once, on the host: kernels take it as a float.
+        self._stored_scale = torch.ones(1, dtype=torch.float32, device="cpu")
+        self._scale = 1.0
+
+    def forward_with(self, positions: Tensor, hidden: Tensor, given: Tensor | None) -> Tensor:
+        """Positions [T], the stream [T, N] and the layer's own input [T, P] -> the stream."""
+        made, stream = self.forward(positions, hidden, None)
+        assert self.ffn_output_norm is not None
+        made, scale = self.ffn_output_norm.forward(made, out=made), self._scale
+        if self.own_input is not None and given is not None:
+            stream = self._add(made, stream, out=stream)
+            made = self.own_input.forward(stream, given)
+        return self._add(made, stream, scale, scale, out=stream)
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        yield NamedSlot("", "layer_scalar", WeightSlot.whole(self._stored_scale))
+
+    def process_weights_after_loading(self) -> None:
+        self._scale = self._stored_scale.item()
+
+
+class Gemma4Decoder(Decoder):
+    """Embedding, own inputs, layers and the last norm."""
+
+    layer_class = Gemma4Layer
+
+    def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
+        super().__init__(spec, options)
+        connect_caches(self, spec)
+        first = spec.layers[0]
+        assert isinstance(first, Gemma4LayerSpec)
+        told = first.own_input
+        self.own_inputs = None if told is None else OwnInputs(told, spec, options)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] int64 -> [T, N], normalised."""
+        hidden = self.embed_tokens.forward(input_ids)
+        for enter in self.entering:
+            hidden = enter(hidden, positions)
+        given: Sequence[Tensor | None] = [None] * len(self.layers)
+        if self.own_inputs is not None:
+            given = self.own_inputs.forward(input_ids, hidden)
+        for layer, own in zip(self.layers, given, strict=True):
+            assert isinstance(layer, Gemma4Layer)
+            hidden = layer.forward_with(positions, hidden, own)
+        assert self.norm is not None
+        return self.norm.forward(hidden)
+
+
+class Gemma4ForCausalLM(DecoderForCausalLM):
+    """Gemma Team, 2026."""
+
+    decoder_class = Gemma4Decoder
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        if hf.get("use_bidirectional_attention") not in (None, "vision"):
+            raise CheckpointError(
+                f"{facts.path}: use_bidirectional_attention is "
+                f"{hf['use_bidirectional_attention']!r} in its configuration, so that tokens see "
+                "later ones; such a model does not write"
+            )
+        plain = decoder_spec(facts)
+        norm = NormSpec(eps=plain.norm.eps, in_float32=True)
+        # The last layer is never local, whatever the pattern.
+        is_local = [*facts.local_layers[:-1], False]
+        caches = shared_caches(facts, is_local)
+        sizes, own_input = _head_sizes(facts, is_local), _own_input(facts)
+        layers = []
+        for i, local in enumerate(is_local):
+            head_size, num_kv_heads = sizes[i]
+            kind = "sliding_attention" if local else "full_attention"
+            mixer = SharingAttentionSpec(
+                num_heads=facts.num_heads,
+                num_kv_heads=num_kv_heads,
+                head_size=head_size,
+                scale=1.0,
+                rotary=replace(rotary_settings(facts, kind), head_size=head_size),
+                window=facts.layer_windows[i] if local else None,
+                qkv_bias=bool(hf.get("attention_bias")),
+                output_bias=bool(hf.get("attention_bias")),
+                qk_norm=norm,
+                cache_of=caches[i],
+                has_values_of_keys=bool(hf.get("attention_k_eq_v")) and not local,
+            )
+            is_wide = bool(hf.get("use_double_wide_mlp")) and caches[i] is not None
+            width = size(facts, "intermediate_size") * (2 if is_wide else 1)
+            ffn = MLPSpec(intermediate_size=width, act=hf["hidden_act"])
+            layers.append(Gemma4LayerSpec(mixer=mixer, ffn=ffn, norms="both", own_input=own_input))
+        capped = hf.get("final_logit_softcapping") is not None
+        return replace(
+            plain,
+            norm=norm,
+            layers=tuple(layers),
+            embedding_scale=facts.hidden_size**0.5,
+            logit_cap=positive(facts, "final_logit_softcapping", 30) if capped else 0.0,
+        )
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        layer = "model.layers.*"
+        names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in FOUR_NORMS.items()}
+        return renamed(names | OWN_INPUT_NAMES)
+
+
+# Layers that make and use own inputs, by their names in checkpoints.
+OWN_INPUT_NAMES = {
+    "model.embed_tokens_per_layer": "model.own_inputs.table",
+    "model.per_layer_model_projection": "model.own_inputs.projection",
+    "model.per_layer_projection_norm": "model.own_inputs.norm",
+    "model.layers.*.per_layer_input_gate": "model.layers.*.own_input.gate",
+    "model.layers.*.per_layer_projection": "model.layers.*.own_input.projection",
+    "model.layers.*.post_per_layer_input_norm": "model.layers.*.own_input.norm",
+}
+
+
+def _own_input(facts: ModelFacts) -> OwnInputSpec | None:
+    if not facts.hf_config.get("hidden_size_per_layer_input"):
+        return None
+    return OwnInputSpec(
+        size=size(facts, "hidden_size_per_layer_input"),
+        rows=size(facts, "vocab_size_per_layer_input"),
+        act=facts.hf_config["hidden_act"],
+    )
+
+
+def _head_sizes(facts: ModelFacts, is_local: Sequence[bool]) -> list[tuple[int, int]]:
+    """The head size and the number of key-value heads of each layer."""
+    hf = facts.hf_config
+    told = hf.get("per_layer_config")
+    if told is None:
+        wide: dict[str, Any] = {"head_dim": hf.get("global_head_dim", 512)}
+        if hf.get("attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
+            wide["num_key_value_heads"] = hf["num_global_key_value_heads"]
+        told = {str(i): wide for i, local in enumerate(is_local) if not local}
+    found = []
+    for i in range(facts.num_layers):
+        own = told.get(str(i), {}) if isinstance(told, dict) else None
+        if not isinstance(own, dict) or not set(own) <= {"head_dim", "num_key_value_heads"}:
+            raise CheckpointError(
+                f"{facts.path}: per_layer_config says of layer {i} more than head_dim and "
+                "num_key_value_heads"
+            )
+        pair = (
+            own.get("head_dim", facts.head_size),
+            own.get("num_key_value_heads", facts.num_kv_heads),
+        )
+        if not all(type(number) is int and number > 0 for number in pair) or (
+            facts.num_heads % pair[1]
+        ):
+            raise CheckpointError(
+                f"{facts.path}: layer {i} has {pair[1]!r} key-value heads of {pair[0]!r} numbers "
+                f"for {facts.num_heads} heads in its configuration"
+            )
+        found.append(pair)
+    return found
