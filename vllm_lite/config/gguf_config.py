@@ -130,7 +130,8 @@ def _add_family(config: Json, row: Architecture, gguf: GGUFFile) -> None:
         *outer, last = own.split(".")
         place = config
         for part in outer:
-            place = place.setdefault(part, {})
+            place[part] = dict(place.get(part) or {})
+            place = place[part]
         place[last] = value.tolist() if isinstance(value, GGUFArray) else shortest(value)
 
 
