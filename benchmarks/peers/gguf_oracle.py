@@ -102,7 +102,13 @@ class LlamaCpp:
         if self._process is None:
             command = [str(PEERS.llamacpp_python), str(CHILDREN / "logits.py")]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                # What it writes where it fails would go to stdout.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
         output = file.with_suffix(".logits")
         assert self._process.stdin is not None
@@ -135,7 +141,7 @@ def same_tensors(reader: Any, written: dict[str, torch.Tensor]) -> str:
 
     What both compute of the configuration may be rounded.
     """
-    converted = {tensor.name: torch.from_numpy(tensor.data) for tensor in reader.tensors}
+    converted = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     if converted.keys() != written.keys():
         return f"names differ: {', '.join(sorted(converted.keys() ^ written.keys())[:3])}"
     for name, x in converted.items():
