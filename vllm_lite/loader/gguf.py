@@ -19,7 +19,7 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused, renamed
+from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, WeightRules, fused, renamed
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -59,8 +59,6 @@ _NAMES = {
 }
 # Numbers by layer that the metadata hold, to the models' names.
 _NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
-# A tensor that is called a weight and fills a slot of another name.
-_WHOLE_NAMES = {"rope_freqs.weight": "model.rotary_emb.0.frequency_factors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +114,24 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
     return [
         *renamed(_NAMES),
         replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
+        # Called a weight, and filling a slot of another name.
+        Alias("rope_freqs.weight", "model.rotary_emb.0.frequency_factors"),
         # Read with the header.
         *(Rule(f"rope_factors_{length}") for length in ("short", "long")),
         *(rule for rule in own if rule.source.startswith("blk.")),
     ]
 
 
-def open_gguf(facts: ModelFacts) -> list[GGUFCheckpointTensor]:
-    """The tensors of the file of `facts`, in file order; raises CheckpointError."""
-    file = read_gguf(facts.path)
+def open_gguf(path: str, rules: WeightRules) -> list[GGUFCheckpointTensor]:
+    """The tensors of the file at `path`, in file order; raises CheckpointError."""
+    file = read_gguf(path)
     # Private mappings: torch takes only memory that it might write to.
     data = {
         path: torch.from_file(path, shared=False, size=len(view), dtype=torch.uint8)
         for path, view in file.data.items()
     }
     return [
-        GGUFCheckpointTensor(_WHOLE_NAMES.get(tensor.name, tensor.name), tensor, data[stored.path])
+        GGUFCheckpointTensor(rules.name_of(tensor.name), tensor, data[stored.path])
         for stored in sorted(file.tensors.values(), key=lambda tensor: (tensor.path, tensor.offset))
         for tensor in _matrices(stored)
     ] + list(_numbers(file))

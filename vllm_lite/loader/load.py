@@ -132,7 +132,7 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         dummies = make_dummies(targets, config.model.seed)
         return [_Fill(dummy, targets[dummy.name], WHOLE) for dummy in dummies]
     if facts.format == "gguf":
-        return _match(facts.path, open_gguf(facts), rules, targets)
+        return _match(facts.path, open_gguf(facts.path, rules), rules, targets)
 
     def wanted(name: str) -> torch.dtype | None:
         whole = rules.stack_of(name) is None
