@@ -40,6 +40,11 @@ class StateSpec(metaclass=ABCMeta):
 
     __slots__ = ()
 
+    @property
+    def name(self) -> str:
+        """The submodule of a layer that the mixer is."""
+        return "mixer"
+
     @abstractmethod
     def make(self, parts: MixerParts) -> StateMixer:
         """This rank's part of the mixer."""

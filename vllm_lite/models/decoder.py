@@ -162,6 +162,7 @@ class DecoderLayer(nn.Module):
     """A mixer and a feed-forward block, one after the other or side by side."""
 
     self_attn: Any
+    mixer: StateMixer
 
     def __init__(
         self,
@@ -227,15 +228,16 @@ class DecoderLayer(nn.Module):
         if isinstance(attention, StateSpec):
             attention, state = None, attention
         if state is not None:
-            self.mixer = state.make(options.at("mixer").parts(hidden_size))
+            mixer = state.make(options.at(state.name).parts(hidden_size))
+            self.add_module(state.name, mixer)
         if attention is None:
-            return self.mixer
+            return mixer
         at = options.at("self_attn")
         if isinstance(attention, LatentAttentionSpec):
             self.self_attn = LatentAttention(attention, hidden_size, at, tables)
         else:
             self.self_attn = SelfAttention(attention, hidden_size, at, tables)
-        return self.self_attn if state is None else MixersBeside(self.self_attn, self.mixer)
+        return self.self_attn if state is None else MixersBeside(self.self_attn, mixer)
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None

@@ -69,7 +69,7 @@ class LatentAttention(nn.Module):
             bias=spec.bias,
         )
         self.attn = attention(spec.scale)
-        self._rotate = tables.of(spec.rotary).forward
+        self._rotate = None if spec.rotary is None else tables.of(spec.rotary).forward
         self._ops = ops()
         # Its product is the weight itself, however that is stored.
         self._identity = torch.eye(spec.rank, dtype=options.dtype)
@@ -98,7 +98,8 @@ class LatentAttention(nn.Module):
         value = latent[:, : spec.rank]
         self.kv_a_layernorm.forward(value, out=value)
         key, query = latent.view(self._key_shape), self._query(x)
-        self._rotate(positions, query[..., spec.key_size :], key[..., spec.rank :])
+        if self._rotate is not None:
+            self._rotate(positions, query[..., spec.key_size :], key[..., spec.rank :])
         mixed = self.attn.forward(
             self._ops.head_linear(query, self.to_latent), key, key[..., : spec.rank]
         )
@@ -125,7 +126,7 @@ class LatentAttention(nn.Module):
 
 
 def with_latents(
-    spec: DecoderSpec, facts: ModelFacts, *, is_interleaved: bool = False
+    spec: DecoderSpec, facts: ModelFacts, *, is_interleaved: bool = False, is_rotated: bool = True
 ) -> DecoderSpec:
     """`spec` with latent attention in all layers, of the sizes that `facts` state."""
     hf, rotary = facts.hf_config, rotary_settings(facts)
@@ -145,7 +146,9 @@ def with_latents(
         if has_value_size
         else facts.hidden_size // facts.num_heads,
         scale=scale,
-        rotary=replace(rotary, head_size=rotary_size, is_interleaved=is_interleaved),
+        rotary=replace(rotary, head_size=rotary_size, is_interleaved=is_interleaved)
+        if is_rotated
+        else None,
         # These programs leave it at their norm's own, whatever the other norms have.
         norm=replace(spec.norm, eps=1e-6),
         bias=bool(hf.get("attention_bias")),

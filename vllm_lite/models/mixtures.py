@@ -9,7 +9,7 @@ from typing import Any
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import AnyRule, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed, stacked_experts
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size
 
 LAYERS = "model.layers.*"
@@ -107,6 +107,6 @@ def expert_rules(intermediate_size: int, at: str = MLP) -> list[AnyRule]:
     ]
 
 
-def renamed_mlp(source: str, target: str) -> list[AnyRule]:
+def renamed_mlp(source: str, target: str) -> list[Rule]:
     """A gated MLP under another name."""
-    return [*renamed({f"{source}.{name}": f"{target}.{name}" for name in GATED_LAYERS})]
+    return renamed({f"{source}.{name}": f"{target}.{name}" for name in GATED_LAYERS})

@@ -90,7 +90,8 @@ class LatentAttentionSpec:
     value_size: int
     # Scores are multiplied by it.
     scale: float
-    rotary: RotarySettings
+    # None: no rotation.
+    rotary: RotarySettings | None
     # Of both latents.
     norm: NormSpec
     # Of the projections to latents, and of the output.

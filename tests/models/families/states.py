@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.models.families.experts import BIASED, LATENTS, with_choice_biases
 from tests.models.families.family import Family
 
 _ABSENT = (
@@ -115,6 +116,27 @@ def text_01_files(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[st
             heads = values.view(-1, len(order), values.shape[1])
             tensors[name] = heads[:, order].reshape(values.shape)
     return tensors
+
+
+def as_published(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Kimi's own spellings, in a model of three layers; others stay as transformers writes them."""
+    if config["num_hidden_layers"] < 3:
+        return tensors
+    kinds, sizes = config.pop("layer_types"), ("head_dim", "num_heads", "conv_kernel_dim")
+    head_size, num_heads, kernel_size = (config.pop(f"linear_{name}") for name in sizes)
+    config["linear_attn_config"] = {
+        "full_attn_layers": [i for i, kind in enumerate(kinds, 1) if kind == "full_attention"],
+        "kda_layers": [i for i, kind in enumerate(kinds, 1) if kind == "linear_attention"],
+        "head_dim": head_size,
+        "num_heads": num_heads,
+        "short_conv_kernel_size": kernel_size,
+    }
+    config |= {"first_k_dense_replace": 1, "mla_use_nope": True, "moe_layer_freq": 1}
+    config |= {"moe_router_activation_func": "sigmoid", "use_grouped_topk": True}
+    del config["mlp_layer_types"]
+    return {
+        name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): t for name, t in tensors.items()
+    }
 
 
 FAMILIES = {
@@ -348,6 +370,37 @@ FAMILIES = {
                 "use_shared_attention_adapter": False,
                 "use_mem_rope": False,
                 "time_step_min": 0.3,
+            },
+        },
+    ),
+    "kimi_linear": Family(
+        "KimiLinearForCausalLM",
+        {
+            **LATENTS,
+            **BIASED,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "q_lora_rank": None,
+            "num_experts": 6,
+            "linear_num_heads": 4,
+            "linear_head_dim": 12,
+            "pad_token_id": None,
+        },
+        prepare=with_choice_biases,
+        rewrite=as_published,
+        cases={
+            "": {"num_expert_group": 3, "topk_group": 2},
+            "odd": {
+                "num_hidden_layers": 2,
+                "layer_types": ["full_attention", "linear_attention"],
+                "mlp_layer_types": ["sparse", "dense"],
+                "q_lora_rank": 20,
+                "attention_bias": True,
+                "num_shared_experts": 2,
+                "moe_renormalize": False,
+                "linear_num_heads": 3,
+                "linear_head_dim": 9,
+                "linear_conv_kernel_dim": 2,
             },
         },
     ),

@@ -52,8 +52,8 @@ def _name(row: Architecture) -> str:
 
 
 def _line(row: Architecture) -> str:
-    past = PAST.get(row.windows, MIXED) if row.mixer == "attention" else "a state"
-    past = "latents" if "kv_lora_rank" in row.reads else past
+    past = "latents" if "kv_lora_rank" in row.reads else PAST.get(row.windows, MIXED)
+    past = past if row.mixer == "attention" else "a state"
     return f"| {row.name} | {past} | {', '.join(f'`{name}`' for name in row.gguf)} |"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import row
+from vllm_lite.config.families.architecture import LATENTS, row
 
 _MAMBA: dict[str, Any] = {
     "module": "mamba",
@@ -215,6 +215,25 @@ ROWS = (
         harmless="attention_hidden_size kv_channels num_query_groups hybrid_layer_ids "
         "mamba_headdim ffn_hidden_size chunk_size num_logits_to_keep use_mamba_kernels "
         "use_mem_eff_path use_conv_bias use_shared_mlp_adapter time_step_max time_step_floor",
+        mixer="both",
+    ),
+    row(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        aliases={
+            "model_max_length": "max_position_embeddings",
+            "moe_renormalize": "norm_topk_prob",
+            "num_expert_group": "n_group",
+            "num_experts_per_token": "num_experts_per_tok",
+            "n_shared_experts": "num_shared_experts",
+        },
+        reads=f"{LATENTS} linear_attn_config linear_head_dim linear_num_heads "
+        "linear_conv_kernel_dim num_experts num_experts_per_tok moe_intermediate_size "
+        "num_shared_experts norm_topk_prob routed_scaling_factor n_group topk_group "
+        "first_k_dense_replace mlp_layer_types moe_layer_freq topk_method "
+        "moe_router_activation_func mla_use_nope",
+        harmless="use_grouped_topk num_nextn_predict_layers",
+        own_defaults={"first_k_dense_replace": 1},
         mixer="both",
     ),
 )

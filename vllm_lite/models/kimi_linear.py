@@ -1,0 +1,89 @@
+"""Kimi Linear: Kimi Delta Attention, some layers of latent attention, and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_lite.config.facts import ModelFacts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.states.key_delta import KeyDeltaSpec
+from vllm_lite.loader.weight_rules import AnyRule, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.glm4_moe import with_biased_experts
+from vllm_lite.models.hybrid import layer_kinds
+from vllm_lite.models.latent_attention import with_latents
+from vllm_lite.models.mixtures import (
+    LAYERS,
+    MLP,
+    check_field,
+    expert_rules,
+    expert_size,
+    renamed_mlp,
+)
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
+
+# In linear_attn_config, and beside it.
+_SIZES = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+_LISTS = {"full_attn_layers": "full_attention", "kda_layers": "linear_attention"}
+
+
+class KimiLinearForCausalLM(DecoderForCausalLM):
+    """Moonshot AI, 2025 (arXiv:2510.26692): no layer knows positions but by its state."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        check_field(facts, "mla_use_nope", True)
+        check_field(facts, "moe_router_activation_func", "sigmoid")
+        check_field(facts, "topk_method", "noaux_tc")
+        check_field(facts, "moe_layer_freq", 1)
+        facts = _with_linear_fields(facts)
+        mixer = KeyDeltaSpec(
+            num_heads=size(facts, "linear_num_heads"),
+            head_size=size(facts, "linear_head_dim"),
+            conv_kernel=size(facts, "linear_conv_kernel_dim"),
+            act=facts.hf_config["hidden_act"],
+            norm_eps=positive(facts, "rms_norm_eps", 1e-5),
+        )
+        attending = with_latents(decoder_spec(facts), facts, is_rotated=False)
+        layers = (
+            layer if kind == "attention" else replace(layer, mixer=mixer)
+            for layer, kind in zip(attending.layers, layer_kinds(facts), strict=True)
+        )
+        return with_biased_experts(facts, replace(attending, layers=tuple(layers)))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        attention, sparse = f"{LAYERS}.self_attn", f"{LAYERS}.block_sparse_moe"
+        names = {f"{attention}.{part}_conv1d": f"{attention}.{part}_conv" for part in "qkv"}
+        return (
+            *expert_rules(expert_size(facts), sparse),
+            *renamed_mlp(f"{sparse}.shared_experts", f"{MLP}.shared_experts"),
+            # So transformers writes layers without experts.
+            *(replace(rule, is_alternative=True) for rule in renamed_mlp(sparse, MLP)),
+            *renamed({**names, f"{sparse}.gate": f"{MLP}.gate"}),
+        )
+
+
+def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
+    """`facts` with linear_attn_config's fields under their names beside it, and layer_types."""
+    hf = facts.hf_config
+    nested = hf.get("linear_attn_config") or {}
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{facts.path}: linear_attn_config is {nested!r}, no object")
+    fields = {own: nested[name] for name, own in _SIZES.items() if name in nested}
+    kinds = hf.get("layer_types")
+    if kinds is None and nested.keys() >= _LISTS.keys():
+        # Layers count from 1 there.
+        told = {i: kind for name, kind in _LISTS.items() for i in nested[name] or ()}
+        kinds = [told.get(i + 1) for i in range(facts.num_layers)]
+    elif kinds is None:
+        kinds = [
+            "linear_attention" if i % 4 or not i else "full_attention"
+            for i in range(facts.num_layers)
+        ]
+    return replace(facts, hf_config={**hf, **fields, "layer_types": kinds})
