@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vllm_lite.config.families import classics, experts, llama, qwen_phi_gemma, states
-from vllm_lite.config.families.architecture import Architecture
+from vllm_lite.config.families.architecture import Architecture, text_part
 
 GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    row.name: row for group in GROUPS for row in group.ROWS
+_TEXT_MODELS = {row.name: row for group in GROUPS for row in group.ROWS}
+# Models that read pictures or sounds too, of which the text model is run.
+_TEXT_PARTS = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+
+ARCHITECTURES: Mapping[str, Architecture] = _TEXT_MODELS | {
+    f"{name}ForConditionalGeneration": text_part(
+        f"{name}ForConditionalGeneration", _TEXT_MODELS[f"{name}ForCausalLM"]
+    )
+    for name in _TEXT_PARTS
 }
 
 # GGUF's general.architecture to the row of the class that runs it.

@@ -180,8 +180,9 @@ def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
     if model_impl == "transformers" and path.endswith(".gguf"):
         raise UsageError(f"--model-impl transformers: {path} is a GGUF file; leave it out")
     for name in names if model_impl != "transformers" else ():
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        row = ARCHITECTURES.get(name)
+        if row is not None and (model_impl == "vllm" or not any(map(hf.get, row.only_there))):
+            return row
     if model_impl != "vllm" and any(name.endswith(_GENERATES) for name in names):
         return None
     found = f"the architecture {', '.join(names)}" if names else "a model without architectures"

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
 from vllm_lite.config.vllm import VllmConfig
@@ -77,8 +78,11 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     dtype = _DTYPES[config.model.dtype]
     form = stored_form(facts.path, facts.hf_config)
     model_class = get_model_class(facts.architecture, facts.implementation)
-    own = model_class.weight_rules(facts)
-    rules = WeightRules(gguf_rules(facts, own) if facts.format == "gguf" else own)
+    own, row = model_class.weight_rules(facts), ARCHITECTURES.get(facts.architecture)
+    rules = WeightRules(
+        gguf_rules(facts, own) if facts.format == "gguf" else own,
+        is_text_part=row is not None and row.is_text_part,
+    )
     methods = LinearMethods(config.model.quantization, dtype, form)
     options = BuildOptions(
         dtype=dtype,
@@ -143,7 +147,11 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
     stored = join_float4(open_safetensors(Path(facts.path), wanted))
-    needed = (tensor for tensor in stored if not _is_for_drafts(facts, tensor.name))
+    needed = (
+        tensor
+        for tensor in stored
+        if rules.has_place(tensor.name) and not _is_for_drafts(facts, tensor.name)
+    )
     tensors = (item for tensor in needed for item in tensor.slices(rules))
     return _match(facts.path, tensors, rules, targets)
 

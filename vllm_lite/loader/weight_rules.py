@@ -226,6 +226,13 @@ def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) 
     return Rule(source, (Part(target, order, total),))
 
 
+# In models of several media: what the text model's tensors begin with, and would by themselves.
+_TEXT_MARKS = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
 # The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
@@ -236,8 +243,10 @@ AnyRule = Rule | Stack | Alias
 class WeightRules:
     """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
-    def __init__(self, rules: Iterable[AnyRule]) -> None:
+    def __init__(self, rules: Iterable[AnyRule], *, is_text_part: bool = False) -> None:
+        """With is_text_part, rules are for names without what marks the text model's tensors."""
         rules = list(rules)
+        self._marks = _TEXT_MARKS if is_text_part else {"": ""}
         self._stacks = {rule.source: rule for rule in rules if isinstance(rule, Stack)}
         self._aliases = {rule.source: rule.name for rule in rules if isinstance(rule, Alias)}
         self._rules = {rule.source: rule for rule in rules if isinstance(rule, Rule)}
@@ -250,17 +259,25 @@ class WeightRules:
 
     def stack_of(self, name: str) -> Stack | None:
         """The rule of a tensor that is read in slices."""
-        return self._stacks.get(_pattern(name)[0])
+        return self._stacks.get(_pattern(self._unmarked(name))[0])
 
     def slice_name(self, name: str, number: int) -> str:
         """The name of a slice of the tensor `name`, which has a stack_of."""
-        pattern, numbers = _pattern(name)
+        pattern, numbers = _pattern(self._unmarked(name))
         return _numbered(self._stacks[pattern].item, [*numbers, str(number)])
 
     def name_of(self, name: str) -> str:
         """The name of a tensor that is read whole."""
-        pattern, numbers = _pattern(name)
+        pattern, numbers = _pattern(self._unmarked(name))
         return _numbered(self._aliases.get(pattern, pattern), numbers)
+
+    def has_place(self, name: str) -> bool:
+        """Whether a checkpoint's tensor is of the model at all, and not of other media's parts."""
+        return name.startswith(tuple(self._marks))
+
+    def _unmarked(self, name: str) -> str:
+        mark = next((mark for mark in self._marks if name.startswith(mark)), "")
+        return self._marks.get(mark, "") + name[len(mark) :]
 
     def parts_of(self, name: str) -> list[tuple[str, Part]]:
         """The model's tensors that the tensor `name` fills, each with its view."""

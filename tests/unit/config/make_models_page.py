@@ -22,6 +22,9 @@ batching, chunked prefill, prefix caching, tensor parallelism, quantised weights
 structured output, and vectors of prompts (`--runner pooling`); what a model's shape forbids is
 refused when it starts. Adapters are not available.
 
+Of Gemma 3, Gemma 4, Llama 4 and Qwen3.5 that read pictures or sounds too
+(`...ForConditionalGeneration`), the text part is run.
+
 Each is compared with transformers on random tiny weights: logits within 1e-4 in float32, and the
 same tokens however its requests are scheduled ([every case](models_tested.md)).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -19,6 +19,17 @@ WindowRule = Literal[
 
 # Sizes of latent attention.
 LATENTS = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim"
+# The field of models of several media that holds the text model's, and fields of the others.
+_TEXT = "text_config"
+_OF_MEDIA = frozenset(
+    f"{kind}_{what}"
+    for kind in ("image", "video", "audio", "boi", "eoi", "boa", "eoa")
+    for what in ("token_id", "token_index")
+) | {
+    *("vision_config", "audio_config", "mm_tokens_per_image"),
+    *("vision_start_token_id", "vision_end_token_id"),
+    *("vision_soft_tokens_per_image", "audio_soft_tokens_per_image"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +62,18 @@ class Architecture:
     harmless: frozenset[str] = frozenset()
     # Fields that hold others, which are read as if they stood beside them.
     nested: frozenset[str] = frozenset()
+    # Fields that, where they are set, only transformers' module computes.
+    only_there: frozenset[str] = frozenset()
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"
     # Of its answers, unless --reasoning-parser names one; as in vLLM.
     reasoning_parser: str = ""
+
+    @property
+    def is_text_part(self) -> bool:
+        """Whether checkpoints hold more than the text model that is run."""
+        return _TEXT in self.nested
 
     @property
     def defaults(self) -> Json:
@@ -78,6 +96,19 @@ def row(
         harmless=frozenset(harmless.split()),
         nested=frozenset(nested.split()),
         **other,
+    )
+
+
+def text_part(name: str, of: Architecture) -> Architecture:
+    """The row of a model that reads pictures or sounds too, and whose text part is `of`."""
+    return replace(
+        of,
+        name=name,
+        model_class=of.model_class or of.name,
+        like=of.like or of.name,
+        gguf=(),
+        nested=of.nested | {_TEXT},
+        harmless=of.harmless | _OF_MEDIA,
     )
 
 

@@ -93,6 +93,7 @@ ROWS = (
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_OWN_INPUTS} attention_k_eq_v use_double_wide_mlp use_bidirectional_attention "
         "global_head_dim num_global_key_value_heads per_layer_config",
+        only_there=frozenset({"enable_moe_block"}),
         windows="pattern",
     ),
     row("GlmForCausalLM", "glm", gguf=("chatglm",)),
