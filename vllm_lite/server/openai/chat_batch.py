@@ -23,7 +23,7 @@ from vllm_lite.server.openai.chat_protocol import (
     ChatCompletionRequest,
     renamed,
 )
-from vllm_lite.server.openai.chat_service import ChatReply
+from vllm_lite.server.openai.chat_reply import ChatReply
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
 

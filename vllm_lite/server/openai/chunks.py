@@ -8,11 +8,15 @@ no dicts per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import msgspec
 
 from vllm_lite.outputs import RequestMetrics, RequestOutput
-from vllm_lite.server.openai.sampling_protocol import UsageChoice
+from vllm_lite.server.context import ServingContext
+from vllm_lite.server.openai.logprobs import TokenView, token_view
+from vllm_lite.server.openai.sampling_protocol import SamplingFields, UsageChoice, includes_usage
 
 encode = msgspec.json.Encoder().encode
 
@@ -66,11 +70,6 @@ class UsageCounter:
         usage["completion_tokens_details"] = self._reasoning() if self.with_reasoning else None
         return usage
 
-    def timings(self, metrics: RequestMetrics | None) -> dict[str, float | None]:
-        """The request's times with every key, for a reply that is not streamed."""
-        found = request_timings(metrics, self.num_completion_tokens)
-        return {**found, "speculative_decoding": None}
-
     def _reasoning(self) -> dict[str, int]:
         # Counted from text, so that it can never exceed what was generated.
         return {"reasoning_tokens": min(self.num_reasoning_tokens, self.num_completion_tokens)}
@@ -99,6 +98,63 @@ def request_timings(metrics: RequestMetrics | None, num_tokens: int) -> dict[str
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(end - start, 0.0) * 1000
+
+
+class Reply:
+    """What the replies of chat and completions share: counts, and the frame around choices."""
+
+    # As the field `object` names a whole reply, and a chunk of a streamed one.
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        context: ServingContext,
+        body: SamplingFields,
+        request_id: str,
+        *,
+        is_single: bool,
+        has_reasoning: bool = False,
+    ) -> None:
+        """`is_single`: there is one choice, whose timings the reply may report."""
+        config = context.server_config
+        self._context = context
+        self._request_id = request_id
+        self._usage = UsageCounter(config.enable_prompt_tokens_details, has_reasoning)
+        self._has_timings = config.enable_per_request_metrics and is_single
+        self._as_ids = body.return_tokens_as_token_ids
+        if body.stream:
+            self._writer = ChunkWriter(
+                context.identity(request_id, self.chunk_kind),
+                self._usage,
+                includes_usage(body.stream_options, config),
+                context.fingerprint,
+            )
+
+    @cached_property
+    def _view(self) -> TokenView:
+        return token_view(self._context, as_ids=self._as_ids)
+
+    def _frame(
+        self, choices: object, metrics: RequestMetrics | None, **more: object
+    ) -> dict[str, object]:
+        """The reply of `choices`, with every key."""
+        timings = request_timings(metrics, self._usage.num_completion_tokens)
+        return {
+            **self._context.identity(self._request_id, self.kind),
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": self._context.fingerprint,
+            "usage": self._usage.full(),
+            **more,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": {**timings, "speculative_decoding": None} if self._has_timings else None,
+        }
+
+    def _ending(self, last: RequestOutput | None) -> bytes:
+        """The event after the last choice; empty where usage was not asked for."""
+        return self._writer.ending(last, has_timings=self._has_timings)
 
 
 class ChunkWriter:
