@@ -15,6 +15,7 @@ VLLMLiteError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 
 class VLLMLiteError(Exception):
@@ -43,6 +44,11 @@ class RequestError(VLLMLiteError, ValueError):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @classmethod
+    def about(cls, field: str, rule: str) -> Self:
+        """The refusal of a field by the rule that it breaks."""
+        return cls(f"{field} {rule}", field)
 
 
 class NotFoundError(RequestError):

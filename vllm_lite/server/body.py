@@ -152,7 +152,7 @@ def _json_error(raw: bytes, reason: str) -> RequestError:
     try:
         path = _path_of(value, _is_not_finite)
         if path is not None:
-            return RequestError(f"{path} must be a finite number", path)
+            return RequestError.about(path, "must be a finite number")
         if _path_of(value, _is_no_text) is not None:
             return RequestError("The body holds half of a surrogate pair, which is no text")
     except RecursionError:
@@ -207,8 +207,8 @@ def _check_sizes(model: type[BaseModel], body: dict[str, object]) -> None:
         if not isinstance(value, list | dict) or len(value) <= MAX_ENTRIES:
             continue
         if not (name in _TOKEN_FIELDS and isinstance(value, list) and are_tokens(value)):
-            raise RequestError(
-                f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}", name
+            raise RequestError.about(
+                name, f"must have at most {MAX_ENTRIES} entries, got {len(value)}"
             )
 
 

@@ -271,8 +271,8 @@ class ServingContext:
         """`prefix` and the client's id (X-Request-Id, then the body's) or a random one."""
         given = request.headers.get("x-request-id") or own or uuid.uuid4().hex
         if len(given) > MAX_REQUEST_ID or not given.isprintable():
-            raise RequestError(
-                f"request_id must be at most {MAX_REQUEST_ID} printable characters", "request_id"
+            raise RequestError.about(
+                "request_id", f"must be at most {MAX_REQUEST_ID} printable characters"
             )
         note_request_id(prefix + given)
         return prefix + given
@@ -314,16 +314,16 @@ class ServingContext:
         """
         longest = self.max_model_len * MAX_CHARACTERS_PER_TOKEN
         if cut and len(text) > max(longest, _MAX_CUT_CHARACTERS):
-            raise RequestError(
-                f"{param} has {len(text)} characters, more than the "
-                f"{max(longest, _MAX_CUT_CHARACTERS)} that are read",
+            raise RequestError.about(
                 param,
+                f"has {len(text)} characters, more than the {max(longest, _MAX_CUT_CHARACTERS)} "
+                "that are read",
             )
         if not cut and len(text) > longest:
-            raise RequestError(
-                f"{param} has {len(text)} characters, more than fit into this model's context "
-                f"of {self.max_model_len} tokens",
+            raise RequestError.about(
                 param,
+                f"has {len(text)} characters, more than fit into this model's context of "
+                f"{self.max_model_len} tokens",
             )
         if len(text) < _THREADED_ENCODE:
             return self.tokenizer.encode(text, add_special_tokens=special)

@@ -34,7 +34,7 @@ class DevService:
         """Begin no new requests; ?mode=abort, wait or keep says what becomes of the others."""
         mode = request.query_params.get("mode", "abort")
         if mode not in get_args(PauseMode):
-            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}", "mode")
+            raise RequestError.about("mode", f"must be one of {', '.join(get_args(PauseMode))}")
         clear_cache = _flag(request.query_params, "clear_cache", default=True)
         await self._context.client.pause_generation(mode, clear_cache)  # type: ignore[arg-type]
         return json_response({"status": "paused"})
@@ -72,7 +72,7 @@ class DevService:
         if ids is not None and not (
             isinstance(ids, list) and all(isinstance(one, str) for one in ids)
         ):
-            raise RequestError("request_ids must be a list of strings", "request_ids")
+            raise RequestError.about("request_ids", "must be a list of strings")
         return json_response(
             {"status": "aborted", "aborted": await self._context.generations.abort(ids)}
         )
@@ -85,7 +85,7 @@ class DevService:
         """Describe configuration and machine; ?config_format=text or json."""
         shape = request.query_params.get("config_format", "text")
         if shape not in ("text", "json"):
-            raise RequestError("config_format must be text or json", "config_format")
+            raise RequestError.about("config_format", "must be text or json")
         config = self._context.client.config
         return json_response(
             {
@@ -124,5 +124,5 @@ def _environment() -> dict[str, object]:
 def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
     text = query.get(name, str(default)).lower()
     if text not in ("true", "false", "1", "0"):
-        raise RequestError(f"{name} must be true or false", name)
+        raise RequestError.about(name, "must be true or false")
     return text in ("true", "1")

@@ -185,16 +185,15 @@ def render_chat(
     template which it wants. Raises RequestError, also for whatever the template refuses.
     """
     if continue_final_message and add_generation_prompt:
-        raise RequestError(
-            "continue_final_message needs add_generation_prompt to be false",
-            "continue_final_message",
+        raise RequestError.about(
+            "continue_final_message", "needs add_generation_prompt to be false"
         )
     source = choose_template(tokenizer, chat_template, bool(tools))
     variables = dict(chat_template_kwargs or {})
     if reserved := sorted(_RESERVED & variables.keys()):
-        raise RequestError(
-            f"chat_template_kwargs cannot set {reserved[0]}; use the request's field of that name",
+        raise RequestError.about(
             "chat_template_kwargs",
+            f"cannot set {reserved[0]}; use the request's field of that name",
         )
     try:
         as_parts = content_format == "openai"
@@ -332,9 +331,8 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
 def _cut_at_mark(rendered: str) -> str:
     end = rendered.rfind(_END_MARK)
     if end < 0:
-        raise RequestError(
-            "continue_final_message is not possible: the chat template drops the last message",
-            "continue_final_message",
+        raise RequestError.about(
+            "continue_final_message", "is not possible: the chat template drops the last message"
         )
     is_trimmed = not rendered.startswith(_AFTER_MARK, end + len(_END_MARK))
     return rendered[:end].rstrip() if is_trimmed else rendered[:end]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.chat_protocol import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from vllm_lite.server.openai.chat_protocol import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, string_of
 
 Block = dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -99,12 +99,10 @@ def _tool_result(path: str, block: Block) -> ChatMessage:
     if isinstance(content, list):
         content = "\n".join(_texts(f"{path}.content", content))
     elif content is not None and not isinstance(content, str):
-        raise RequestError(
-            f"{path}.content must be a string or a list of blocks", f"{path}.content"
-        )
+        raise RequestError.about(f"{path}.content", "must be a string or a list of blocks")
     return {
         "role": "tool",
-        "tool_call_id": _string(path, block, "tool_use_id"),
+        "tool_call_id": string_of(path, block, "tool_use_id"),
         "content": content or "",
     }
 
@@ -118,7 +116,7 @@ def _assistant(path: str, blocks: list[Block]) -> ChatMessage:
         place = f"{path}.{index}"
         match block.get("type"):
             case "thinking":
-                reasoning.append(_string(place, block, "thinking"))
+                reasoning.append(string_of(place, block, "thinking"))
             case "redacted_thinking":
                 pass  # nobody but its maker can read it
             case "tool_use":
@@ -136,12 +134,12 @@ def _assistant(path: str, blocks: list[Block]) -> ChatMessage:
 def _call(path: str, block: Block) -> ChatMessage:
     arguments = block.get("input") or {}
     if not isinstance(arguments, dict):
-        raise RequestError(f"{path}.input must be an object", f"{path}.input")
+        raise RequestError.about(f"{path}.input", "must be an object")
     return {
-        "id": _string(path, block, "id"),
+        "id": string_of(path, block, "id"),
         "type": "function",
         "function": {
-            "name": _string(path, block, "name"),
+            "name": string_of(path, block, "name"),
             "arguments": arguments,
         },
     }
@@ -153,21 +151,13 @@ def _texts(path: str, blocks: list[Block]) -> list[str]:
 
 def _text(path: str, block: object) -> str:
     if not isinstance(block, dict):
-        raise RequestError(f"{path} must be an object with a type", path)
+        raise RequestError.about(path, "must be an object with a type")
     if block.get("type") != "text":
-        raise UnsupportedError(
-            f"{path}.type {block.get('type')!r:.40} is not supported here: this model takes text "
-            "only",
+        raise UnsupportedError.about(
             f"{path}.type",
+            f"{block.get('type')!r:.40} is not supported here: this model takes text only",
         )
-    return _string(path, block, "text")
-
-
-def _string(path: str, block: Block, name: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{path}.{name} must be a string", f"{path}.{name}")
-    return value
+    return string_of(path, block, "text")
 
 
 class Message(BaseModel):
@@ -260,10 +250,10 @@ class CountTokensRequest(BaseModel):
         tools, choice = self.tools or [], self.tool_choice
         for index, tool in enumerate(tools):
             if tool.type not in (None, "custom"):
-                raise UnsupportedError(
-                    f"tools.{index}.type {tool.type!r:.40} is not supported; tools are run by "
-                    "the client and have the type custom",
+                raise UnsupportedError.about(
                     f"tools.{index}.type",
+                    f"{tool.type!r:.40} is not supported; tools are run by the client and have "
+                    "the type custom",
                 )
         fields: dict[str, object] = {"tools": [_function(tool) for tool in tools]} if tools else {}
         if choice is None:
@@ -315,9 +305,7 @@ class MessagesRequest(CountTokensRequest):
         """The chat request that asks for the same; raises RequestError."""
         budget = self.thinking.budget_tokens if self.thinking is not None else None
         if budget is not None and budget >= self.max_tokens:
-            raise RequestError(
-                "thinking.budget_tokens must be less than max_tokens", "thinking.budget_tokens"
-            )
+            raise RequestError.about("thinking.budget_tokens", "must be less than max_tokens")
         body = super().chat_body()
         body["max_completion_tokens"] = self.max_tokens
         body["stream"] = bool(self.stream)

@@ -130,14 +130,13 @@ def beam_search_of(
     """
     for name in _UNFIT:
         if getattr(body, name):
-            raise RequestError(f"{name} does not go with use_beam_search", name)
+            raise RequestError.about(name, "does not go with use_beam_search")
     if params.prompt_logprobs is not None:
         name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
         raise RequestError("a beam search cannot score its prompt", name)
     if params.structured_outputs is not None:
-        raise RequestError(
-            "use_beam_search cannot shape its text by a format, a grammar or a forced tool call",
-            "use_beam_search",
+        raise RequestError.about(
+            "use_beam_search", "cannot shape its text by a format, a grammar or a forced tool call"
         )
     wanted = BeamSearchParams(
         beam_width=1 if body.n is None else body.n,

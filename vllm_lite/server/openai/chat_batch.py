@@ -42,9 +42,9 @@ class ChatBatchRequest(ChatCompletionRequest):
     def check_batch(self) -> None:
         """Raise RequestError for what would make more than one choice of a conversation."""
         if self.n not in (None, 1):
-            raise RequestError("n can only be 1 in a batch: a conversation is a choice", "n")
+            raise RequestError.about("n", "can only be 1 in a batch: a conversation is a choice")
         if self.use_beam_search:
-            raise RequestError("use_beam_search is not possible in a batch", "use_beam_search")
+            raise RequestError.about("use_beam_search", "is not possible in a batch")
 
     def singles(self) -> list[ChatCompletionRequest]:
         """The chat requests of the conversations; a batch is never streamed."""

@@ -44,18 +44,15 @@ def _spec(path: str, tool: dict[str, object]) -> ToolSpec:
         raise RequestError(f"{path}.type {kind!r:.40} is not supported; use function", path)
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"{path}.function must be an object with a name", f"{path}.function")
+        raise RequestError.about(f"{path}.function", "must be an object with a name")
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
-        raise RequestError(
-            f"{path}.function.name must be a string of 1 to {MAX_TOOL_NAME} characters",
-            f"{path}.function.name",
+        raise RequestError.about(
+            f"{path}.function.name", f"must be a string of 1 to {MAX_TOOL_NAME} characters"
         )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise RequestError(
-            f"{path}.function.parameters must be a JSON schema", f"{path}.function.parameters"
-        )
+        raise RequestError.about(f"{path}.function.parameters", "must be a JSON schema")
     strict = function.get("strict")
     if strict not in (None, True, False):
         raise RequestError(f"{path}.function.strict must be true or false", f"{path}.function")
@@ -83,8 +80,8 @@ def allowed_tools(
     chosen: dict[str, ToolSpec] = {}
     for name in map(_name_of, listed):
         if not isinstance(name, str) or name not in known:
-            raise RequestError(
-                f"tool_choice allows {name!r:.80}, which is not one of the tools", "tool_choice"
+            raise RequestError.about(
+                "tool_choice", f"allows {name!r:.80}, which is not one of the tools"
             )
         chosen[name] = known[name]
     return tuple(chosen.values()), mode
@@ -106,18 +103,18 @@ def tool_choice_of(
         return "auto" if tools else "none"
     if isinstance(choice, str) and choice in _CHOICES:
         if choice != "none" and not tools:
-            raise RequestError(f"tool_choice {choice} needs tools", "tool_choice")
+            raise RequestError.about("tool_choice", f"{choice} needs tools")
         return choice  # type: ignore[return-value]
     name = _name_of(choice)
     if not isinstance(name, str):
-        raise RequestError(
-            'tool_choice must be none, auto, required, {"type": "function", "function": '
-            '{"name": ...}} or of type allowed_tools',
+        raise RequestError.about(
             "tool_choice",
+            'must be none, auto, required, {"type": "function", "function": {"name": ...}} or of '
+            "type allowed_tools",
         )
     if all(tool.name != name for tool in tools):
-        raise RequestError(
-            f"tool_choice names {name!r:.80}, which is not one of the tools", "tool_choice"
+        raise RequestError.about(
+            "tool_choice", f"names {name!r:.80}, which is not one of the tools"
         )
     return NamedTool(name)
 
@@ -148,29 +145,27 @@ class TemplateFields(SamplingFields):
 
     def check_template_fields(self, *, trust_template: bool) -> None:
         if not self.messages:
-            raise RequestError("messages must not be empty", "messages")
+            raise RequestError.about("messages", "must not be empty")
         num_parts = 0
         for index, message in enumerate(self.messages):
             _check_message(f"messages.{index}", message)
             content = message.get("content")
             num_parts += len(content) if isinstance(content, list) else 0
         if num_parts > MAX_PARTS:
-            raise RequestError(
-                f"messages must have at most {MAX_PARTS} parts in all, got {num_parts}", "messages"
+            raise RequestError.about(
+                "messages", f"must have at most {MAX_PARTS} parts in all, got {num_parts}"
             )
         if self.chat_template is not None and not trust_template:
-            raise RequestError(
-                "chat_template is refused: this server was started without "
-                "--trust-request-chat-template",
+            raise RequestError.about(
                 "chat_template",
+                "is refused: this server was started without --trust-request-chat-template",
             )
         if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message needs add_generation_prompt to be false",
-                "continue_final_message",
+            raise RequestError.about(
+                "continue_final_message", "needs add_generation_prompt to be false"
             )
         if self.tools is not None and not self.tools:
-            raise RequestError("tools must not be empty; leave it out", "tools")
+            raise RequestError.about("tools", "must not be empty; leave it out")
         if self.tools:
             tool_specs(self.tools)
 
@@ -202,21 +197,21 @@ class ChatCompletionRequest(TemplateFields):
         self.check_together()
         self.check_template_fields(trust_template=trust_template)
         if self.logprob_token_ids is not None and not self.logprobs:
-            raise RequestError("logprob_token_ids needs logprobs to be true", "logprob_token_ids")
+            raise RequestError.about("logprob_token_ids", "needs logprobs to be true")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise UnsupportedError('modalities can only be ["text"] here', "modalities")
+            raise UnsupportedError.about("modalities", 'can only be ["text"] here')
         top = self.top_logprobs
         if top is None:
             return
         most = vocab_size if max_logprobs == -1 else max_logprobs
         if top < -1 or max(top, vocab_size if top == -1 else 0) > most:
-            raise RequestError(
-                f"top_logprobs must be in [0, {most}] (--max-logprobs), or -1 for all "
-                f"{vocab_size} where that allows it; got {top}",
+            raise RequestError.about(
                 "top_logprobs",
+                f"must be in [0, {most}] (--max-logprobs), or -1 for all {vocab_size} where that "
+                f"allows it; got {top}",
             )
         if top and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+            raise RequestError.about("top_logprobs", "needs logprobs to be true")
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -235,19 +230,14 @@ class ChatCompletionRequest(TemplateFields):
 
 
 def _check_message(path: str, message: dict[str, object]) -> None:
-    role = message.get("role")
-    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
-        raise RequestError(
-            f"{path}.role must be a string of 1 to {MAX_ROLE} characters", f"{path}.role"
-        )
+    role = role_of(path, message)
     calls = message.get("tool_calls")
     if calls is not None and not (
         isinstance(calls, list)
         and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)
     ):
-        raise RequestError(
-            f"{path}.tool_calls must be a list of objects, each with a function",
-            f"{path}.tool_calls",
+        raise RequestError.about(
+            f"{path}.tool_calls", "must be a list of objects, each with a function"
         )
     content = message.get("content")
     if content is None and role == "assistant":
@@ -256,9 +246,8 @@ def _check_message(path: str, message: dict[str, object]) -> None:
         for index, part in enumerate(content):
             _check_part(f"{path}.content.{index}", part)
     elif not isinstance(content, str):
-        raise RequestError(
-            f"{path}.content must be a string or a list of at most {MAX_PARTS} parts",
-            f"{path}.content",
+        raise RequestError.about(
+            f"{path}.content", f"must be a string or a list of at most {MAX_PARTS} parts"
         )
 
 
@@ -266,15 +255,30 @@ def _check_part(path: str, part: object) -> None:
     if isinstance(part, str):
         return
     if not isinstance(part, dict):
-        raise RequestError(f"{path} must be an object with a type", path)
+        raise RequestError.about(path, "must be an object with a type")
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise RequestError(
-            f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
+        raise RequestError.about(
+            f"{path}.type", f"{kind!r:.40} is not supported: this model takes text only"
         )
     field = kind if kind in ("refusal", "thinking") else "text"
-    if not isinstance(part.get(field), str):
-        raise RequestError(f"{path}.{field} must be a string", f"{path}.{field}")
+    string_of(path, part, field)
+
+
+def role_of(path: str, message: Mapping[str, object]) -> str:
+    """The role of the message at `path`; raises RequestError."""
+    role = message.get("role")
+    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
+        raise RequestError.about(f"{path}.role", f"must be a string of 1 to {MAX_ROLE} characters")
+    return role
+
+
+def string_of(path: str, given: Mapping[str, object], name: str) -> str:
+    """The text under `name` in the object at `path`; raises RequestError."""
+    value = given.get(name)
+    if not isinstance(value, str):
+        raise RequestError.about(f"{path}.{name}", "must be a string")
+    return value
 
 
 def chat_request(fields: dict[str, object]) -> ChatCompletionRequest:

@@ -45,9 +45,9 @@ class CompletionRequest(SamplingFields):
         if self.use_beam_search and self.stream:
             raise RequestError("a beam search cannot be streamed here", "stream")
         if self.logprob_token_ids is not None and self.logprobs is None:
-            raise RequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
+            raise RequestError.about("logprob_token_ids", "needs logprobs")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise UnsupportedError("best_of can only be equal to n here", "best_of")
+            raise UnsupportedError.about("best_of", "can only be equal to n here")
 
     @property
     def is_prompt_only(self) -> bool:
@@ -62,18 +62,17 @@ class CompletionRequest(SamplingFields):
             paths = ["prompt"]
         elif isinstance(given, list):
             if len(given) > MAX_PROMPTS:
-                raise RequestError(
-                    f"prompt must have at most {MAX_PROMPTS} entries, got {len(given)}", "prompt"
+                raise RequestError.about(
+                    "prompt", f"must have at most {MAX_PROMPTS} entries, got {len(given)}"
                 )
             paths = [f"prompt.{index}" for index in range(len(given))]
         else:
-            raise RequestError(
-                "prompt must be a string, a list of strings, a list of token ids, or a list of "
-                "such lists",
+            raise RequestError.about(
                 "prompt",
+                "must be a string, a list of strings, a list of token ids, or a list of such lists",
             )
         if not given:
-            raise RequestError("prompt must not be empty", "prompt")
+            raise RequestError.about("prompt", "must not be empty")
         for path, one in zip(paths, given, strict=True):
             _check_prompt(path, one)
         return given
@@ -86,9 +85,9 @@ def _is_ids(given: list[object]) -> bool:
 def _check_prompt(path: str, prompt: object) -> None:
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
         if prompt == []:
-            raise RequestError(f"{path} must not be empty", path)
-        raise RequestError(f"{path} must be a string or a list of token ids", path)
+            raise RequestError.about(path, "must not be empty")
+        raise RequestError.about(path, "must be a string or a list of token ids")
     if not prompt:
-        raise RequestError(f"{path} must not be empty", path)
+        raise RequestError.about(path, "must not be empty")
     if isinstance(prompt, list) and min(prompt) < 0:
-        raise RequestError(f"{path} holds the negative token id {min(prompt)}", path)
+        raise RequestError.about(path, f"holds the negative token id {min(prompt)}")

@@ -33,15 +33,15 @@ def page_of(
     # isdecimal alone would let through digits that int() does not take.
     is_number = limit.isascii() and limit.isdecimal() and len(limit) <= len(str(most))
     if not is_number or not 1 <= int(limit) <= most:
-        raise RequestError(f"limit must be a number from 1 to {most}", "limit")
+        raise RequestError.about("limit", f"must be a number from 1 to {most}")
     if order not in _ORDERS:
-        raise RequestError(f"order must be one of {', '.join(_ORDERS)}", "order")
+        raise RequestError.about("order", f"must be one of {', '.join(_ORDERS)}")
     listed = list(items) if order == "asc" else list(reversed(items))
     start = 0
     if "after" in query:
         places = {item["id"]: place for place, item in enumerate(listed)}
         if query["after"] not in places:
-            raise RequestError("after must be the id of an item of this list", "after")
+            raise RequestError.about("after", "must be the id of an item of this list")
         start = places[query["after"]] + 1
     data = [show(item) for item in listed[start : start + int(limit)]]
     return {

@@ -190,10 +190,10 @@ def _constraint(
             guards_free_calls=context.server_config.tool_strict_level != "auto",
         )
     if is_forced(choice) and body.structured_outputs:
-        raise RequestError(
-            "structured_outputs cannot shape an answer that must be a tool call; drop one of "
-            "structured_outputs and tool_choice",
+        raise RequestError.about(
             "structured_outputs",
+            "cannot shape an answer that must be a tool call; drop one of structured_outputs and "
+            "tool_choice",
         )
     return forced if is_forced(choice) or own is None else own
 

@@ -91,9 +91,8 @@ def constraint_of(
     if not structured_outputs:
         return wanted
     if wanted is not None:
-        raise RequestError(
-            "response_format and structured_outputs cannot both constrain the text; drop one",
-            "response_format",
+        raise RequestError.about(
+            "response_format", "and structured_outputs cannot both constrain the text; drop one"
         )
     warn_unknown(structured_outputs.keys() - _OPTIONS)
     given = {k: v for k, v in structured_outputs.items() if k in _OPTIONS and v is not None}
@@ -117,16 +116,14 @@ def _of_format(response_format: dict[str, object] | None) -> StructuredOutputsPa
         with blamed_on("response_format"):
             return StructuredOutputsParams(structural_tag=json.dumps(response_format))
     if kind != "json_schema":
-        raise RequestError(
-            f"response_format.type must be one of {', '.join(_FORMATS)}, got {kind!r:.40}",
-            "response_format.type",
+        raise RequestError.about(
+            "response_format.type", f"must be one of {', '.join(_FORMATS)}, got {kind!r:.40}"
         )
     named = response_format.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict):
-        raise RequestError(
-            "response_format.json_schema must be an object with a name and a schema",
-            "response_format.json_schema",
+        raise RequestError.about(
+            "response_format.json_schema", "must be an object with a name and a schema"
         )
     with blamed_on("response_format.json_schema.schema"):
         return StructuredOutputsParams(json=schema)
@@ -270,15 +267,15 @@ class SamplingFields(SamplingChoices):
     def check_together(self) -> None:
         """Raise RequestError for values that do not go together or have no effect here."""
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop"
+            raise RequestError.about(
+                "stop", f"must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"
             )
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream to be true", "stream_options")
+            raise RequestError.about("stream_options", "needs stream to be true")
         if self.stream and self.prompt_logprobs not in (None, 0):
-            raise RequestError("prompt_logprobs cannot be streamed", "prompt_logprobs")
+            raise RequestError.about("prompt_logprobs", "cannot be streamed")
         if self.cache_salt is not None and set(self.cache_salt) & set("@/\\\0"):
-            raise RequestError("cache_salt must not hold @, /, \\ or NUL", "cache_salt")
+            raise RequestError.about("cache_salt", "must not hold @, /, \\ or NUL")
 
     def constraint(self) -> StructuredOutputsParams | None:
         """The constraint of response_format or structured_outputs; raises RequestError."""
@@ -337,7 +334,7 @@ def refuse_unsupported(body: dict[str, object], later: dict[str, str]) -> None:
     for name in body.keys() & (_LATER.keys() | later.keys()):
         if body[name] not in _OFF:
             needs = later.get(name) or _LATER[name]
-            raise UnsupportedError(f"{name} needs {needs}, which is not supported yet", name)
+            raise UnsupportedError.about(name, f"needs {needs}, which is not supported yet")
 
 
 def effective_max_tokens(
@@ -349,10 +346,9 @@ def effective_max_tokens(
     where `asked` cannot be met by a context of `limit`.
     """
     if asked is not None and not 1 <= asked <= limit:
-        raise RequestError(
-            f"{name} must be at least 1 and at most this model's context of {limit} tokens, "
-            f"got {asked}",
+        raise RequestError.about(
             name,
+            f"must be at least 1 and at most this model's context of {limit} tokens, got {asked}",
         )
     wanted = default if asked is None else asked
     return min((count for count in (wanted, cap) if count is not None), default=None)

@@ -83,9 +83,8 @@ class TokenizeService:
         limit = self._context.vocab_size
         if body.tokens and (largest := max(body.tokens)) >= limit:
             index = body.tokens.index(largest)
-            raise RequestError(
-                f"tokens.{index} is {largest}, which is not in the vocabulary of {limit}",
-                f"tokens.{index}",
+            raise RequestError.about(
+                f"tokens.{index}", f"is {largest}, which is not in the vocabulary of {limit}"
             )
         async with self._context.large_replies.making():
             text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)

@@ -127,7 +127,7 @@ class FilesService:
     def _keep(self, form: FormData, room: int) -> FileRecord:
         upload = form.get("file")
         if not isinstance(upload, UploadFile):
-            raise RequestError("file is missing: send the rows as a file", "file")
+            raise RequestError.about("file", "is missing: send the rows as a file")
         name = upload.filename or "file"
         if len(name) > MAX_FILENAME or not name.isprintable():
             raise RequestError(
@@ -202,18 +202,18 @@ class BatchRequest(BaseModel):
     def check(self) -> None:
         """Raise RequestError for what the types let through."""
         if self.endpoint not in BATCH_ENDPOINTS:
-            raise RequestError(
-                f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}, not {self.endpoint!r:.200}",
+            raise RequestError.about(
                 "endpoint",
+                f"must be one of {', '.join(BATCH_ENDPOINTS)}, not {self.endpoint!r:.200}",
             )
         pairs = (self.metadata or {}).items()
         if len(pairs) > MAX_METADATA or any(
             len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in pairs
         ):
-            raise RequestError(
-                f"metadata must have at most {MAX_METADATA} entries, with keys of at most "
-                f"{_MAX_KEY} and values of at most {_MAX_VALUE} characters",
+            raise RequestError.about(
                 "metadata",
+                f"must have at most {MAX_METADATA} entries, with keys of at most {_MAX_KEY} and "
+                f"values of at most {_MAX_VALUE} characters",
             )
 
 

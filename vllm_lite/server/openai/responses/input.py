@@ -12,11 +12,10 @@ from typing import Any
 
 from vllm_lite.errors import NotFoundError, RequestError
 from vllm_lite.server.errors import UnsupportedError
+from vllm_lite.server.openai.chat_protocol import MAX_PARTS, role_of, string_of
 
 Item = dict[str, Any]
 MAX_ITEMS = 16384
-MAX_TEXT_PARTS = 16384
-MAX_ROLE = 64
 _REASONING = "reasoning_content"
 _KINDS = ("message", "reasoning", "function_call", "function_call_output")
 _REFERENCE = "item_reference"
@@ -32,7 +31,7 @@ def input_items(given: str | list[Item], find: Callable[[str], Item | None]) -> 
     if isinstance(given, str):
         given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
     if not given:
-        raise RequestError("input must not be empty", "input")
+        raise RequestError.about("input", "must not be empty")
     return [
         _referred(f"input.{index}", item, find)
         if item.get("type") == _REFERENCE
@@ -74,7 +73,7 @@ def chat_messages(items: list[Item], num_earlier: int = 0) -> list[dict[str, Any
                 messages.append(
                     {
                         "role": "tool",
-                        "tool_call_id": _text_field(path, item, "call_id"),
+                        "tool_call_id": string_of(path, item, "call_id"),
                         "content": "".join(_texts(f"{path}.output", item.get("output"))),
                     }
                 )
@@ -82,7 +81,7 @@ def chat_messages(items: list[Item], num_earlier: int = 0) -> list[dict[str, Any
 
 
 def _referred(path: str, item: Item, find: Callable[[str], Item | None]) -> Item:
-    found = find(_text_field(path, item, "id"))
+    found = find(string_of(path, item, "id"))
     if found is None:
         raise NotFoundError(
             f"{path}: there is no stored item with the id {item['id']!r:.80}", f"{path}.id"
@@ -94,22 +93,18 @@ def _identified(path: str, item: Item) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind not in _KINDS:
         known = ", ".join((*_KINDS, _REFERENCE))
-        raise UnsupportedError(
-            f"{path}.type {kind!r:.40} is not supported; items are: {known}", f"{path}.type"
+        raise UnsupportedError.about(
+            f"{path}.type", f"{kind!r:.40} is not supported; items are: {known}"
         )
     given = item.get("id")
     if given is not None and not isinstance(given, str):
-        raise RequestError(f"{path}.id must be a string", f"{path}.id")
+        raise RequestError.about(f"{path}.id", "must be a string")
     prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco")
     return {**item, "type": kind, "id": given or f"{prefix}_{uuid.uuid4().hex}"}
 
 
 def _add_message(messages: list[dict[str, Any]], path: str, item: Item) -> None:
-    role, content = item.get("role"), item.get("content")
-    if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
-        raise RequestError(
-            f"{path}.role must be a string of 1 to {MAX_ROLE} characters", f"{path}.role"
-        )
+    role, content = role_of(path, item), item.get("content")
     if role == "assistant":
         _assistant(messages, "content")["content"] = "".join(_texts(f"{path}.content", content))
     elif isinstance(content, str):
@@ -144,44 +139,35 @@ def _reasoning(path: str, item: Item) -> str:
 
 def _call(path: str, item: Item) -> dict[str, object]:
     return {
-        "id": _text_field(path, item, "call_id"),
+        "id": string_of(path, item, "call_id"),
         "type": "function",
         "function": {
-            "name": _text_field(path, item, "name"),
+            "name": string_of(path, item, "name"),
             "arguments": item.get("arguments"),
         },
     }
-
-
-def _text_field(path: str, item: Item, name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{path}.{name} must be a string", f"{path}.{name}")
-    return value
 
 
 def _texts(path: str, content: object) -> list[str]:
     """The texts of `content`, which is one or a list of parts."""
     if isinstance(content, str):
         return [content]
-    if not isinstance(content, list) or len(content) > MAX_TEXT_PARTS:
-        raise RequestError(
-            f"{path} must be a string or a list of at most {MAX_TEXT_PARTS} parts", path
-        )
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
+        raise RequestError.about(path, f"must be a string or a list of at most {MAX_PARTS} parts")
     return [_part_text(f"{path}.{index}", part) for index, part in enumerate(content)]
 
 
 def _part_text(path: str, part: object) -> str:
     if not isinstance(part, dict):
-        raise RequestError(f"{path} must be an object with a type", path)
+        raise RequestError.about(path, "must be an object with a type")
     kind = part.get("type", "text")
     if kind == "refusal":
-        return _text_field(path, part, "refusal")
+        return string_of(path, part, "refusal")
     if kind not in _TEXT_PARTS:
-        raise UnsupportedError(
-            f"{path}.type {kind!r:.40} is not supported: this model takes text only", f"{path}.type"
+        raise UnsupportedError.about(
+            f"{path}.type", f"{kind!r:.40} is not supported: this model takes text only"
         )
-    return _text_field(path, part, "text")
+    return string_of(path, part, "text")
 
 
 def shown(item: Item) -> Item:

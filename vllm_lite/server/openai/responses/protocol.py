@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.chat_protocol import MAX_TOOLS
+from vllm_lite.server.openai.chat_protocol import MAX_TOOLS, string_of
 from vllm_lite.server.openai.responses.input import MAX_ITEMS
 from vllm_lite.server.openai.sampling_protocol import SamplingChoices
 
@@ -149,23 +149,19 @@ class ResponsesRequest(SamplingChoices):
     def check(self) -> None:
         """Raise RequestError for fields that do not go together."""
         if self.background and self.store is False:
-            raise RequestError("background needs store to be true", "background")
+            raise RequestError.about("background", "needs store to be true")
         if self.background and self.enable_response_messages:
-            raise RequestError(
-                "enable_response_messages cannot be combined with background",
-                "enable_response_messages",
+            raise RequestError.about(
+                "enable_response_messages", "cannot be combined with background"
             )
         if self.previous_input_messages and self.previous_response_id:
-            raise RequestError(
-                "previous_input_messages and previous_response_id exclude each other",
-                "previous_input_messages",
+            raise RequestError.about(
+                "previous_input_messages", "and previous_response_id exclude each other"
             )
         if self.top_logprobs and not self.wants_logprobs:
-            raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", "top_logprobs")
+            raise RequestError.about("top_logprobs", f"needs {LOGPROBS!r} in include")
         if self.structured_outputs is not None and self.format.get("type") != "text":
-            raise RequestError(
-                "structured_outputs and text.format exclude each other", "structured_outputs"
-            )
+            raise RequestError.about("structured_outputs", "and text.format exclude each other")
 
     def chat_fields(self) -> dict[str, object]:
         """The fields of the chat request that this one stands for, but for its messages.
@@ -223,9 +219,8 @@ def _tool_fields(
         if kind == "allowed_tools":
             return _allowed(functions, choice)
         if kind != "function" or not isinstance(choice.get("name"), str):
-            raise UnsupportedError(
-                "tool_choice must be none, auto, required, allowed_tools or a function by name",
-                "tool_choice",
+            raise UnsupportedError.about(
+                "tool_choice", "must be none, auto, required, allowed_tools or a function by name"
             )
         choice = {"type": "function", "function": {"name": choice["name"]}}
     fields: dict[str, object] = {"tools": functions} if functions else {}
@@ -236,14 +231,12 @@ def _tool_fields(
 
 def _function(path: str, tool: dict[str, object]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise UnsupportedError(
-            f"{path}.type {tool.get('type')!r:.40} is not supported; tools are functions",
-            f"{path}.type",
+        raise UnsupportedError.about(
+            f"{path}.type", f"{tool.get('type')!r:.40} is not supported; tools are functions"
         )
-    if not isinstance(tool.get("name"), str):
-        raise RequestError(f"{path}.name must be a string", f"{path}.name")
+    string_of(path, tool, "name")
     if not isinstance(tool.get("parameters") or {}, dict):
-        raise RequestError(f"{path}.parameters must be a JSON schema", f"{path}.parameters")
+        raise RequestError.about(f"{path}.parameters", "must be a JSON schema")
     return {
         "type": "function",
         "function": {key: value for key, value in tool.items() if key != "type"},
@@ -254,12 +247,11 @@ def _allowed(functions: list[dict[str, Any]], choice: dict[str, object]) -> dict
     listed = choice.get("tools")
     mode = choice.get("mode", "auto")
     if not isinstance(listed, list) or mode not in ("auto", "required"):
-        raise RequestError(
-            "tool_choice allowed_tools needs a list of tools and a mode, auto or required",
-            "tool_choice",
+        raise RequestError.about(
+            "tool_choice", "allowed_tools needs a list of tools and a mode, auto or required"
         )
     names = {tool.get("name") for tool in listed if isinstance(tool, dict)}
     chosen = [tool for tool in functions if tool["function"]["name"] in names]
     if len(chosen) != len(names):
-        raise RequestError("tool_choice allows a tool that is not in tools", "tool_choice")
+        raise RequestError.about("tool_choice", "allows a tool that is not in tools")
     return {"tools": chosen, "tool_choice": mode}

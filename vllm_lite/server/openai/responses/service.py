@@ -98,7 +98,7 @@ class ResponsesService:
         after = query.get("starting_after", "-1")
         # A sequence number; isdecimal alone would let through digits that int() does not take.
         if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 10):
-            raise RequestError("starting_after must be a sequence number", "starting_after")
+            raise RequestError.about("starting_after", "must be a sequence number")
         return EventStream(entry.events.read(int(after)), None, entry.id, ending=b"")
 
     async def input_items(self, request: Request) -> Response:
@@ -126,9 +126,7 @@ class ResponsesService:
         self._context.check_model(body.model)
         body.check()
         if self._no_store and body.background:
-            raise RequestError(
-                f"background needs stored responses, but {self._no_store}", "background"
-            )
+            raise RequestError.about("background", f"needs stored responses, but {self._no_store}")
         if self._no_store and body.previous_response_id:
             raise NotFoundError(
                 f"There is no previous response: {self._no_store}", "previous_response_id"
