@@ -9,12 +9,10 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -30,7 +28,7 @@ from vllm_lite.server.anthropic.messages_service import MessagesService, error_r
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.dev_service import DevService
 from vllm_lite.server.documents import DocumentService, WebPageService
-from vllm_lite.server.errors import Failure, failure_of, router_failure
+from vllm_lite.server.errors import failure_of, router_failure
 from vllm_lite.server.generation import ApiKeys, ClientLeftError, begin_request
 from vllm_lite.server.health import HealthService, LiveService, add_load_report
 from vllm_lite.server.middleware import Cors, CountRequests, RequestIdHeader, RootPath
@@ -55,11 +53,9 @@ from vllm_lite.server.openai.tokenize_service import (
     TokenizeRequest,
     TokenizeService,
 )
-from vllm_lite.server.openapi import Described, openapi_document
+from vllm_lite.server.openapi import Endpoint, Route, openapi_document
 from vllm_lite.server.process.peers import Peers
 from vllm_lite.server.startup_checks import load_middleware
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 # Whole, or as events where the request asks for a stream.
 _STREAMED: dict[str, Any] = {"media": ("application/json", "text/event-stream")}
@@ -67,31 +63,6 @@ _REPORTING: dict[str, Any] = {**_STREAMED, "reports_load": True}
 _ANTHROPIC: dict[str, Any] = {"refuse": error_response}
 # The status for a client that has left; it is never read.
 _CLIENT_CLOSED_REQUEST = 499
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One row of the table. Only an open route is served without a key."""
-
-    method: str
-    path: str
-    endpoint: Endpoint
-    # The model of the body, or several alternatives.
-    body: type[BaseModel] | tuple[type[BaseModel], ...] = ()
-    # Of what a successful reply holds.
-    media: tuple[str, ...] = ("application/json",)
-    is_open: bool = False
-    # Whether the OpenAPI document lists it.
-    is_public: bool = True
-    # Its replies carry a load report on request.
-    reports_load: bool = False
-    # Makes the response to a failure.
-    refuse: Callable[[Failure], Response] = Failure.response
-    body_media: str = "application/json"
-
-    def described(self) -> Described:
-        bodies = self.body if isinstance(self.body, tuple) else (self.body,)
-        return Described(self.method, self.path, bodies, self.media, self.body_media)
 
 
 def build_app(
@@ -298,9 +269,7 @@ def _describe(app: FastAPI, table: list[Route]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_document(
-                app, [one.described() for one in table if one.is_public]
-            )
+            app.openapi_schema = openapi_document(app, [one for one in table if one.is_public])
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

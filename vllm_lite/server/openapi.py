@@ -1,18 +1,25 @@
-"""The OpenAPI document: routes, the bodies that endpoints read by themselves, and the one error.
+"""Routes and their OpenAPI document: the bodies that endpoints read by themselves, and the one error.
 
-Knows a route by what is Described of it. Invariant: every reference in it resolves.
+Invariant: every reference in the document resolves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm_lite.server.errors import Failure
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 _REFERENCE = "#/components/schemas/{model}"
 _PARAMETER = re.compile(r"{(\w+)}")
@@ -39,28 +46,41 @@ _ERROR = {
 }
 
 
-class Described(NamedTuple):
-    """An operation's request and reply types."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table. Only an open route is served without a key."""
 
     method: str
     path: str
-    # Alternative models of the body; empty without one.
-    bodies: Sequence[type[BaseModel]]
-    # Types of what a successful reply holds; empty where that is nothing.
-    media: Sequence[str]
+    endpoint: Endpoint
+    # The model of the body, or several alternatives.
+    body: type[BaseModel] | tuple[type[BaseModel], ...] = ()
+    # Of what a successful reply holds.
+    media: tuple[str, ...] = ("application/json",)
+    is_open: bool = False
+    # Whether the OpenAPI document lists it.
+    is_public: bool = True
+    # Its replies carry a load report on request.
+    reports_load: bool = False
+    # Makes the response to a failure.
+    refuse: Callable[[Failure], Response] = Failure.response
     body_media: str = "application/json"
 
+    @property
+    def bodies(self) -> tuple[type[BaseModel], ...]:
+        return self.body if isinstance(self.body, tuple) else (self.body,)
 
-def openapi_document(app: FastAPI, operations: Sequence[Described]) -> dict[str, Any]:
+
+def openapi_document(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models = [(model, "validation") for one in operations for model in one.bodies]
+    models = [(model, "validation") for one in routes for model in one.bodies]
     references, found = models_json_schema(
         list(dict.fromkeys(models)),  # type: ignore[arg-type]
         ref_template=_REFERENCE,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {**found.get("$defs", {}), "ErrorResponse": _ERROR}
-    for one in operations:
+    for one in routes:
         path = _plain(one.path)
         operation = document["paths"][path][one.method.lower()]
         known = [references[model, "validation"] for model in one.bodies]
@@ -72,19 +92,19 @@ def _complete(
     operation: dict[str, Any],
     path: str,
     bodies: Sequence[dict[str, Any]],
-    described: Described,
+    route: Route,
 ) -> None:
     """Add a path's parameters, the body, the reply and the error reply."""
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
         operation["requestBody"] = {
-            "content": {described.body_media: {"schema": schema}},
+            "content": {route.body_media: {"schema": schema}},
             "required": True,
         }
     reply = operation["responses"]["200"]
     reply.pop("content", None)
-    if described.media:
-        kinds = described.media
+    if route.media:
+        kinds = route.media
         reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in kinds}
     names = _PARAMETER.findall(path)
     if names:

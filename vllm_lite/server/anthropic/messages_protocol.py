@@ -35,15 +35,7 @@ CHAT_NAMES = {
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-_SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "cache_salt",
-    "chat_template_kwargs",
-    "priority",
-)
+_SAME = ("model", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "priority")
 MIN_THINKING_BUDGET = 1024
 Blocks = Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS, fail_fast=True)]
 

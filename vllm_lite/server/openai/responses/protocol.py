@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.chat_protocol import MAX_TOOLS, string_of
+from vllm_lite.server.openai.chat_protocol import MAX_TOOLS, ChatCompletionRequest, string_of
 from vllm_lite.server.openai.responses.input import MAX_ITEMS
 from vllm_lite.server.openai.sampling_protocol import SamplingChoices
 
@@ -187,18 +187,8 @@ class ResponsesRequest(SamplingChoices):
 
 
 # Fields that chat has under the same name with the same meaning.
-_SAME = set(SamplingChoices.model_fields) | {
-    "model",
-    "parallel_tool_calls",
-    "include_reasoning",
-    "structured_outputs",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "priority",
-    "cache_salt",
-    "request_id",
-}
+_SAME = ResponsesRequest.model_fields.keys() & ChatCompletionRequest.model_fields
+_SAME -= {"stream", "tools", "tool_choice", "top_logprobs"}
 
 
 def _response_format(given: dict[str, object]) -> dict[str, object]:
