@@ -1,4 +1,4 @@
-"""Routes and their OpenAPI document: the bodies that endpoints read by themselves, and the one error.
+"""The rows of the route table, and the OpenAPI document made of them.
 
 Invariant: every reference in the document resolves.
 """

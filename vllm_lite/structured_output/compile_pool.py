@@ -22,10 +22,8 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.log import init_logger
 from vllm_lite.structured_output.compiler import (
     MAX_COMPILE_SECONDS,
-    Answer,
     Compiled,
     GrammarEngines,
-    Hello,
     Job,
     backend_of,
 )
@@ -33,34 +31,22 @@ from vllm_lite.structured_output.grammar import (
     CompiledGrammar,
     GrammarError,
     Refusal,
-    Vocabulary,
+    TokenizerFacts,
 )
-from vllm_lite.structured_output.sequence import ReasoningTokens
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 logger = init_logger(__name__)
 
-Reply = TypeVar("Reply", Hello, Answer)
+Reply = TypeVar("Reply")
 
 NUM_PROCESSES = 2
 # Wall-clock time: a stopped or starved process uses no processor time.
 MAX_WAIT_SECONDS = 120.0
 # To read the tokenizer; and for its first job, which loads an engine.
 MAX_START_SECONDS = 240.0
+_FACTS = msgspec.msgpack.Decoder(TokenizerFacts)
+_ANSWERS: msgspec.msgpack.Decoder[Compiled | Refusal] = msgspec.msgpack.Decoder(Compiled | Refusal)
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
-
-
-class TokenizerFacts:
-    """The vocabulary and the reasoning markers, from the first compile process."""
-
-    def __init__(self, hello: Hello) -> None:
-        self.vocabulary = Vocabulary(
-            hello.tokens, frozenset(hello.special_ids), tuple(hello.eos_ids)
-        )
-        self.reasoning: ReasoningTokens | None = None
-        if hello.markers is not None and hello.marker_ids is not None:
-            starts, ends = hello.marker_ids
-            self.reasoning = ReasoningTokens(*hello.markers, tuple(starts), tuple(ends))
 
 
 class _Process:
@@ -81,14 +67,14 @@ class _Process:
                 env=envs.module_environment(OMP_NUM_THREADS="1"),
             )
 
-    def begin(self, config: VllmConfig) -> Hello | None:
+    def begin(self, config: VllmConfig) -> TokenizerFacts | None:
         """Give it its configuration; None where the process was lost over it."""
-        return self._call(config, Hello, MAX_START_SECONDS)
+        return self._call(config, _FACTS, MAX_START_SECONDS)
 
-    def compile(self, job: Job) -> Answer | None:
+    def compile(self, job: Job) -> Compiled | Refusal | None:
         """The answer; None where the process was lost over it."""
         is_first, self._is_loaded = not self._is_loaded, True
-        return self._call(job, Answer, MAX_START_SECONDS if is_first else MAX_WAIT_SECONDS)
+        return self._call(job, _ANSWERS, MAX_START_SECONDS if is_first else MAX_WAIT_SECONDS)
 
     def exit_code(self) -> int:
         """Wait for its end; negative for a signal."""
@@ -103,13 +89,15 @@ class _Process:
         self.kill()
         self._pipe.close()
 
-    def _call(self, message: object, kind: type[Reply], seconds: float) -> Reply | None:
+    def _call(
+        self, message: object, replies: msgspec.msgpack.Decoder[Reply], seconds: float
+    ) -> Reply | None:
         watch = threading.Timer(seconds, self._end_late)
         watch.daemon = True
         watch.start()
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode(message))
-            return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=kind)
+            return replies.decode(self._pipe.recv_bytes())
         except (EOFError, OSError):
             return None
         finally:
@@ -172,15 +160,16 @@ class CompilePool:
             process = self._take()
             answer = process.compile(Job(params, by_guidance=True))
         if answer is None:
-            return self._lost(process, params.constraint)
+            return self._lost(process, params)
         self._give_back(process)
-        if answer.refusal is not None:
-            return answer.refusal
+        if isinstance(answer, Refusal):
+            return answer
+        if self._engines is None:
+            raise RuntimeError("a grammar without a vocabulary")
         try:
-            return self._opened(Compiled(answer.engine, answer.payload))
+            return self._engines.open(answer)
         except GrammarError as error:
-            field = f"structured_outputs.{params.constraint}"
-            return Refusal(f"{field}: {error}", field)
+            return Refusal.of(params, f": {error}")
 
     def _take(self) -> _Process:
         """An idle process, or a new one."""
@@ -191,36 +180,33 @@ class CompilePool:
                 return self._idle.pop()
             process = _Process()
             self._processes.append(process)
-        hello = process.begin(self._config)
-        if hello is None:
+        facts = process.begin(self._config)
+        if facts is None:
             code = self._bury(process)
             raise RuntimeError(f"a compile process ended before it was ready, exit code {code}")
         with self._lock:
             if self._facts is None:
-                self._facts = TokenizerFacts(hello)
-                vocabulary = self._facts.vocabulary
-                self._engines = GrammarEngines(vocabulary, backend_of(self._config))
+                self._facts = facts
+                self._engines = GrammarEngines(facts.vocabulary, backend_of(self._config))
         return process
 
     def _give_back(self, process: _Process) -> None:
         with self._lock:
             self._idle.append(process)
 
-    def _lost(self, process: _Process, constraint: str) -> Refusal:
+    def _lost(self, process: _Process, params: StructuredOutputsParams) -> Refusal:
         code = self._bury(process)
-        field = f"structured_outputs.{constraint}"
         if not self._is_open:
+            field = f"structured_outputs.{params.constraint}"
             return Refusal("the engine is shutting down", field, 503)
         if process.is_late:
             logger.warning("A compile process gave no answer in time: replaced")
-            return Refusal(f"{field} was not compiled in time; try again later", field, 503)
+            return Refusal.of(params, " was not compiled in time; try again later", 503)
         if code == -signal.SIGPROF:
-            return Refusal(
-                f"{field} takes more than {MAX_COMPILE_SECONDS:g} seconds to compile; simplify it",
-                field,
-            )
+            limit = f"{MAX_COMPILE_SECONDS:g} seconds"
+            return Refusal.of(params, f" takes more than {limit} to compile; simplify it")
         logger.warning("A compile process was lost over a constraint (exit code %d)", code)
-        return Refusal(f"{field} needs too much memory to compile; simplify it", field)
+        return Refusal.of(params, " needs too much memory to compile; simplify it")
 
     def _bury(self, process: _Process) -> int:
         """Forget a process that ended; its exit code."""
@@ -230,8 +216,3 @@ class CompilePool:
                 self._processes.remove(process)
                 process.close()
         return code
-
-    def _opened(self, compiled: Compiled) -> CompiledGrammar:
-        if self._engines is None:
-            raise RuntimeError("a grammar without a vocabulary")
-        return self._engines.open(compiled)

@@ -20,13 +20,12 @@ from vllm_lite.lifeline import die_with_parent, limit_memory
 from vllm_lite.parsers.registry import bind_parsers, reasoning_markers
 from vllm_lite.structured_output.compiler import (
     MAX_COMPILE_SECONDS,
-    Answer,
+    Compiled,
     GrammarEngines,
-    Hello,
     Job,
     backend_of,
 )
-from vllm_lite.structured_output.grammar import Refusal, Vocabulary
+from vllm_lite.structured_output.grammar import ReasoningTokens, Refusal, TokenizerFacts, Vocabulary
 from vllm_lite.tokenizer.tokenizer import load_tokenizer
 
 # Beyond what the process holds before its first job.
@@ -35,45 +34,37 @@ MAX_COMPILE_BYTES = 1 << 30
 _NICENESS = 5
 
 
-def read_tokenizer(config: VllmConfig) -> Hello:
+def read_tokenizer(config: VllmConfig) -> TokenizerFacts:
     """Every token's bytes, as wide as the model's logits, and what ends and marks its text."""
     tokenizer = load_tokenizer(config)
     size = config.facts.vocab_size
     eos = set(config.facts.eos_token_ids)
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
-    hello = Hello(
-        tokens=[tokenizer.token_bytes(token_id) for token_id in range(size)],
-        special_ids=sorted(i for i in tokenizer.all_special_ids if i < size),
-        eos_ids=sorted(i for i in eos if i < size),
+    vocabulary = Vocabulary(
+        [tokenizer.token_bytes(token_id) for token_id in range(size)],
+        frozenset(i for i in tokenizer.all_special_ids if i < size),
+        tuple(sorted(i for i in eos if i < size)),
     )
     options = config.structured_outputs
     bind_parsers(config)
     found = reasoning_markers(options.reasoning_parser) if options.reasoning_parser else None
-    if found is not None:
-        start = config.reasoning.reasoning_start_str or found.start
-        forced = config.reasoning.reasoning_end_str or found.end
-        hello.markers = start.encode(), found.end.encode()
-        hello.marker_ids = (
-            tokenizer.encode(start, add_special_tokens=False),
-            tokenizer.encode(forced, add_special_tokens=False),
-        )
-    return hello
+    if found is None:
+        return TokenizerFacts(vocabulary)
+    start = config.reasoning.reasoning_start_str or found.start
+    forced = config.reasoning.reasoning_end_str or found.end
+    ids = [tuple(tokenizer.encode(one, add_special_tokens=False)) for one in (start, forced)]
+    return TokenizerFacts(vocabulary, ReasoningTokens(start.encode(), found.end.encode(), *ids))
 
 
-def compile_one(engines: GrammarEngines, job: Job) -> Answer:
+def compile_one(engines: GrammarEngines, job: Job) -> Compiled | Refusal:
     """One job's answer; any failure inside an engine is that job's refusal."""
-    field = f"structured_outputs.{job.params.constraint}"
     try:
-        found = engines.compile(job.params, by_guidance=job.by_guidance)
+        return engines.compile(job.params, by_guidance=job.by_guidance)
     except MemoryError:
-        return Answer(refusal=Refusal(f"{field} needs too much memory; simplify it", field))
+        return Refusal.of(job.params, " needs too much memory; simplify it")
     except BaseException as error:  # a Rust panic is not an Exception
-        kind = type(error).__name__
-        return Answer(refusal=Refusal(f"{field} cannot be compiled ({kind})", field))
-    if isinstance(found, Refusal):
-        return Answer(refusal=found)
-    return Answer(found.engine, found.payload)
+        return Refusal.of(job.params, f" cannot be compiled ({type(error).__name__})")
 
 
 def main(arguments: list[str]) -> int:
@@ -90,10 +81,9 @@ def main(arguments: list[str]) -> int:
 
 def _serve(pool: Connection) -> None:
     config = msgspec.msgpack.decode(pool.recv_bytes(), type=VllmConfig)
-    hello = read_tokenizer(config)
-    pool.send_bytes(msgspec.msgpack.encode(hello))
-    vocabulary = Vocabulary(hello.tokens, frozenset(hello.special_ids), tuple(hello.eos_ids))
-    engines = GrammarEngines(vocabulary, backend_of(config))
+    facts = read_tokenizer(config)
+    pool.send_bytes(msgspec.msgpack.encode(facts))
+    engines = GrammarEngines(facts.vocabulary, backend_of(config))
     engines.load()
     # Engines warn about what clients send.
     silence = os.open(os.devnull, os.O_WRONLY)

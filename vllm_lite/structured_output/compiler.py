@@ -10,7 +10,7 @@ import json
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -47,25 +47,6 @@ class Job(msgspec.Struct):
     by_guidance: bool = False
 
 
-class Hello(msgspec.Struct):
-    """The tokenizer as a compile process describes it, once."""
-
-    tokens: list[bytes]
-    special_ids: list[int]
-    eos_ids: list[int]
-    # (start, end) of the reasoning parser's marks, and the tokens that write them.
-    markers: tuple[bytes, bytes] | None = None
-    marker_ids: tuple[list[int], list[int]] | None = None
-
-
-class Answer(msgspec.Struct, omit_defaults=True):
-    """A compiled grammar, or why there is none."""
-
-    engine: str = ""
-    payload: bytes = b""
-    refusal: Refusal | None = None
-
-
 def backend_of(config: VllmConfig) -> str:
     """`auto`, `xgrammar` or `guidance`; without the fallback, auto is xgrammar alone."""
     options = config.structured_outputs
@@ -74,7 +55,7 @@ def backend_of(config: VllmConfig) -> str:
     return options.backend
 
 
-class Compiled(NamedTuple):
+class Compiled(msgspec.Struct, tag=True):
     """A grammar in the form in which it travels."""
 
     engine: str
@@ -112,14 +93,12 @@ class GrammarEngines:
 
         `by_guidance` leaves xgrammar out.
         """
-        name = params.constraint
         try:
             return self._compile(params, GUIDANCE if by_guidance else self._backend)
         except GrammarError as error:
-            return Refusal(f"structured_outputs.{name}: {error}", f"structured_outputs.{name}")
+            return Refusal.of(params, f": {error}")
         except RecursionError:
-            reason = "it is nested too deeply"
-            return Refusal(f"structured_outputs.{name}: {reason}", f"structured_outputs.{name}")
+            return Refusal.of(params, ": it is nested too deeply")
 
     def _compile(self, params: StructuredOutputsParams, backend: str) -> Compiled:
         params, read, gaps = _read(params)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from vllm_lite.structured_outputs_params import StructuredOutputsParams
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -30,12 +32,18 @@ class MatcherError(Exception):
     """A matcher cannot go on: the grammar grew too costly, or a token broke it."""
 
 
-class Refusal(msgspec.Struct, omit_defaults=True):
+class Refusal(msgspec.Struct, tag=True):
     """Why a constraint is refused, as the client will read it."""
 
     message: str
     param: str
     status: int = 400
+
+    @classmethod
+    def of(cls, params: StructuredOutputsParams, reason: str, status: int = 400) -> Refusal:
+        """The refusal of the field that holds the constraint, whose name `reason` goes on from."""
+        field = f"structured_outputs.{params.constraint}"
+        return cls(field + reason, field, status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,26 @@ class Vocabulary:
     def mask_words(self) -> int:
         """Words of a mask row."""
         return -(-len(self.tokens) // 32)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTokens:
+    """The marks around a model's reasoning, as bytes and as the tokens that write them.
+
+    `end_ids` are what is dictated when a budget is spent; they may write more than the mark.
+    """
+
+    start: bytes
+    end: bytes
+    start_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+
+
+class TokenizerFacts(msgspec.Struct):
+    """What a compile process knows of the tokenizer; `reasoning` where a parser names its marks."""
+
+    vocabulary: Vocabulary
+    reasoning: ReasoningTokens | None = None
 
 
 class Matcher(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from vllm_lite.log import init_logger
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.structured_output.grammar import Matcher, MatcherError, Vocabulary
+from vllm_lite.structured_output.grammar import Matcher, MatcherError, ReasoningTokens, Vocabulary
 
 if TYPE_CHECKING:
     from vllm_lite.structured_output.grammar import Masks
@@ -29,19 +28,6 @@ Result = TypeVar("Result")
 MASK_SECONDS = 1.0
 MASK_SECONDS_PER_TOKEN = 0.01
 _WHITESPACE = b" \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningTokens:
-    """The marks around a model's reasoning, as bytes and as the tokens that write them.
-
-    `end_ids` are what is dictated when a budget is spent; they may write more than the mark.
-    """
-
-    start: bytes
-    end: bytes
-    start_ids: tuple[int, ...]
-    end_ids: tuple[int, ...]
 
 
 class Phase(Enum):

@@ -19,6 +19,7 @@ MAX_DEPTH = 32
 Tag = dict[str, Any]
 Part = Mapping[str, Any]
 MAX_REPEATS = 1024
+_CALLS = "at_least_one stop_after_first tags"
 
 
 def read_structural_tag(text: str, *, close_objects: bool = False) -> tuple[Tag, Gaps]:
@@ -105,10 +106,10 @@ class TagGrammar:
     def _part(self, part: Any, end: str | None) -> str:
         """An expression for a part and the text `end` behind it; None where all ends there."""
         kind = part.get("type") if isinstance(part, Mapping) else None
-        writer = _WRITERS.get(str(kind))
-        if writer is None:
+        if str(kind) not in _KINDS:
             raise TagError(f"the structural_tag has a part of type {kind!r:.40}")
-        known = _FIELDS[str(kind)]
+        writer, fields = _KINDS[str(kind)]
+        known = {"type", *fields.split()}
         unsaid = sorted(key for key, value in part.items() if key not in known and value)
         if unsaid:
             raise TagError(f"the structural_tag's {kind} says {', '.join(unsaid)}")
@@ -147,20 +148,16 @@ class TagGrammar:
     def _or(self, part: Part, end: str | None) -> str:
         return f"({' | '.join(self._part(element, end) for element in part['elements'])})"
 
-    def _optional(self, part: Part, end: str | None) -> str:
-        return self._then(f"({self._part(part['content'], '')})?", end)
-
-    def _plus(self, part: Part, end: str | None) -> str:
-        return self._then(f"({self._part(part['content'], '')})+", end)
-
-    def _star(self, part: Part, end: str | None) -> str:
-        return self._then(f"({self._part(part['content'], '')})*", end)
-
-    def _repeat(self, part: Part, end: str | None) -> str:
-        least, most = part["min"], part["max"]
-        if not 0 <= least <= most <= MAX_REPEATS:
-            raise TagError(f"the structural_tag repeats a part outside 0 to {MAX_REPEATS} times")
-        return self._then(f"({self._part(part['content'], '')}){{{least},{most}}}", end)
+    def _repeated(self, part: Part, end: str | None) -> str:
+        times = {"optional": "?", "plus": "+", "star": "*"}.get(part["type"])
+        if times is None:
+            least, most = part["min"], part["max"]
+            if not 0 <= least <= most <= MAX_REPEATS:
+                raise TagError(
+                    f"the structural_tag repeats a part outside 0 to {MAX_REPEATS} times"
+                )
+            times = f"{{{least},{most}}}"
+        return self._then(f"({self._part(part['content'], '')}){times}", end)
 
     def _tag(self, part: Part, end: str | None, begun: str = "") -> str:
         """A tag whose beginning has been written up to and with `begun`."""
@@ -234,35 +231,19 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-_WRITERS: dict[str, Callable[[TagGrammar, Part, str | None], str]] = {
-    "const_string": TagGrammar._const,
-    "json_schema": TagGrammar._json,
-    "regex": TagGrammar._regex,
-    "any_text": TagGrammar._any_text,
-    "sequence": TagGrammar._sequence,
-    "or": TagGrammar._or,
-    "optional": TagGrammar._optional,
-    "plus": TagGrammar._plus,
-    "star": TagGrammar._star,
-    "repeat": TagGrammar._repeat,
-    "tag": TagGrammar._tag,
-    "tags_with_separator": TagGrammar._separated,
-    "triggered_tags": TagGrammar._triggered,
-}
-_CALLS = frozenset(["at_least_one", "stop_after_first", "tags", "type"])
-_ONE = frozenset(["content", "type"])
-_FIELDS = {
-    "const_string": frozenset(["type", "value"]),
-    "json_schema": frozenset(["json_schema", "max_whitespace_cnt", "type"]),
-    "regex": frozenset(["pattern", "type"]),
-    "any_text": frozenset(["excludes", "max_chars", "type"]),
-    "sequence": frozenset(["elements", "type"]),
-    "or": frozenset(["elements", "type"]),
-    "optional": _ONE,
-    "plus": _ONE,
-    "star": _ONE,
-    "repeat": frozenset(["content", "max", "min", "type"]),
-    "tag": frozenset(["begin", "content", "end", "type"]),
-    "tags_with_separator": _CALLS | {"separator"},
-    "triggered_tags": _CALLS | {"excludes", "triggers"},
+# Kind of part -> what writes it, and the fields that it may have beside its type.
+_KINDS: dict[str, tuple[Callable[[TagGrammar, Part, str | None], str], str]] = {
+    "const_string": (TagGrammar._const, "value"),
+    "json_schema": (TagGrammar._json, "json_schema max_whitespace_cnt"),
+    "regex": (TagGrammar._regex, "pattern"),
+    "any_text": (TagGrammar._any_text, "excludes max_chars"),
+    "sequence": (TagGrammar._sequence, "elements"),
+    "or": (TagGrammar._or, "elements"),
+    "optional": (TagGrammar._repeated, "content"),
+    "plus": (TagGrammar._repeated, "content"),
+    "star": (TagGrammar._repeated, "content"),
+    "repeat": (TagGrammar._repeated, "content max min"),
+    "tag": (TagGrammar._tag, "begin content end"),
+    "tags_with_separator": (TagGrammar._separated, f"{_CALLS} separator"),
+    "triggered_tags": (TagGrammar._triggered, f"{_CALLS} excludes triggers"),
 }

@@ -7,13 +7,12 @@ import pytest
 
 from tests.unit.structured_output.walks import BYTES, EOS, allowed, compiled
 from vllm_lite.structured_output.compiler import GrammarEngines
-from vllm_lite.structured_output.grammar import MatcherError, Refusal
+from vllm_lite.structured_output.grammar import MatcherError, ReasoningTokens, Refusal
 from vllm_lite.structured_output.sequence import (
     BudgetedSequence,
     ConstrainedSequence,
     Phase,
     Reasoning,
-    ReasoningTokens,
 )
 
 TOKENS = ReasoningTokens(b"<t>", b"</t>", (1, 2, 3), (4, 5))

@@ -24,8 +24,14 @@ from vllm_lite.log import init_logger
 from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.structured_output.canonical import name_of
-from vllm_lite.structured_output.compile_pool import CompilePool, TokenizerFacts
-from vllm_lite.structured_output.grammar import CompiledGrammar, Matcher, MatcherError, Refusal
+from vllm_lite.structured_output.compile_pool import CompilePool
+from vllm_lite.structured_output.grammar import (
+    CompiledGrammar,
+    Matcher,
+    MatcherError,
+    Refusal,
+    TokenizerFacts,
+)
 from vllm_lite.structured_output.sequence import (
     Bans,
     BudgetedSequence,
