@@ -74,6 +74,10 @@ _HISTOGRAMS = {
 }
 
 
+# Name, help, and a number, or one for each value of the label named last.
+Row = tuple[str, str, float | dict[str, int], str | None]
+
+
 class Histogram:
     """Counts of observations by upper bound; the bounds end in infinity."""
 
@@ -150,8 +154,25 @@ class EngineCollector(Collector):
         self._rejected[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._gauges()
-        yield from self._counters()
+        created = {"created": self._created}
+        for row in self._gauges():
+            yield self._family(GaugeMetricFamily, *row)
+        labels = {"engine": ENGINE, **self._cache_info}
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The cache's configuration.", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), 1)
+        yield info
+        for row in self._counters():
+            yield self._family(CounterMetricFamily, *row, **created)
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Requests refused because too much waits.",
+            labels=["model_name", "reason"],
+        )
+        for reason, count in self._rejected.items():
+            rejected.add_metric([self._labels["model_name"], reason], count, **created)
+        yield rejected
         for name, text in (pair for one in _HISTOGRAMS.values() for pair in one.items()):
             histogram = self._histograms[name]
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
@@ -159,6 +180,16 @@ class EngineCollector(Collector):
             family.add_metric(values, histogram.buckets(), histogram.total)
             family.add_sample(f"vllm:{name}_created", self._labels, self._created)
             yield family
+
+    def _family(
+        self, kind: type[Any], name: str, text: str, value: Any, label: str | None, **extra: float
+    ) -> Metric:
+        """A family with a sample, or one for each value of `label`."""
+        names, own = list(self._labels), list(self._labels.values())
+        family = kind(f"vllm:{name}", text, labels=[*names, label] if label else names)
+        for key, number in value.items() if label else [(None, value)]:
+            family.add_metric([*own, key] if label else own, number, **extra)
+        return family  # type: ignore[no-any-return]
 
     def _record_finished(self, request: FinishedRequest) -> None:
         self._finished[request.finish_reason] += 1
@@ -184,107 +215,45 @@ class EngineCollector(Collector):
             if value is not None:
                 self._histograms[name].observe(value)
 
-    def _gauges(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Row]:
         now = self._scheduler
-        yield self._gauge("num_requests_running", "Requests in the step.", now.num_running)
-        yield self._gauge("num_requests_waiting", "Requests that wait.", now.num_waiting)
-        yield self._gauge(
-            "num_requests_waiting_by_reason",
-            "Requests that wait, by what for.",
-            {"capacity": now.num_waiting, "deferred": 0},
-            label="reason",
-        )
-        yield self._gauge(
-            "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", now.kv_cache_usage
-        )
-        yield self._gauge(
-            "engine_sleep_state",
-            "1 for the state the engine is in.",
-            {"awake": 1 - now.is_asleep, "weights_offloaded": +now.is_asleep, "discard_all": 0},
-            label="sleep_state",
-        )
-        labels = {"engine": ENGINE, **self._cache_info}
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The cache's configuration.", labels=list(labels)
-        )
-        info.add_metric(list(labels.values()), 1)
-        yield info
+        yield "num_requests_running", "Requests in the step.", now.num_running, None
+        yield "num_requests_waiting", "Requests that wait.", now.num_waiting, None
+        waiting = {"capacity": now.num_waiting, "deferred": 0}
+        text = "Requests that wait, by what for."
+        yield "num_requests_waiting_by_reason", text, waiting, "reason"
+        text = "Share of the KV cache in use, 0 to 1."
+        yield "kv_cache_usage_perc", text, now.kv_cache_usage, None
+        states = {"awake": 1 - now.is_asleep, "weights_offloaded": +now.is_asleep, "discard_all": 0}
+        yield "engine_sleep_state", "1 for the state the engine is in.", states, "sleep_state"
 
-    def _counters(self) -> Iterator[Metric]:
+    def _counters(self) -> Iterator[Row]:
         now, cached = self._scheduler, self._cached_tokens
-        computed = self._prompt_tokens - cached
-        yield self._counter(
-            "prefix_cache_queries", "Tokens looked up in the cache.", now.prefix_cache_queries
-        )
-        yield self._counter("prefix_cache_hits", "Tokens found there.", now.prefix_cache_hits)
+        text = "Tokens looked up in the cache."
+        yield "prefix_cache_queries", text, now.prefix_cache_queries, None
+        yield "prefix_cache_hits", "Tokens found there.", now.prefix_cache_hits, None
         for name, text in _ELSEWHERE.items():
-            yield self._counter(name, text, 0)
-        yield self._counter("num_preemptions", "Preemptions.", now.num_preemptions)
-        drafted = now.spec_decoding
-        if drafted is not None:
-            accepted = drafted.num_accepted_tokens_per_pos
-            yield self._counter(
-                "spec_decode_num_drafts", "Times that a request had drafts.", drafted.num_drafts
-            )
-            yield self._counter("spec_decode_num_draft_tokens", "Drafts.", drafted.num_draft_tokens)
-            yield self._counter(
-                "spec_decode_num_accepted_tokens",
-                "Drafts that came true.",
-                drafted.num_accepted_tokens,
-            )
-            yield self._counter(
-                "spec_decode_num_accepted_tokens_per_pos",
-                "Drafts that came true, by their place.",
-                {str(place): count for place, count in enumerate(accepted)},
-                label="position",
-            )
-        yield self._counter("prompt_tokens", "Prompt tokens.", self._prompt_tokens)
-        yield self._counter("prompt_tokens_cached", "Prompt tokens from the cache.", cached)
-        yield self._counter("generation_tokens", "Generated tokens.", self._generation_tokens)
-        yield self._counter(
-            "prompt_tokens_by_source",
-            "Prompt tokens, by where their keys and values came from.",
-            {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0},
-            label="source",
-        )
-        yield self._counter(
-            "prompt_tokens_cached_by_source",
-            "Cached prompt tokens, by where the cache was.",
-            {"device": cached, **dict.fromkeys(_OTHER_CACHES, 0)},
-            label="source",
-        )
-        yield self._counter(
-            "request_success", "Finished requests.", self._finished, label="finished_reason"
-        )
-        rejected = CounterMetricFamily(
-            "vllm:admission_rejections",
-            "Requests refused because too much waits.",
-            labels=["model_name", "reason"],
-        )
-        for reason, count in self._rejected.items():
-            values = [self._labels["model_name"], reason]
-            rejected.add_metric(values, count, created=self._created)
-        yield rejected
-
-    def _gauge(
-        self, name: str, text: str, value: float | dict[str, int], label: str | None = None
-    ) -> Metric:
-        return self._filled(GaugeMetricFamily, name, text, value, label)
-
-    def _counter(
-        self, name: str, text: str, value: float | dict[str, int], label: str | None = None
-    ) -> Metric:
-        return self._filled(CounterMetricFamily, name, text, value, label, created=self._created)
-
-    def _filled(
-        self, kind: type[Any], name: str, text: str, value: Any, label: str | None, **extra: float
-    ) -> Metric:
-        """A family with a sample, or one for each value of `label`."""
-        names, own = list(self._labels), list(self._labels.values())
-        family = kind(f"vllm:{name}", text, labels=[*names, label] if label else names)
-        for key, number in value.items() if label else [(None, value)]:
-            family.add_metric([*own, key] if label else own, number, **extra)
-        return family  # type: ignore[no-any-return]
+            yield name, text, 0, None
+        yield "num_preemptions", "Preemptions.", now.num_preemptions, None
+        if (drafted := now.spec_decoding) is not None:
+            text = "Times that a request had drafts."
+            yield "spec_decode_num_drafts", text, drafted.num_drafts, None
+            yield "spec_decode_num_draft_tokens", "Drafts.", drafted.num_draft_tokens, None
+            name, text = "spec_decode_num_accepted_tokens", "Drafts that came true"
+            yield name, f"{text}.", drafted.num_accepted_tokens, None
+            places = {str(at): n for at, n in enumerate(drafted.num_accepted_tokens_per_pos)}
+            yield f"{name}_per_pos", f"{text}, by their place.", places, "position"
+        yield "prompt_tokens", "Prompt tokens.", self._prompt_tokens, None
+        yield "prompt_tokens_cached", "Prompt tokens from the cache.", cached, None
+        yield "generation_tokens", "Generated tokens.", self._generation_tokens, None
+        computed = self._prompt_tokens - cached
+        sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+        text = "Prompt tokens, by where their keys and values came from."
+        yield "prompt_tokens_by_source", text, sources, "source"
+        caches = {"device": cached, **dict.fromkeys(_OTHER_CACHES, 0)}
+        text = "Cached prompt tokens, by where the cache was."
+        yield "prompt_tokens_cached_by_source", text, caches, "source"
+        yield "request_success", "Finished requests.", self._finished, "finished_reason"
 
 
 def _bounds(config: VllmConfig) -> dict[str, Sequence[float]]:
