@@ -1,14 +1,20 @@
 """How each format is written where a call is forced: the text around names and arguments.
 
-Data for `tool_constraint`. A format that is not here is forced as plain JSON.
+The marks are those that the format reads; what is added here is their layout. Data for
+`tool_constraint`. A format that is not here is forced as plain JSON.
 """
-
-# Markers contain characters that look like others.
-# ruff: noqa: RUF001
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from vllm_lite.parsers.tools.formats import TOOL_FORMATS
+from vllm_lite.parsers.tools.json_calls import JsonTools
+from vllm_lite.parsers.tools.named import NamedTools
+from vllm_lite.parsers.tools.xml_calls import Tag, XmlTools
 
 
 @dataclass(frozen=True)
@@ -32,185 +38,113 @@ class Envelope:
     is_bare: bool = False
 
 
-def _array(begin: str, end: str = "", name: str = "name", arguments: str = "arguments") -> Envelope:
-    call = f'{{"{name}": "NAME", "{arguments}": '.replace("NAME", "{name}")
-    return Envelope(begin=f"{begin}[", call=call, call_end="}", separator=", ", end=f"]{end}")
+def _object(form: JsonTools) -> str:
+    return f'{{"{form.name_keys[0]}": "{{name}}", "{form.argument_keys[0]}": '
 
 
-def _objects(
-    begin: str, end: str = "", arguments: str = "arguments", between: str = ""
-) -> Envelope:
-    call = begin + f'{{"name": "NAME", "{arguments}": '.replace("NAME", "{name}")
-    return Envelope(call=call, call_end="}" + end, separator=between)
+def _array(form: JsonTools, call: str = "") -> Envelope:
+    """Objects in an array between the marks."""
+    begin, end = f"{form.openers[0]}[", "]" + "".join(form.closers)
+    return Envelope(call or _object(form), "}", begin, end, separator=", ")
 
 
-def _functions(begin: str, end: str, line: str = "\n") -> Envelope:
+def _objects(form: JsonTools, before: str = "", after: str = "", between: str = "") -> Envelope:
+    """Objects that each have the marks around them."""
+    call = form.openers[0] + before + _object(form)
+    return Envelope(call, "}" + after + "".join(form.closers), separator=between)
+
+
+def _named(form: NamedTools, name: str = "{name}", line: str = "") -> Envelope:
+    """Names between marks; the formats' first opener is around all calls, or the call's own."""
+    mark = form.call or form.openers[0]
+    call = f"{mark}{form.lead}{name}{form.name_ends[0]}{''.join(form.argument_leads)}{line}"
+    begin, end = form.openers[0] if form.call else "", "".join(form.closers)
+    return Envelope(call, line + "".join(form.call_ends), begin, end, separator=line)
+
+
+def _tag(tag: Tag, name: str, more: str = "") -> str:
+    named = f' {tag.attribute}="{name}"' if tag.attribute else name
+    return f"{tag.start}{named}{more}{tag.end}"
+
+
+def _tags(form: XmlTools, line: str = "\n", call_more: str = "", more: str = "") -> Envelope:
+    """Tags with attributes, between the marks of all calls; `more` attributes for an argument."""
+    begin = "" if form.bare == form.openers else form.openers[0] + line
+    # The first lead ends a call before, the others begin one.
+    ended, lead = "".join(form.leads[:1]), "".join(form.leads[1:])
     return Envelope(
-        call=f"{begin}\n<function={{name}}>\n",
-        call_end=f"</function>\n{end}",
-        separator="\n",
-        argument=f"<parameter={{key}}>{line}",
-        argument_end=f"{line}</parameter>\n",
-    )
-
-
-def _invoked(begin: str, end: str, space: str = "", attribute: str = "") -> Envelope:
-    return Envelope(
-        begin=f"{begin}\n",
-        call=f'<{space}invoke name="{{name}}">\n',
-        call_end=f"</{space}invoke>\n",
-        end=end,
-        argument=f'<{space}parameter name="{{key}}"{attribute}>',
-        argument_end=f"</{space}parameter>\n",
-    )
-
-
-def _dsml(wrapper: str, gap: str = "") -> Envelope:
-    mark = f"｜DSML｜{gap}"
-    return _invoked(f"<{mark}{wrapper}>", f"</{mark}{wrapper}>", mark, ' string="{is_string}"')
-
-
-def _pairs(
-    call: str, call_end: str, space: str = "", line: str = "", begin: str = "", end: str = ""
-) -> Envelope:
-    return Envelope(
+        call=lead + _tag(form.call, "{name}", call_more) + line,
+        call_end=form.call_end + ended + line,
         begin=begin,
-        call=f"{call}{line}",
-        call_end=call_end,
-        end=end,
-        argument=f"<{space}arg_key>{{key}}</{space}arg_key>{line}<{space}arg_value>",
-        argument_end=f"</{space}arg_value>{line}",
+        end="".join(form.closers),
+        argument=_tag(form.parameter, "{key}", more),
+        argument_end=form.value_end + line,
     )
 
 
-_HERMES = _objects("<tool_call>\n", "\n</tool_call>", between="\n")
-_LLAMA = Envelope(
-    call='{"name": "{name}", "parameters": ', call_end="}", separator="; ", is_bare=True
-)
-_COHERE = Envelope(
-    begin="<|START_ACTION|>[",
-    call='{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": ',
-    call_end="}",
-    separator=", ",
-    end="]<|END_ACTION|>",
-)
-_QWEN3 = _functions("<tool_call>", "</tool_call>")
-_PLAMO = "<|plamo:{}:plamo|>".format
-
-ENVELOPES: dict[str, Envelope] = {
-    "apertus": Envelope(
-        begin="<|tools_prefix|>[",
-        call='{"{name}": ',
-        call_end="}",
-        separator=", ",
-        end="]<|tools_suffix|>",
-    ),
-    "cohere_command3": _COHERE,
-    "cohere_command4": _COHERE,
-    "deepseek_v3": Envelope(
-        begin="<｜tool▁calls▁begin｜>",
-        call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-        call_end="\n```<｜tool▁call▁end｜>",
+def _functions(form: XmlTools, line: str = "\n") -> Envelope:
+    """Tags with names, between the marks of each call."""
+    return Envelope(
+        call=f"{form.openers[0]}\n{_tag(form.call, '{name}')}\n",
+        call_end=f"{form.call_end}\n{form.closers[0]}",
         separator="\n",
-        end="<｜tool▁calls▁end｜>",
+        argument=_tag(form.parameter, "{key}") + line,
+        argument_end=f"{line}{form.value_end}\n",
+    )
+
+
+def _pairs(form: XmlTools, line: str = "", name: str = "{name}", gap: str = "") -> Envelope:
+    """Elements for keys and values; `gap` is after the mark of all calls and after each call."""
+    has_own = bool(form.call.start)
+    return Envelope(
+        begin=form.openers[0] + gap if has_own else "",
+        call=f"{form.call.start or form.openers[0]}{name}{line}",
+        call_end=form.call_end + gap,
+        end="".join(form.closers),
+        argument=_tag(form.parameter, "{key}") + line + form.value_start,
+        argument_end=form.value_end + line,
+    )
+
+
+_OBJECT_LINES = partial(_objects, before="\n", after="\n", between="\n")
+# Names of formats -> how they are laid out.
+_LAYOUTS: dict[str, Callable[[Any], Envelope]] = {
+    "apertus": partial(_array, call='{"{name}": '),
+    "cohere_command3 cohere_command4": partial(
+        _array, call='{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": '
     ),
-    "deepseek_v31": Envelope(
-        begin="<｜tool▁calls▁begin｜>",
-        call="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-        call_end="<｜tool▁call▁end｜>",
-        end="<｜tool▁calls▁end｜>",
+    "granite hunyuan_a13b jamba phi4_mini_json": _array,
+    "ernie45 granite4 hermes qwen3_json": _OBJECT_LINES,
+    "gigachat3 inkling internlm": _objects,
+    "granite-20b-fc": partial(_objects, before=" "),
+    "longcat": partial(_objects, between="\n"),
+    "deepseek_v3": partial(_named, line="\n"),
+    "deepseek_v31 mistral plamo3": _named,
+    "kimi_k2": partial(_named, name="functions.{name}:{index}"),
+    "deepseek_v32 deepseek_v4 deepseek_v41": partial(_tags, more=' string="{is_string}"'),
+    "dots minimax_m2": _tags,
+    "kimi_k3": partial(_tags, line="", call_more=' index="{index}"', more=' type="{type}"'),
+    "minicpm5 step3": partial(_tags, line=""),
+    "qwen3_coder qwen3_xml seed_oss step3p5": _functions,
+    "mimo": partial(_functions, line=""),
+    "glm45 ling3 poolside_v1": partial(_pairs, line="\n"),
+    "glm47 hy_v4 k2_horizon": _pairs,
+    "hy_v3": partial(_pairs, line="\n", name="{name}<tool_sep>\n", gap="\n"),
+}
+_LLAMA = Envelope('{"name": "{name}", "parameters": ', "}", separator="; ", is_bare=True)
+ENVELOPES: dict[str, Envelope] = {
+    name: layout(TOOL_FORMATS[name]) for names, layout in _LAYOUTS.items() for name in names.split()
+}
+ENVELOPES |= {
+    "kimi_k3": replace(
+        ENVELOPES["kimi_k3"], before="<|open|>response<|sep|><|close|>response<|sep|>"
     ),
-    "deepseek_v32": _dsml("function_calls"),
-    "deepseek_v4": _dsml("tool_calls"),
-    "deepseek_v41": _dsml("calls", " "),
-    "dots": _invoked("<dots_function_call>", "</dots_function_call>"),
-    "ernie45": _HERMES,
-    "gigachat3": _objects("<|function_call|>"),
-    "glm45": _pairs("<tool_call>{name}", "</tool_call>", line="\n"),
-    "glm47": _pairs("<tool_call>{name}", "</tool_call>"),
-    "granite": _array("<|tool_call|>"),
-    "granite-20b-fc": _objects("<function_call> "),
-    "granite4": _HERMES,
-    "hermes": _HERMES,
-    "hunyuan_a13b": _array("<tool_calls>", "</tool_calls>"),
-    "hy_v3": _pairs(
-        "<tool_call>{name}<tool_sep>\n",
-        "</tool_call>\n",
-        line="\n",
-        begin="<tool_calls>\n",
-        end="</tool_calls>",
-    ),
-    "hy_v4": _pairs("<tool_call>{name}", "</tool_call>", begin="<tool_calls>", end="</tool_calls>"),
-    "inkling": _objects(
-        "<|message_model|><|content_invoke_tool_json|>", "<|end_message|>", arguments="args"
-    ),
-    "internlm": _objects("<|action_start|><|plugin|>", "<|action_end|>", arguments="parameters"),
-    "jamba": _array("<tool_calls>", "</tool_calls>"),
-    "k2_horizon": _pairs(
-        "<ifm|tool_call>{name}",
-        "</ifm|tool_call>",
-        "ifm|",
-        begin="<ifm|tool_calls>",
-        end="</ifm|tool_calls>",
-    ),
-    "kimi_k2": Envelope(
-        begin="<|tool_calls_section_begin|>",
-        call="<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
-        call_end="<|tool_call_end|>",
-        end="<|tool_calls_section_end|>",
-    ),
-    "kimi_k3": Envelope(
-        before="<|open|>response<|sep|><|close|>response<|sep|>",
-        begin="<|open|>tools<|sep|>",
-        call='<|open|>call tool="{name}" index="{index}"<|sep|>',
-        call_end="<|close|>call<|sep|>",
-        end="<|close|>tools<|sep|>",
-        argument='<|open|>argument key="{key}" type="{type}"<|sep|>',
-        argument_end="<|close|>argument<|sep|>",
-    ),
-    "ling3": _pairs("<tool_call>{name}", "</tool_call>", line="\n"),
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
-    "longcat": _objects("<longcat_tool_call>", "</longcat_tool_call>", between="\n"),
-    "mimo": _functions("<tool_call>", "</tool_call>", line=""),
-    "minicpm5": Envelope(
-        call='<function name="{name}">',
-        call_end="</function>",
-        argument='<param name="{key}">',
-        argument_end="</param>",
-    ),
-    "minimax_m2": _invoked("<minimax:tool_call>", "</minimax:tool_call>"),
-    "mistral": Envelope(call="[TOOL_CALLS]{name}[ARGS]"),
     "openai": Envelope(
         before="<|start|>assistant",
         call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
         # A call ends with a stop token, which the end of the grammar allows.
         separator="<|start|>assistant",
     ),
-    "phi4_mini_json": _array("functools"),
-    "plamo3": Envelope(
-        begin=_PLAMO("begin_tool_requests"),
-        call=_PLAMO("begin_tool_request")
-        + _PLAMO("begin_tool_name")
-        + "{name}"
-        + _PLAMO("end_tool_name")
-        + _PLAMO("begin_tool_arguments")
-        + "<|plamo:constrain|>json<|plamo:msg|>",
-        call_end=_PLAMO("end_tool_arguments") + _PLAMO("end_tool_request"),
-        end=_PLAMO("end_tool_requests"),
-    ),
-    "poolside_v1": _pairs("<tool_call>{name}", "</tool_call>", line="\n"),
-    "qwen3_coder": _QWEN3,
-    "qwen3_json": _HERMES,
-    "qwen3_xml": _QWEN3,
-    "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
-    "step3": Envelope(
-        begin="<｜tool_calls_begin｜>",
-        call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">',
-        call_end="</steptml:invoke><｜tool_call_end｜>",
-        end="<｜tool_calls_end｜>",
-        argument='<steptml:parameter name="{key}">',
-        argument_end="</steptml:parameter>",
-    ),
-    "step3p5": _QWEN3,
 }

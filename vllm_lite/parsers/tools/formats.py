@@ -280,6 +280,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "internlm": JsonTools(
         openers=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
         closers=("<|action_end|>",),
+        argument_keys=("parameters", "arguments"),
         wrappers=("<|action_start|>", "<|plugin|>"),
     ),
     "jamba": _TOOL_CALLS,
