@@ -23,7 +23,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.link.channel import decode_from_core, decode_to_core
 from vllm_lite.engine.link.messages import Undecodable
 from vllm_lite.parsers.events import collect
-from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
+from vllm_lite.parsers.pipeline import OutputParser, OutputParserConfig
 from vllm_lite.parsers.tools.spec import ToolSpec
 from vllm_lite.server.app import build_app
 
@@ -74,7 +74,7 @@ async def test_tensors_and_code_revisions_are_not_taken_from_requests(field: str
 def test_a_models_text_is_never_run(parser: str, text: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     tool = ToolSpec("get", {"type": "object", "properties": {"city": {"type": "object"}}}, None)
-    reader = make_output_parser(
+    reader = OutputParser(
         OutputParserConfig(reasoning_parser=None, tool_parser=parser, tools=(tool,))
     )
     collect([*reader.feed(text.format(mark=mark)), *reader.finish()])

@@ -361,28 +361,29 @@ def _escaped(char: str, digits: str, code: int) -> str:
 
 def convert(text: str, dialect: Dialect) -> str | None:
     """The JSON of `text`, one value in `dialect`; None if it is not valid."""
-    source, parts = Source(), list[str]()
-    source.push(text)
-    source.close()
     try:
-        next(_read_whole(source, dialect, parts.append), None)
+        return _converted(text, dialect)
     except (Malformed, EndOfText):
         return None
-    return "".join(parts)
 
 
 def is_json(text: str) -> bool | None:
     """Whether `text` is one JSON value; None where it is the beginning of one."""
-    source = Source()
-    source.push(text)
-    source.close()
     try:
-        next(_read_whole(source, JSON, lambda _: None), None)
+        _converted(text, JSON)
     except EndOfText:
         return None
     except Malformed:
         return False
     return True
+
+
+def _converted(text: str, dialect: Dialect) -> str:
+    source, parts = Source(), list[str]()
+    source.push(text)
+    source.close()
+    next(_read_whole(source, dialect, parts.append), None)
+    return "".join(parts)
 
 
 def ending(begun: str) -> str:

@@ -42,13 +42,8 @@ class OutputParserConfig:
     new_id: NewId = new_call_id
 
 
-def make_output_parser(config: OutputParserConfig) -> OutputParser:
-    """The parser of one answer; raises UsageError where a name is not known."""
-    return OutputParser(config)
-
-
 class OutputParser:
-    """Reads one answer, piece by piece."""
+    """Reads one answer, piece by piece; raises UsageError where a parser's name is not known."""
 
     def __init__(self, config: OutputParserConfig) -> None:
         self._sink = EventSink(only_first_call=not config.parallel_tool_calls, new_id=config.new_id)

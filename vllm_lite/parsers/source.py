@@ -250,11 +250,25 @@ class Source:
 
         Raises Malformed where it is empty, too long, or holds a line break inside.
         """
-        parts: list[str] = []
-        end = yield from self.until(ends, parts.append, MAX_NAME)
-        name = "".join(parts).strip(SPACE)
-        if end is None:
-            raise Malformed if NOT_NAME.search(name) else EndOfText
+        name, _ = yield from self.short(ends)
         if not name or "\n" in name:
             raise Malformed
         return name
+
+    def short(self, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
+        """A short text, trimmed, and the marker that ends it; Malformed where it is too long."""
+        parts: list[str] = []
+        end = yield from self.until(ends, parts.append, MAX_NAME, drops_cut=True)
+        text = "".join(parts).strip(SPACE)
+        if end is None:
+            raise Malformed if NOT_NAME.search(text) else EndOfText
+        return text, end
+
+    def word(self, stop: re.Pattern[str]) -> Reading[str]:
+        """The characters before the first that `stop` matches; Malformed where there is none."""
+        parts: list[str] = []
+        yield from self.run(stop, parts.append, MAX_NAME)
+        yield from self.more()
+        if not parts:
+            raise Malformed
+        return "".join(parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_lite.parsers.events import ParsedMessage, collect
-from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
+from vllm_lite.parsers.pipeline import OutputParser, OutputParserConfig
 from vllm_lite.parsers.tools.spec import ToolSpec
 
 TOOLS = (
@@ -47,7 +47,7 @@ def read(
 ) -> ParsedMessage:
     """The message of `text`, fed in the pieces that `cuts` make, cut off or ended by the model."""
     config.setdefault("tools", TOOLS)
-    parser = make_output_parser(OutputParserConfig(new_id=plain_id, **config))
+    parser = OutputParser(OutputParserConfig(new_id=plain_id, **config))
     events = []
     begin = 0
     for end in [*cuts, len(text)]:

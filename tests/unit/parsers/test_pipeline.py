@@ -17,7 +17,7 @@ from vllm_lite.parsers.events import (
     ToolCallStart,
     collect,
 )
-from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
+from vllm_lite.parsers.pipeline import OutputParser, OutputParserConfig
 from vllm_lite.parsers.tools.spec import NamedTool
 
 HERMES = OutputParserConfig(
@@ -26,7 +26,7 @@ HERMES = OutputParserConfig(
 
 
 def test_certain_text_is_emitted_at_once() -> None:
-    parser = make_output_parser(HERMES)
+    parser = OutputParser(HERMES)
     assert parser.feed("thin") == [ReasoningDelta("thin")]
     assert not parser.reasoning_ended
     assert parser.feed("k</thi") == [ReasoningDelta("k")]
@@ -45,7 +45,7 @@ def test_certain_text_is_emitted_at_once() -> None:
 
 def test_joined_deltas_are_the_message() -> None:
     text = 'R</think>C<tool_call>{"name": "ping", "arguments": {"a": "x"}}</tool_call>D'
-    parser = make_output_parser(HERMES)
+    parser = OutputParser(HERMES)
     events: list[Event] = []
     for char in text:
         events += parser.feed(char)
@@ -72,13 +72,13 @@ def test_ids_are_of_the_models_own_kind(parser: str, shape: str) -> None:
         "mistral": "[TOOL_CALLS]ping[ARGS]{}",
         "xlam": '[{"name": "ping", "arguments": {}}]',
     }[parser]
-    made = make_output_parser(OutputParserConfig(tool_parser=parser, tools=TOOLS))
+    made = OutputParser(OutputParserConfig(tool_parser=parser, tools=TOOLS))
     (call,) = collect(made.feed(text) + made.finish()).tool_calls
     assert re.fullmatch(shape, call.id)
 
 
 def test_without_parsers_text_is_content() -> None:
-    parser = make_output_parser(OutputParserConfig())
+    parser = OutputParser(OutputParserConfig())
     assert parser.reasoning_ended
     assert parser.feed("<think>a") == [ContentDelta("<think>a")]
     assert parser.feed("") == [] and parser.finish() == []
@@ -167,7 +167,7 @@ def test_no_text_takes_more_than_its_length_in_time(case: str) -> None:
     parser, begin, piece = HOSTILE[case]
 
     def seconds(count: int) -> float:
-        made = make_output_parser(
+        made = OutputParser(
             OutputParserConfig(reasoning_parser="mistral", tool_parser=parser, tools=TOOLS)
         )
         start = time.process_time()

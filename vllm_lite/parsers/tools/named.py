@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
-from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, SPACE, EndOfText, Malformed, Reading
+from vllm_lite.parsers.source import SPACE, Malformed, Reading
 from vllm_lite.parsers.tools.json_calls import JsonTools
 from vllm_lite.parsers.tools.reader import CallWriter, ToolFormat, is_control
 from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice
@@ -87,13 +87,9 @@ class NamedTools:
         yield from source.skip_space()
         if self.lead:
             yield from source.expect(self.lead, *self.other_leads)
-        parts: list[str] = []
         brackets = ("{", "(") if self.dialect.bare_words else ("{",)
         ends = (*self.name_ends, *brackets, *(self.openers if self.json else ()))
-        end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
-        name = "".join(parts).strip(SPACE)
-        if end is None:
-            raise Malformed if NOT_NAME.search(name) else EndOfText
+        name, end = yield from source.short(ends)
         if self.json is not None and (end in self.openers or _NO_NAME.search(f"{name}{end}")):
             yield from self._read_objects(calls, name, end)
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vllm_lite.parsers.literals import PYTHON, Dialect, quoted, read_value
-from vllm_lite.parsers.source import MAX_NAME, Malformed, Reading, Source
+from vllm_lite.parsers.source import Malformed, Reading, Source
 from vllm_lite.parsers.tools.reader import CallWriter
 
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -70,7 +70,7 @@ class PythonicTools:
 
     def _read_call(self, calls: CallWriter, is_bare: bool) -> Reading[None]:
         source = calls.source
-        name = yield from _word(source)
+        name = yield from source.word(_NOT_NAME)
         yield from source.expect("(")
         if is_bare:
             calls.require_known(name)
@@ -101,17 +101,8 @@ class PythonicTools:
         calls.end()
 
 
-def _word(source: Source) -> Reading[str]:
-    parts: list[str] = []
-    yield from source.run(_NOT_NAME, parts.append, MAX_NAME)
-    yield from source.more()
-    if not parts:
-        raise Malformed
-    return "".join(parts)
-
-
 def _keyword(source: Source) -> Reading[str]:
-    key = yield from _word(source)
+    key = yield from source.word(_NOT_NAME)
     yield from source.skip_space()
     yield from source.expect("=")
     yield from source.skip_space()

@@ -275,11 +275,7 @@ def _said_types(said: str) -> frozenset[str]:
 
 def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
     """A name and the marker after it."""
-    parts: list[str] = []
-    end = yield from source.until(ends, parts.append, MAX_NAME, drops_cut=True)
-    name = "".join(parts).strip(SPACE)
-    if end is None:
-        raise Malformed if NOT_NAME.search(name) else EndOfText
+    name, end = yield from source.short(ends)
     if "<" in name:
         raise Malformed
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
@@ -297,13 +293,13 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
         if (yield from source.peek()) == end[0]:
             yield from source.expect(end)
             return found
-        key = yield from _word(source)
+        key = yield from source.word(_STOPS_WORD)
         yield from source.skip_space()
         yield from source.expect("=")
         yield from source.skip_space()
         quote = yield from source.try_any(('"', "'"))
         if quote is None:
-            value = yield from _word(source)
+            value = yield from source.word(_STOPS_WORD)
         else:
             parts: list[str] = []
             closed = yield from source.until((quote,), parts.append, MAX_NAME)
@@ -314,13 +310,3 @@ def _attributes(source: Source, end: str) -> Reading[dict[str, str]]:
                 raise Malformed
         found[key] = value.replace("&quot;", '"').replace("&amp;", "&")
     raise Malformed
-
-
-def _word(source: Source) -> Reading[str]:
-    parts: list[str] = []
-    yield from source.run(_STOPS_WORD, parts.append, MAX_NAME)
-    yield from source.more()
-    word = "".join(parts)
-    if not word:
-        raise Malformed
-    return word

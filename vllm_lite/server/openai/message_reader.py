@@ -20,7 +20,7 @@ from vllm_lite.parsers.events import (
     ToolCallStart,
     collect,
 )
-from vllm_lite.parsers.pipeline import OutputParserConfig, make_output_parser
+from vllm_lite.parsers.pipeline import OutputParser, OutputParserConfig
 from vllm_lite.parsers.tools.spec import NamedTool
 from vllm_lite.server.context import ServingContext
 
@@ -36,7 +36,7 @@ class MessageReader:
         self, config: OutputParserConfig | None, *, include_reasoning: bool = True
     ) -> None:
         """Without `config` the text is content and nothing else."""
-        self._parser = None if config is None else make_output_parser(config)
+        self._parser = None if config is None else OutputParser(config)
         self._is_named = config is not None and isinstance(config.tool_choice, NamedTool)
         self._include_reasoning = include_reasoning
         self._reasoning: list[str] = []
