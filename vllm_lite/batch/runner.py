@@ -75,7 +75,6 @@ class Answer:
     error: Any = None
 
     def record(self, custom_id: str | None) -> bytes:
-        """The output's line, without its line break."""
         body = None if self.body is None else msgspec.Raw(self.body)
         response = _Response(self.status, f"vllm-batch-{uuid.uuid4().hex}", body)
         record = _Record(f"vllm-{uuid.uuid4().hex}", custom_id, response, self.error)

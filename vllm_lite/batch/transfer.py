@@ -102,7 +102,8 @@ class Reach:
 
         Raises UsageError if the host is not allowed, and OSError if it is unknown.
         """
-        self._check(url)
+        if self._domains and url.host not in self._domains:
+            raise UsageError(f"{url.host} is not among the --allowed-url-domains")
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         if not self._domains:
             private = [str(place[0]) for *_, place in found if not _is_public(str(place[0]))]
@@ -112,10 +113,6 @@ class Reach:
                     f"--allowed-url-domains {url.host}"
                 )
         return [(family, place) for family, _, _, _, place in found]
-
-    def _check(self, url: HttpUrl) -> None:
-        if self._domains and url.host not in self._domains:
-            raise UsageError(f"{url.host} is not among the --allowed-url-domains")
 
 
 def _is_public(text: str) -> bool:

@@ -186,7 +186,6 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; the callbacks below run inside."""
         if self._answer is None or self._answer.done():
             self.close()  # the server speaks out of turn
             return

@@ -40,7 +40,6 @@ class RampUp:
     end: float
 
     def rate(self, index: int, count: int) -> float:
-        """The rate that request `index` of `count` comes at."""
         progress = index / max(count - 1, 1)
         if self.strategy == "linear":
             return self.start + (self.end - self.start) * progress

@@ -106,13 +106,11 @@ class Plotter:
         return self.save(figure, path)
 
     def figure(self, width: float, height: float) -> Figure:
-        """An empty figure, in inches."""
         from matplotlib.figure import Figure
 
         return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
     def save(self, figure: Figure, path: Path) -> Path:
-        """Write `figure` to `path`; raises UsageError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, format="png")

@@ -64,7 +64,6 @@ class PromptMaker:
         return [ids[(start + i) % len(ids)] for i in range(length)]
 
     def draw(self, length: int, rng: np.random.Generator) -> list[int]:
-        """`length` ids at random."""
         return [self.ids[i] for i in rng.integers(0, len(self.ids), size=length)]
 
     def fit(self, ids: Sequence[int], rng: np.random.Generator) -> tuple[str, list[int]]:

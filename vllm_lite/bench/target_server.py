@@ -41,7 +41,6 @@ class DraftCounts:
     accepted_at: Mapping[int, int]
 
     def since(self, before: DraftCounts) -> DraftCounts:
-        """The difference to the counts `before`."""
         return DraftCounts(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,

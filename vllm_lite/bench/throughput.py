@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options.datasets import TEMPLATED, DatasetOptions
@@ -15,6 +15,7 @@ from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
@@ -24,54 +25,47 @@ from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A prompt, as text or ids, and how many tokens to generate."""
-
-    prompt: str | list[int]
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The tokens and seconds of a run."""
-
-    num_requests: int
-    num_prompt: int
-    num_output: int
-    seconds: float
+# The requests' last outputs, and the seconds that they took together.
+Work = tuple[Sequence[RequestOutput], float]
 
 
 def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
     """Generate for every prompt of the dataset and print the rates; raises UsageError."""
     config = engine_args.create_engine_config("llm")
     # Before the engine starts: what cannot work should not take so long to say so.
-    jobs = _jobs(options, load_tokenizer(config), config.model.seed)
-    _check_lengths(jobs, config.model.max_model_len)
+    samples = _samples(options, load_tokenizer(config), config.model.seed)
+    longest = max(sample.prompt_tokens + sample.output_tokens for sample in samples)
+    if longest > config.model.max_model_len:
+        raise UsageError(
+            f"a prompt and its output have {longest} tokens, --max-model-len is "
+            f"{config.model.max_model_len}; lower --input-len or --output-len"
+        )
     if options.async_engine:
-        work = asyncio.run(_run_async(options, config, jobs))
+        outputs, seconds = asyncio.run(_run_async(options, config, samples))
     else:
-        work = _run_llm(options, engine_args, jobs)
-    _report(options, engine_args.model, work)
+        outputs, seconds = _run_llm(options, engine_args, samples)
+    _report(options, engine_args.model, outputs, seconds)
     return 0
 
 
-def _report(options: ThroughputOptions, model: str, work: Work) -> None:
-    total = work.num_prompt + work.num_output
-    requests, tokens = work.num_requests / work.seconds, total / work.seconds
+def _report(
+    options: ThroughputOptions, model: str, outputs: Sequence[RequestOutput], seconds: float
+) -> None:
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_output = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    total = num_prompt + num_output
+    requests, tokens = len(outputs) / seconds, total / seconds
     sys.stdout.write(
         f"Throughput: {requests:.2f} requests/s, {tokens:.2f} total tokens/s, "
-        f"{work.num_output / work.seconds:.2f} output tokens/s\n"
-        f"Total num prompt tokens:  {work.num_prompt}\n"
-        f"Total num output tokens:  {work.num_output}\n"
+        f"{num_output / seconds:.2f} output tokens/s\n"
+        f"Total num prompt tokens:  {num_prompt}\n"
+        f"Total num output tokens:  {num_output}\n"
     )
     if options.output_json is not None:
         content = {
             "model_id": model,
-            "elapsed_time": work.seconds,
-            "num_requests": work.num_requests,
+            "elapsed_time": seconds,
+            "num_requests": len(outputs),
             "total_num_tokens": total,
             "requests_per_second": requests,
             "tokens_per_second": tokens,
@@ -79,62 +73,63 @@ def _report(options: ThroughputOptions, model: str, work: Work) -> None:
         write_json(options.output_json, content)
 
 
-def _run_llm(options: ThroughputOptions, engine_args: EngineArgs, jobs: Sequence[Job]) -> Work:
+def _run_llm(
+    options: ThroughputOptions, engine_args: EngineArgs, samples: Sequence[Sample]
+) -> Work:
     given = dict(engine_args.given)
     with LLM(given.pop("model", engine_args.model), **given) as llm:
-        warm = _warmups(options, jobs)
+        warm = _warmups(options, samples)
         if warm:
-            llm.generate([job.prompt for job in warm], _params(warm, options), use_tqdm=False)
-        prompts, params = [job.prompt for job in jobs], _params(jobs, options)
+            llm.generate(_prompts(warm), _params(warm, options), use_tqdm=False)
+        prompts, params = _prompts(samples), _params(samples, options)
         began = time.perf_counter()
         outputs = llm.generate(prompts, params)
-        return _work(outputs, time.perf_counter() - began)
+        return outputs, time.perf_counter() - began
 
 
-async def _run_async(options: ThroughputOptions, config: VllmConfig, jobs: Sequence[Job]) -> Work:
+async def _run_async(
+    options: ThroughputOptions, config: VllmConfig, samples: Sequence[Sample]
+) -> Work:
     engine = AsyncLLM.from_vllm_config(config)
     try:
-        warm = _warmups(options, jobs)
+        warm = _warmups(options, samples)
         await _generate_all(engine, warm, _params(warm, options), "warmup")
-        params = _params(jobs, options)
+        params = _params(samples, options)
         if options.prequeue_requests:
             await engine.pause_generation("keep")
         began = time.perf_counter()
-        task = asyncio.create_task(_generate_all(engine, jobs, params, "Processed prompts"))
+        task = asyncio.create_task(_generate_all(engine, samples, params, "Processed prompts"))
         if options.prequeue_requests:
             # Requests that a pause holds back count as waiting.
-            while not task.done() and await _num_waiting(engine) < len(jobs) * options.n:
+            while not task.done():
+                if (await engine.get_stats()).num_waiting >= len(samples) * options.n:
+                    break
                 await asyncio.sleep(0)
             await engine.resume_generation()
-        return _work(await task, time.perf_counter() - began)
+        return await task, time.perf_counter() - began
     finally:
         await engine.shutdown()
 
 
-def _warmups(options: ThroughputOptions, jobs: Sequence[Job]) -> list[Job]:
-    return [jobs[index % len(jobs)] for index in range(options.num_warmups)]
+def _warmups(options: ThroughputOptions, samples: Sequence[Sample]) -> list[Sample]:
+    return [samples[index % len(samples)] for index in range(options.num_warmups)]
 
 
-async def _num_waiting(engine: AsyncLLM) -> int:
-    return (await engine.get_stats()).num_waiting
-
-
-def _work(outputs: Sequence[RequestOutput], seconds: float) -> Work:
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_output = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-    return Work(len(outputs), num_prompt, num_output, seconds)
+def _prompts(samples: Sequence[Sample]) -> list[Prompt]:
+    return [sample.prompt for sample in samples]  # type: ignore[misc]
 
 
 async def _generate_all(
-    engine: AsyncLLM, jobs: Sequence[Job], params: Sequence[SamplingParams], name: str
+    engine: AsyncLLM, samples: Sequence[Sample], params: Sequence[SamplingParams], name: str
 ) -> list[RequestOutput]:
     """The last output of each request; all of them run at once."""
-    bar = progress_bar(total=len(jobs), desc=name, is_shown=name != "warmup")
+    prompts = _prompts(samples)
+    bar = progress_bar(total=len(prompts), desc=name, is_shown=name != "warmup")
     num_tokens = 0
 
     async def one(index: int) -> RequestOutput:
         nonlocal num_tokens
-        stream = engine.generate(jobs[index].prompt, params[index], f"{name}-{index}")
+        stream = engine.generate(prompts[index], params[index], f"{name}-{index}")
         last = [output async for output in stream][-1]
         num_tokens += sum(len(choice.token_ids) for choice in last.outputs)
         rate = num_tokens / max(bar.format_dict["elapsed"], 1e-9) if not bar.disable else 0.0
@@ -143,10 +138,10 @@ async def _generate_all(
         return last
 
     with bar:
-        return list(await asyncio.gather(*(one(index) for index in range(len(jobs)))))
+        return list(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
 
 
-def _jobs(options: ThroughputOptions, tokenizer: Tokenizer, seed: int) -> list[Job]:
+def _samples(options: ThroughputOptions, tokenizer: Tokenizer, seed: int) -> list[Sample]:
     """The dataset's prompts; those that a chat template wrote as ids, which nothing is added to."""
     dataset: DatasetOptions = options.dataset
     if options.prefix_len:
@@ -159,7 +154,7 @@ def _jobs(options: ThroughputOptions, tokenizer: Tokenizer, seed: int) -> list[J
         as_chat = _as_chat(tokenizer)
         samples = [replace(sample, prompt=as_chat(_text(sample))) for sample in samples]
     is_templated = is_chat or (write is not None and options.dataset_kind in TEMPLATED)
-    return [_job(sample, tokenizer if is_templated else None) for sample in samples]
+    return [_as_ids(sample, tokenizer) for sample in samples] if is_templated else samples
 
 
 def _as_chat(tokenizer: Tokenizer) -> Callable[[str], str]:
@@ -175,34 +170,21 @@ def _text(sample: Sample) -> str:
     return sample.prompt
 
 
-def _job(sample: Sample, tokenizer: Tokenizer | None) -> Job:
-    if tokenizer is not None:
-        ids = tokenizer.encode(_text(sample), add_special_tokens=False)
-        return Job(ids, len(ids), sample.output_tokens)
-    prompt = sample.prompt
-    ready = prompt if isinstance(prompt, str) else [int(one) for one in prompt]
-    return Job(ready, sample.prompt_tokens, sample.output_tokens)
+def _as_ids(sample: Sample, tokenizer: Tokenizer) -> Sample:
+    ids = tokenizer.encode(_text(sample), add_special_tokens=False)
+    return replace(sample, prompt=ids, prompt_tokens=len(ids))
 
 
-def _check_lengths(jobs: Sequence[Job], max_model_len: int) -> None:
-    longest = max(job.prompt_tokens + job.output_tokens for job in jobs)
-    if longest > max_model_len:
-        raise UsageError(
-            f"a prompt and its output have {longest} tokens, --max-model-len is {max_model_len}; "
-            "lower --input-len or --output-len"
-        )
-
-
-def _params(jobs: Sequence[Job], options: ThroughputOptions) -> list[SamplingParams]:
+def _params(samples: Sequence[Sample], options: ThroughputOptions) -> list[SamplingParams]:
     return [
         SamplingParams(
             n=options.n,
             temperature=1.0,
             top_p=1.0,
             ignore_eos=True,
-            max_tokens=job.output_tokens,
+            max_tokens=sample.output_tokens,
             detokenize=not options.disable_detokenize,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        for job in jobs
+        for sample in samples
     ]

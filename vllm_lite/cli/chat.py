@@ -68,7 +68,6 @@ class Conversation:
         settings.fields()  # a schema that cannot be read shows now
 
     def ask(self, text: str) -> Reply:
-        """Send the conversation so far with `text` as its last message."""
         messages = [*self.messages, {"role": "user", "content": text}]
         return self.client.chat(messages, self.settings.fields())
 
@@ -77,7 +76,6 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": answer})
 
     def set_system(self, text: str) -> None:
-        """Begin with `text` as the system prompt, or with none."""
         said = [message for message in self.messages if message["role"] != "system"]
         self.messages = [{"role": "system", "content": text}] * bool(text) + said
 

@@ -151,7 +151,7 @@ def _sections() -> Iterator[tuple[str, list[tuple[str, Probe]]]]:
             ("Compute threads", _threads),
             ("Memory", _memory),
             ("dtype auto", lambda: "bfloat16" if has_native_bfloat16() else "float32"),
-            ("Missing", _missing),
+            ("Missing", lambda: "; ".join(_gaps()) or "nothing"),
         ],
     )
     yield "Environment Variables", [("", _variables)]
@@ -279,10 +279,6 @@ def _threads() -> str:
 
 def _memory() -> str:
     return f"{free_memory() / 2**30:.1f} GiB free of {total_memory() / 2**30:.1f} GiB usable"
-
-
-def _missing() -> str:
-    return "; ".join(_gaps()) or "nothing"
 
 
 def _gaps() -> Iterator[str]:

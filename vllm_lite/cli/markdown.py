@@ -61,7 +61,6 @@ class MarkdownReply:
         self._live.start()
 
     def write(self, text: str) -> None:
-        """Add a part of the text."""
         self._text += text
         if start := _last_block(self._text):
             done, self._text = self._text[:start], self._text[start:]

@@ -150,7 +150,6 @@ class Terminal:
             signal.signal(signal.SIGINT, previous)
 
     def say(self, line: str) -> None:
-        """A line of the program's own."""
         self._write(self._coloured(_DIM, line) + "\n")
 
     def write(self, text: str, *, is_aside: bool = False) -> None:

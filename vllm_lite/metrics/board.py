@@ -46,11 +46,9 @@ class Board:
             return cls(os.dup(file.fileno()), 0, count)
 
     def set(self, column: Column, value: int) -> None:
-        """Set this front end's value."""
         self._cells[self._own + column] = value
 
     def add(self, column: Column, value: int) -> None:
-        """Add to this front end's count."""
         self._cells[self._own + column] += value
 
     def others(self, column: Column) -> int:

@@ -123,7 +123,6 @@ class EngineMetrics:
         self._console.record(scheduler, step)
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was refused because too much waits."""
         self._collector.count_rejection(reason)
 
     def log(self) -> None:

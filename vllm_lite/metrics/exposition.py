@@ -61,7 +61,6 @@ class _Collected(Collector):
 
 
 def families(registries: Iterable[CollectorRegistry | None]) -> list[Metric]:
-    """Every family in `registries`."""
     return [
         family for registry in registries if registry is not None for family in registry.collect()
     ]

@@ -150,11 +150,9 @@ class EngineCollector(Collector):
             histograms["request_max_num_generation_tokens"].observe(group.max_num_generation_tokens)
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was refused because too much waits."""
         self._rejected[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        created = {"created": self._created}
         for row in self._gauges():
             yield self._family(GaugeMetricFamily, *row)
         labels = {"engine": ENGINE, **self._cache_info}
@@ -164,14 +162,14 @@ class EngineCollector(Collector):
         info.add_metric(list(labels.values()), 1)
         yield info
         for row in self._counters():
-            yield self._family(CounterMetricFamily, *row, **created)
+            yield self._family(CounterMetricFamily, *row, created=self._created)
         rejected = CounterMetricFamily(
             "vllm:admission_rejections",
             "Requests refused because too much waits.",
             labels=["model_name", "reason"],
         )
         for reason, count in self._rejected.items():
-            rejected.add_metric([self._labels["model_name"], reason], count, **created)
+            rejected.add_metric([self._labels["model_name"], reason], count, created=self._created)
         yield rejected
         for name, text in (pair for one in _HISTOGRAMS.values() for pair in one.items()):
             histogram = self._histograms[name]

@@ -39,7 +39,6 @@ class Framing:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """The texts that may begin a header."""
         return (*self.starts, _TO, HEADER_END)
 
     def read_header(self, source: Source, opener: str) -> Reading[str]:

@@ -139,18 +139,15 @@ class EventSink:
         return taken
 
     def reasoning(self, text: str) -> None:
-        """More reasoning."""
         if self.needs_content:
             self._reasoning.append(text)
         self._put(ReasoningDelta, text)
 
     def content(self, text: str) -> None:
-        """More of the answer."""
         self.needs_content = self.needs_content and not text.strip()
         self._put(ContentDelta, text)
 
     def finish(self) -> None:
-        """The answer is over."""
         if self.needs_content and not self.num_calls:
             self.content("".join(self._reasoning))
 
@@ -162,12 +159,10 @@ class EventSink:
             self._add(ToolCallStart(index, call_id or self._new_id(style, name, index), name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that has begun."""
         if not self._is_dropped:
             self._put(self._arguments_delta, text)
 
     def end_call(self, complete: bool = True) -> None:
-        """The call that has begun is over."""
         if not self._is_dropped:
             self._add(ToolCallEnd(self.num_calls - 1, complete))
 

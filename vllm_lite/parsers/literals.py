@@ -61,7 +61,6 @@ class Dialect:
 
     @property
     def has_escapes(self) -> bool:
-        """Whether a backslash within quotes means something."""
         return bool(self.escapes)
 
 

@@ -51,7 +51,12 @@ class OutputParser:
         tools, reasoning = _tool_format(config), _reasoning_format(config)
         content: Put = self._sink.content
         may_be_answer = isinstance(reasoning, TaggedReasoning) and reasoning.may_be_answer
-        self._sink.needs_content = may_be_answer and _wants_content(config.chat_template_kwargs)
+        given = config.chat_template_kwargs
+        is_off = given.get("enable_thinking") is False
+        # Reasoning is the answer then where there is no other.
+        self._sink.needs_content = may_be_answer and (
+            is_off or given.get("force_nonempty_content") is True
+        )
         splitter = ReasoningSplitter(self._sink.reasoning, content, _starts_inside(config))
         splitter.has_ended = reasoning is None
         splitter.has_tools = tools is not None
@@ -141,12 +146,6 @@ def _reasoning_format(config: OutputParserConfig) -> ReasoningFormat | None:
     if not is_on and not config.prompt_ends_in_reasoning:
         return None
     return registry.reasoning_format(name)
-
-
-def _wants_content(template_kwargs: Mapping[str, object]) -> bool:
-    """Whether reasoning shall be the answer where there is no other."""
-    is_off = template_kwargs.get("enable_thinking") is False
-    return is_off or template_kwargs.get("force_nonempty_content") is True
 
 
 def _starts_inside(config: OutputParserConfig) -> bool | None:

@@ -153,7 +153,6 @@ class EndTrimmed:
         self._held: list[str] = []
 
     def __call__(self, text: str) -> None:
-        """More of the text."""
         kept = text.rstrip(SPACE)
         if kept:
             self._put("".join(self._held) + kept)

@@ -173,7 +173,6 @@ class TemplatePool:
 
 
 def _take() -> _Process:
-    """An idle process, or a new one."""
     while _idle:
         process = _idle.pop()
         if process.is_alive:
@@ -337,7 +336,6 @@ class ServingContext:
         return ids
 
     async def count_tokens(self, text: str) -> int:
-        """How many tokens a generated text has."""
         return len(await self.encode(text, "text", special=False, cut=False))
 
     def identity(self, request_id: str, kind: str) -> dict[str, object]:

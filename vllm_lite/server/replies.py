@@ -114,7 +114,6 @@ def sse(payload: bytes) -> bytes:
 
 
 def named_event(name: str, payload: bytes) -> bytes:
-    """One event of the type `name`."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), payload)
 
 

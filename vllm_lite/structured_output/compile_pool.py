@@ -122,7 +122,6 @@ class CompilePool:
         self._engines: GrammarEngines | None = None
 
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar | Refusal]:
-        """Compile `params` in turn."""
         return self._executor.submit(self._compile, params)
 
     def read_facts(self) -> Future[TokenizerFacts]:
@@ -172,7 +171,6 @@ class CompilePool:
             return Refusal.of(params, f": {error}")
 
     def _take(self) -> _Process:
-        """An idle process, or a new one."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the compile pool is closed")

@@ -73,7 +73,6 @@ class GrammarEngines:
         self._by_name: dict[str, XGrammar | Guidance] = {}
 
     def load(self) -> None:
-        """Load the engine that comes first."""
         self._engine(GUIDANCE if self._backend == GUIDANCE else XGRAMMAR)
 
     def _engine(self, name: str) -> XGrammar | Guidance:

@@ -57,7 +57,6 @@ class Vocabulary:
 
     @property
     def mask_words(self) -> int:
-        """Words of a mask row."""
         return -(-len(self.tokens) // 32)
 
 

@@ -38,8 +38,6 @@ _GRAMMAR_BYTES = 1 << 20
 
 
 class Guidance:
-    """llguidance for one vocabulary."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
@@ -54,8 +52,9 @@ class Guidance:
 
         `read` is its JSON schema or structural tag. Raises GrammarError in llguidance's words.
         """
+        lark_to_grammar = self._llguidance.LLMatcher.grammar_from_lark
         try:
-            text = self._grammar(params, read)
+            text = str(lark_to_grammar(f"{self._lark(params, read)}\n{_ANY_TOKENS}\n"))
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise GrammarError(_one_line(str(error))) from None
         matcher = self._llguidance.LLMatcher
@@ -92,10 +91,6 @@ class Guidance:
             )
         return self._tokenizers[with_special]
 
-    def _grammar(self, params: StructuredOutputsParams, read: Schema | None) -> str:
-        lark = self._lark(params, read)
-        return str(self._llguidance.LLMatcher.grammar_from_lark(f"{lark}\n{_ANY_TOKENS}\n"))
-
     def _lark(self, params: StructuredOutputsParams, read: Schema | None) -> str:
         if params.structural_tag is not None and read is not None:
             rule = partial(_json_rule, params)
@@ -114,8 +109,6 @@ class Guidance:
 
 
 class _Tokens:
-    """The vocabulary as llguidance reads it."""
-
     def __init__(self, vocabulary: Vocabulary, special_ids: set[int]) -> None:
         self.tokens = vocabulary.tokens
         self.special_token_ids = sorted(special_ids)

@@ -255,7 +255,6 @@ class _Reader:
         return self.read(value, path) if key in _SCHEMAS else value
 
     def read_references(self) -> None:
-        """Read what the schema refers to, and what that refers to."""
         while self._pointers:
             self._follow(self._pointers.pop())
 

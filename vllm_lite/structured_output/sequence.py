@@ -319,7 +319,6 @@ class BudgetedSequence(ConstrainedSequence):
         self._budgeted = reasoning
 
     def fill(self, masks: Masks, row: int) -> bool:
-        """As of any sequence with a grammar."""
         super().fill(masks, row)
         forced = self._budgeted.forced_id
         if forced is not None and masks[row, forced >> 5] & _bit(forced):
@@ -328,7 +327,6 @@ class BudgetedSequence(ConstrainedSequence):
         return True
 
     def accept(self, token_id: int) -> None:
-        """As of any sequence with a grammar."""
         super().accept(token_id)
         if self._budgeted.phase is not Phase.PAST:
             self._budgeted.accept(token_id, self._vocabulary.tokens[token_id])

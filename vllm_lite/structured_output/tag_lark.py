@@ -213,7 +213,6 @@ class TagGrammar:
         return lazy
 
     def _rule(self, expression: str) -> str:
-        """A rule of its own, so that it is written once."""
         name = f"part_{len(self._rules)}"
         self._rules.append(f"{name}: {expression}")
         return name

@@ -27,8 +27,6 @@ MAX_TEXT_BYTES = 48 << 20
 
 
 class XGrammar:
-    """xgrammar for one vocabulary."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         import xgrammar
 

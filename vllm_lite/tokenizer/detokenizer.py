@@ -28,8 +28,6 @@ class TokenStream(Protocol):
 
 
 class _NoText:
-    """For detokenize=False."""
-
     def step(self, token_id: int) -> str:
         return ""
 

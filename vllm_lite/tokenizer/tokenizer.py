@@ -175,7 +175,6 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's default chat template (Jinja), if it has one."""
         return self.chat_templates.get("default")
 
     @cached_property
@@ -204,7 +203,6 @@ class Tokenizer:
         return described
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token as it is spelled in the vocabulary, with its id."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -269,7 +267,6 @@ class Tokenizer:
         return [self.backend.id_to_token(token_id) or "" for token_id in ids]
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a piece as the vocabulary spells it."""
         return self.backend.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:

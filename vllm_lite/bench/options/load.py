@@ -201,7 +201,6 @@ class ServeOptions:
 
     @property
     def itl_thresholds(self) -> tuple[float, ...]:
-        """Milliseconds where the timeline changes its colour."""
         return numbers("--timeline-itl-thresholds", self.timeline_itl_thresholds, "25,50")
 
     @property
@@ -220,7 +219,6 @@ class ServeOptions:
 
     @property
     def notes(self) -> dict[str, str]:
-        """The pairs of --metadata."""
         return pairs("--metadata", self.metadata)
 
 

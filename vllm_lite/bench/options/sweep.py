@@ -64,7 +64,6 @@ class SweepOptions:
 
     @property
     def after_bench_words(self) -> list[str]:
-        """The words of --after-bench-cmd; empty without one."""
         return _split("--after-bench-cmd", self.after_bench_cmd or "")
 
     @property

@@ -49,7 +49,6 @@ class Overrides:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The options as fields of a run's results."""
         named = {} if self.given_name is None else {_NAME: self.given_name}
         return {**named, **self.values}
 
@@ -164,7 +163,6 @@ class SweptServer:
         self.url += _value(words, "--port", "-p") or "8000"
 
     def is_ready(self) -> bool:
-        """Whether /health answers 200."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
                 return bool(answer.status == 200)

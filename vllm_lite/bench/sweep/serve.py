@@ -28,8 +28,6 @@ _METRICS = ("--percentile-metrics", "ttft,tpot,itl,e2el")
 
 
 class Experiment:
-    """The results of one sweep."""
-
     def __init__(self, options: SweepOptions) -> None:
         """Raises UsageError if there are results already and --resume is not given."""
         name = options.experiment_name or datetime.now().strftime("%Y%m%d_%H%M%S")
@@ -108,7 +106,6 @@ def _read_record(path: Path) -> Record:
 
 
 def run_sweep_serve(options: SweepOptions) -> int:
-    """Run the sweep; raises UsageError."""
     servers = read_overrides("--serve-params", options.serve_params)
     loads = read_overrides("--bench-params", options.bench_params)
     experiment = Experiment(options)

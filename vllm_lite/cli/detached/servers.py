@@ -69,7 +69,6 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
         try:
             connection.request("GET", "/health")

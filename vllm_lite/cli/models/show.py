@@ -59,7 +59,6 @@ class Footprint:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights in memory."""
         method = self.config.model.quantization
         if method in (None, "dequantize"):
             return self.num_weights * (4 if self.config.model.dtype == "float32" else 2)
@@ -68,7 +67,6 @@ class Footprint:
 
     @cached_property
     def spec(self) -> KVCacheSpec:
-        """The cache of each layer."""
         return cache_spec(self.config)
 
     def missing(self, free: int) -> int:

@@ -31,7 +31,6 @@ class PythonicTools:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How values are written."""
         ends = "|".join(map(re.escape, self.closers)) or "(?!)"
         return replace(PYTHON, calls=re.compile(f".*?(?={ends})", re.DOTALL))
 

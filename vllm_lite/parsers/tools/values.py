@@ -37,7 +37,6 @@ class NewlineTrimmed:
         self._is_first = True
 
     def __call__(self, text: str) -> None:
-        """More of the value."""
         if not text:
             return
         if self._is_first:

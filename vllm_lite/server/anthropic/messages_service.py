@@ -139,8 +139,6 @@ def error_response(failure: Failure) -> Response:
 
 
 class MessagesService:
-    """Anthropic's messages over one engine."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
         name = context.parsers.reasoning
@@ -216,8 +214,6 @@ class MessagesService:
 
 
 class _MessageReply:
-    """One message on its way to the client."""
-
     def __init__(
         self,
         context: ServingContext,

@@ -56,8 +56,6 @@ class ChatBatchRequest(ChatCompletionRequest):
 
 
 class ChatBatchService:
-    """Batches of conversations over one engine."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
 

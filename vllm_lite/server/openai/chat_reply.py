@@ -24,8 +24,6 @@ from vllm_lite.server.replies import written
 
 
 class ChatReply(Reply):
-    """One chat completion."""
-
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(

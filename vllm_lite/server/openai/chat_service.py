@@ -21,8 +21,6 @@ from vllm_lite.server.replies import EventStream
 
 
 class ChatService:
-    """Chat completions over one engine."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
 

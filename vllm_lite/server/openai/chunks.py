@@ -158,8 +158,6 @@ class Reply:
 
 
 class ChunkWriter:
-    """Frames the chunks of one streamed reply."""
-
     def __init__(
         self,
         identity: dict[str, object],

@@ -35,8 +35,6 @@ _PROMPTS_PER_TURN = 16
 
 
 class CompletionService:
-    """Completions over one engine."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
 

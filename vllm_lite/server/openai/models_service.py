@@ -10,8 +10,6 @@ from vllm_lite.server.context import ServingContext
 
 
 class ModelsService:
-    """The served names, as OpenAI's model objects."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
 

@@ -60,8 +60,6 @@ class DetokenizeRequest(BaseModel):
 
 
 class TokenizeService:
-    """Text, or messages, to tokens and back."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
         # The tokenizer's description, which does not change, once it was written.

@@ -70,7 +70,6 @@ class Listener:
 
 
 def _bind_tcp(host: str | None, port: int, count: int) -> list[socket.socket]:
-    """So many sockets of one port."""
     try:
         found = socket.getaddrinfo(
             host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -121,7 +121,6 @@ class Replicas:
         return causes[0] if causes else "it does not answer"
 
     def terminate(self) -> None:
-        """Have them drain and end."""
         for replica in self._replicas:
             replica.child.terminate()
 

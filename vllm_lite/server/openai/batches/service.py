@@ -71,8 +71,6 @@ class FileUpload(FileForm):
 
 
 class FilesService:
-    """The files of one storage directory."""
-
     def __init__(self, store: BatchStore) -> None:
         self._store = store
 
@@ -218,8 +216,6 @@ class BatchRequest(BaseModel):
 
 
 class BatchesService:
-    """The batches of one storage directory."""
-
     def __init__(self, context: ServingContext, store: BatchStore) -> None:
         self._context = context
         self._store = store

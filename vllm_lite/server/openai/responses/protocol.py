@@ -137,7 +137,6 @@ class ResponsesRequest(SamplingChoices):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the message is to show log-probabilities."""
         return LOGPROBS in (self.include or ())
 
     @property
@@ -202,7 +201,6 @@ def _response_format(given: dict[str, object]) -> dict[str, object]:
 def _tool_fields(
     tools: list[dict[str, Any]], choice: str | dict[str, object] | None
 ) -> dict[str, object]:
-    """Chat's tools and tool_choice."""
     functions = [_function(f"tools.{index}", tool) for index, tool in enumerate(tools)]
     if isinstance(choice, dict):
         kind = choice.get("type")

@@ -45,8 +45,6 @@ from vllm_lite.server.replies import EventStream
 
 
 class ResponsesService:
-    """Responses over one engine."""
-
     def __init__(self, context: ServingContext) -> None:
         self._context = context
         self._store = ResponseStore()

@@ -152,7 +152,6 @@ class ResponseStore:
         return next(item for item in holder.own_items if item["id"] == item_id)
 
     def remove(self, entry: StoredResponse) -> None:
-        """Forget an entry, if it is there."""
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._size -= entry.size
