@@ -7,8 +7,7 @@ gives the same final text, and the deltas joined are that text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tokenizer.stop_strings import StopMatcher
@@ -20,16 +19,9 @@ _MAX_PIECES_OF_CHARACTER = 4
 _CONTEXT = 6
 
 
-class TokenStream(Protocol):
-    """Turns ids into text one by one, keeping back the start of an unfinished character."""
-
-    def step(self, token_id: int) -> str:
-        """The text that `token_id` completes; "" if it completes none."""
-
-
-class _NoText:
-    def step(self, token_id: int) -> str:
-        return ""
+# Gives the text that a token id completes, "" where it completes none: the start of an unfinished
+# character is kept back.
+_Step = Callable[[int], str]
 
 
 class _ByteStream:
@@ -89,15 +81,14 @@ class _WindowStream:
         return text[len(shown) :]
 
 
-def _stream_for(
-    tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams
-) -> TokenStream:
+def _step_of(tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams) -> _Step:
     if tokenizer is None or not params.detokenize:
-        return _NoText()
+        return lambda token_id: ""
     skip_special = params.skip_special_tokens
     if tokenizer.spelling is not None:
-        return _ByteStream(tokenizer, prompt, skip_special)
-    return _WindowStream(tokenizer, prompt, skip_special, params.spaces_between_special_tokens)
+        return _ByteStream(tokenizer, prompt, skip_special).step
+    spaced = params.spaces_between_special_tokens
+    return _WindowStream(tokenizer, prompt, skip_special, spaced).step
 
 
 class IncrementalDetokenizer:
@@ -110,7 +101,7 @@ class IncrementalDetokenizer:
         params: SamplingParams,
     ) -> None:
         """`tokenizer` is None where the engine runs without one; there is no text then."""
-        self._stream = _stream_for(tokenizer, prompt_token_ids, params)
+        self._step = _step_of(tokenizer, prompt_token_ids, params)
         stops = [params.stop] if isinstance(params.stop, str) else params.stop
         self._matcher = StopMatcher(stops) if stops else None
         self._keeps_stop = params.include_stop_str_in_output
@@ -136,7 +127,7 @@ class IncrementalDetokenizer:
             if self._stop is not None:
                 break
             self.num_tokens += 1
-            text = self._stream.step(token_id)
+            text = self._step(token_id)
             if text:
                 self._append(text)
         return self._stop

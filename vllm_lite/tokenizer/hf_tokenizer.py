@@ -144,7 +144,7 @@ def tokenizer_from_transformers(
         for name, token in made.special_tokens_map.items()
         if isinstance(token, str)
     }
-    backend = getattr(made, "backend_tokenizer", None) or _PythonBackend(made)
+    backend: Any = getattr(made, "backend_tokenizer", None) or _PythonBackend(made)
     return TokenizerParts(backend, special, chat_templates)
 
 

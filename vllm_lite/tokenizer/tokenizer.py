@@ -24,9 +24,11 @@ from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
-from vllm_lite.tokenizer.parts import Backend, TokenizerParts
+from vllm_lite.tokenizer.parts import TokenizerParts
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
     from vllm_lite.config.vllm import VllmConfig
 
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
