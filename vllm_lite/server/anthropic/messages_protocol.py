@@ -5,28 +5,21 @@ Knows no engine. What both APIs have in common is said in chat's words and check
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
 from vllm_lite.server.openai.chat_protocol import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, string_of
+from vllm_lite.server.openai.sampling_protocol import RequestBody
 
 Block = dict[str, Any]
 ChatMessage = dict[str, Any]
 # A line that Claude Code sends with a value of every request's own: it would keep every prompt
 # from being found in the prefix cache.
 _BILLING = "x-anthropic-billing-header"
-# Accepted from any client and without effect here.
-MESSAGES_HARMLESS = frozenset(
-    {"service_tier", "inference_geo", "speed", "betas", "anthropic_version", "diagnostics"}
-)
-MESSAGES_LATER = {
-    "container": "a container for code",
-    "mcp_servers": "MCP servers",
-    "context_management": "compaction of a conversation",
-}
 # Chat's names of fields -> this request's.
 CHAT_NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -200,8 +193,17 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(RequestBody):
     """POST /v1/messages/count_tokens: what decides the prompt."""
+
+    HARMLESS = frozenset(
+        {"service_tier", "inference_geo", "speed", "betas", "anthropic_version", "diagnostics"}
+    )
+    LATER: ClassVar[Mapping[str, str]] = {
+        "container": "a container for code",
+        "mcp_servers": "MCP servers",
+        "context_management": "compaction of a conversation",
+    }
 
     model_config = ConfigDict(
         allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
@@ -304,6 +306,10 @@ class MessagesRequest(CountTokensRequest):
         if self.stop_sequences:
             body["stop"] = self.stop_sequences
         return body
+
+
+# A client may send what it would send to /v1/messages; only the prompt matters.
+CountTokensRequest.HARMLESS |= MessagesRequest.model_fields.keys()
 
 
 def _function(tool: Tool) -> dict[str, object]:

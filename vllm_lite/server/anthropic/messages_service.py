@@ -28,20 +28,18 @@ from vllm_lite.parsers.events import (
 from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.server.anthropic.messages_protocol import (
     CHAT_NAMES,
-    MESSAGES_HARMLESS,
-    MESSAGES_LATER,
     CountTokensRequest,
     MessagesRequest,
     with_system_first,
 )
-from vllm_lite.server.body import json_response, parse, read_json
+from vllm_lite.server.body import json_response, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import Failure, failure_of
 from vllm_lite.server.generation import note_user
 from vllm_lite.server.openai.chat_protocol import chat_request, renamed
 from vllm_lite.server.openai.message_reader import ChoiceReaders, logged
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
-from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
+from vllm_lite.server.openai.sampling_protocol import accepted
 from vllm_lite.server.replies import EventStream, named_event
 
 Payload = dict[str, Any]
@@ -149,9 +147,7 @@ class MessagesService:
     async def create(self, request: Request) -> Response:
         """Create a message, streamed or whole."""
         context = self._context
-        raw = await read_json(request)
-        refuse_unsupported(raw, MESSAGES_LATER)
-        body = parse(MessagesRequest, raw, MESSAGES_HARMLESS)
+        body = accepted(MessagesRequest, await read_json(request))
         context.check_model(body.model)
         message_id = context.request_id("msg_", request, None)
         note_user((body.metadata or {}).get("user_id"))
@@ -175,10 +171,7 @@ class MessagesService:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that a message would be created from."""
         context = self._context
-        raw = await read_json(request)
-        refuse_unsupported(raw, MESSAGES_LATER)
-        # A client may send what it would send to /v1/messages; only the prompt matters.
-        body = parse(CountTokensRequest, raw, MESSAGES_HARMLESS | set(MessagesRequest.model_fields))
+        body = accepted(CountTokensRequest, await read_json(request))
         context.check_model(body.model)
         with renamed(CHAT_NAMES):
             prepared = await self._prepare(body)

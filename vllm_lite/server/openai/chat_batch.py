@@ -14,18 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm_lite.errors import RequestError
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.chat_protocol import (
-    CHAT_HARMLESS,
-    CHAT_LATER,
     MAX_MESSAGES,
     ChatCompletionRequest,
     renamed,
 )
 from vllm_lite.server.openai.chat_reply import ChatReply
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
-from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
+from vllm_lite.server.openai.sampling_protocol import accepted
 
 MAX_CONVERSATIONS = 1024
 
@@ -62,9 +60,7 @@ class ChatBatchService:
     async def create(self, request: Request) -> Response:
         """Create one chat choice for each conversation."""
         context = self._context
-        raw = await read_json(request)
-        refuse_unsupported(raw, CHAT_LATER)
-        batch = parse(ChatBatchRequest, raw, CHAT_HARMLESS)
+        batch = accepted(ChatBatchRequest, await read_json(request))
         context.check_model(batch.model)
         batch.check_batch()
         batch.priority = context.priority(request, batch.priority)

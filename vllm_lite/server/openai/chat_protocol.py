@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from vllm_lite.errors import RequestError
 from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice, ToolSpec
 from vllm_lite.server.body import parse
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
+from vllm_lite.server.openai.sampling_protocol import Count, SamplingFields
 
 MAX_TOOL_NAME = 256
 _CHOICES = ("none", "auto", "required")
@@ -22,14 +22,6 @@ MAX_ROLE = 64
 MAX_TOOLS = 1024
 MAX_DOCUMENTS = 4096
 MAX_TEMPLATE = 1 << 18
-CHAT_HARMLESS = HARMLESS | {"verbosity"}
-CHAT_LATER = {
-    "functions": "function calling (and is deprecated: use tools)",
-    "function_call": "function calling (and is deprecated: use tool_choice)",
-    "audio": "audio output",
-    "prediction": "predicted output",
-    "web_search_options": "web search",
-}
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
 
@@ -121,6 +113,15 @@ def tool_choice_of(
 
 class TemplateFields(SamplingFields):
     """Fields that decide how messages become a prompt."""
+
+    HARMLESS = SamplingFields.HARMLESS | {"verbosity"}
+    LATER: ClassVar[Mapping[str, str]] = {
+        "functions": "function calling (and is deprecated: use tools)",
+        "function_call": "function calling (and is deprecated: use tool_choice)",
+        "audio": "audio output",
+        "prediction": "predicted output",
+        "web_search_options": "web search",
+    }
 
     messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     """The conversation. Content is text, or a list of text parts."""
@@ -282,7 +283,7 @@ def string_of(path: str, given: Mapping[str, object], name: str) -> str:
 
 
 def chat_request(fields: dict[str, object]) -> ChatCompletionRequest:
-    return parse(ChatCompletionRequest, fields, CHAT_HARMLESS)
+    return parse(ChatCompletionRequest, fields, ChatCompletionRequest.HARMLESS)
 
 
 @contextmanager

@@ -5,18 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.beam_search import start_searches
-from vllm_lite.server.openai.chat_protocol import (
-    CHAT_HARMLESS,
-    CHAT_LATER,
-    ChatCompletionRequest,
-)
+from vllm_lite.server.openai.chat_protocol import ChatCompletionRequest
 from vllm_lite.server.openai.chat_reply import ChatReply
 from vllm_lite.server.openai.message_reader import logged
 from vllm_lite.server.openai.prepared_chat import prepare_chat
-from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
+from vllm_lite.server.openai.sampling_protocol import accepted
 from vllm_lite.server.replies import EventStream
 
 
@@ -31,8 +27,7 @@ class ChatService:
     async def answer(self, raw: dict[str, object], request: Request) -> Response:
         """Create a chat completion from `request`'s body, already read."""
         context = self._context
-        refuse_unsupported(raw, CHAT_LATER)
-        body = parse(ChatCompletionRequest, raw, CHAT_HARMLESS)
+        body = accepted(ChatCompletionRequest, raw)
         context.check_model(body.model)
         request_id = context.request_id("chatcmpl-", request, body.request_id)
         body.priority = context.priority(request, body.priority)

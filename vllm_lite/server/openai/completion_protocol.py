@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import WithJsonSchema
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import are_tokens
 from vllm_lite.server.errors import UnsupportedError
-from vllm_lite.server.openai.sampling_protocol import HARMLESS, Count, SamplingFields
+from vllm_lite.server.openai.sampling_protocol import Count, SamplingFields
 
 MAX_PROMPTS = 1024
 
@@ -19,15 +20,14 @@ _EITHER = {"anyOf": [_TEXT, _IDS]}
 _MANY = {"type": "array", "items": _EITHER, "minItems": 1, "maxItems": MAX_PROMPTS}
 _PROMPT = {"anyOf": [_TEXT, _IDS, _MANY]}
 
-COMPLETION_HARMLESS = HARMLESS
-COMPLETION_LATER = {
-    "prompt_embeds": "prompts given as embeddings",
-    "suffix": "a model that fills in the middle",
-}
-
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
+
+    LATER: ClassVar[Mapping[str, str]] = {
+        "prompt_embeds": "prompts given as embeddings",
+        "suffix": "a model that fills in the middle",
+    }
 
     # Read by `prompts`, whose errors are clearer than those of a union.
     prompt: Annotated[object, WithJsonSchema(_PROMPT)]

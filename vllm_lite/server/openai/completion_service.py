@@ -10,22 +10,18 @@ from starlette.responses import Response
 from vllm_lite.engine.client import Prompt
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.beam_search import beam_search_of, start_searches
 from vllm_lite.server.openai.chat_service import ChatService
-from vllm_lite.server.openai.completion_protocol import (
-    COMPLETION_HARMLESS,
-    COMPLETION_LATER,
-    CompletionRequest,
-)
+from vllm_lite.server.openai.completion_protocol import CompletionRequest
 from vllm_lite.server.openai.completion_reply import CompletionReply
 from vllm_lite.server.openai.message_reader import logged
 from vllm_lite.server.openai.sampling_protocol import (
+    accepted,
     blamed_on,
     effective_max_tokens,
     from_the_start,
-    refuse_unsupported,
 )
 from vllm_lite.server.replies import EventStream
 
@@ -45,8 +41,7 @@ class CompletionService:
     async def answer(self, raw: dict[str, object], request: Request) -> Response:
         """Create a completion from `request`'s body, already read."""
         context = self._context
-        refuse_unsupported(raw, COMPLETION_LATER)
-        body = parse(CompletionRequest, raw, COMPLETION_HARMLESS)
+        body = accepted(CompletionRequest, raw)
         context.check_model(body.model)
         body.check()
         request_id = context.request_id("cmpl-", request, body.request_id)

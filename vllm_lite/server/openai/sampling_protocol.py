@@ -7,9 +7,9 @@ that this server cannot honour yet is refused by name, never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -24,7 +24,7 @@ from vllm_lite.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from vllm_lite.server.body import warn_unknown
+from vllm_lite.server.body import parse, warn_unknown
 from vllm_lite.server.errors import UnsupportedError
 
 logger = init_logger(__name__)
@@ -42,19 +42,6 @@ _RETIRED = frozenset(
         "guided_grammar",
         "guided_decoding_backend",
         "guided_whitespace_pattern",
-    }
-)
-# Accepted from any client and without effect on what is generated.
-HARMLESS = _RETIRED | frozenset(
-    {
-        "user",
-        "service_tier",
-        "metadata",
-        "store",
-        "session_id",
-        "safety_identifier",
-        "prompt_cache_key",
-        "early_stopping",
     }
 )
 # Field -> what it would need. Refused unless its value says "off".
@@ -171,7 +158,22 @@ class RepetitionDetection(BaseModel):
     """How often a pattern must repeat in a row, twice or more."""
 
 
-class SamplingChoices(BaseModel):
+class RequestBody(BaseModel):
+    """A body, and what it may hold beside its fields."""
+
+    # Accepted from any client and without effect on what is generated.
+    HARMLESS: ClassVar[frozenset[str]] = _RETIRED | {
+        *("user", "service_tier", "metadata", "store", "session_id", "safety_identifier"),
+        *("prompt_cache_key", "early_stopping"),
+    }
+    # Field -> what it would need. Refused unless its value says "off".
+    LATER: ClassVar[Mapping[str, str]] = {}
+
+
+B = TypeVar("B", bound=RequestBody)
+
+
+class SamplingChoices(RequestBody):
     """Sampling fields that every API has under the same name; None is the default."""
 
     model_config = ConfigDict(
@@ -323,11 +325,12 @@ _COPIED = [
 ]
 
 
-def refuse_unsupported(body: dict[str, object], later: dict[str, str]) -> None:
-    """Raise UnsupportedError where `body` asks for something of `later` or of all requests.
+def accepted(model: type[B], body: dict[str, object]) -> B:
+    """`body` checked against `model`; raises RequestError.
 
     Logs fields that vLLM dropped, once each.
     """
+    later = model.LATER
     for name in sorted(body.keys() & _RETIRED - _told_of):
         _told_of.add(name)
         logger.warning("the request field %s is ignored: use structured_outputs", name)
@@ -335,6 +338,7 @@ def refuse_unsupported(body: dict[str, object], later: dict[str, str]) -> None:
         if body[name] not in _OFF:
             needs = later.get(name) or _LATER[name]
             raise UnsupportedError.about(name, f"needs {needs}, which is not supported yet")
+    return parse(model, body, model.HARMLESS)
 
 
 def effective_max_tokens(

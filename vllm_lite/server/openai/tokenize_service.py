@@ -15,7 +15,7 @@ from starlette.responses import Response
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.openai.chat_protocol import CHAT_HARMLESS, TemplateFields
+from vllm_lite.server.openai.chat_protocol import TemplateFields
 from vllm_lite.server.openai.prepared_chat import render_prompt
 
 MAX_TOKENS = 1 << 20
@@ -115,7 +115,7 @@ class TokenizeService:
         return body
 
     async def _tokenize_text(self, raw: dict[str, object]) -> tuple[list[int], bool]:
-        body = parse(TokenizeRequest, raw, CHAT_HARMLESS)
+        body = parse(TokenizeRequest, raw, TemplateFields.HARMLESS)
         self._context.check_model(body.model)
         token_ids = await self._context.encode(
             body.prompt, "prompt", special=body.add_special_tokens, cut=True, whole=True
@@ -123,7 +123,7 @@ class TokenizeService:
         return token_ids, body.return_token_strs
 
     async def _tokenize_chat(self, raw: dict[str, object]) -> tuple[list[int], bool]:
-        body = parse(TokenizeChatRequest, raw, CHAT_HARMLESS)
+        body = parse(TokenizeChatRequest, raw, TemplateFields.HARMLESS)
         self._context.check_model(body.model)
         body.check_template_fields(
             trust_template=self._context.server_config.trust_request_chat_template

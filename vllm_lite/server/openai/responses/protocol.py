@@ -5,7 +5,8 @@ Knows no engine. A field of the same name as chat's means the same and is checke
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -19,25 +20,6 @@ MAX_METADATA = 16
 MAX_ID = 256
 LOGPROBS = "message.output_text.logprobs"
 
-# Accepted from any client and without effect here.
-RESPONSES_HARMLESS = frozenset(
-    {
-        "client_metadata",
-        "max_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "session_id",
-        "stream_options",
-    }
-)
-RESPONSES_LATER = {
-    "prompt": "stored prompt templates",
-    "conversation": "stored conversations (use previous_response_id)",
-    "context_management": "compaction of a conversation",
-    "moderation": "moderation",
-}
 # Chat's names of fields -> this request's.
 CHAT_NAMES = {
     "messages": "input",
@@ -84,6 +66,19 @@ Extra = Literal[
 
 class ResponsesRequest(SamplingChoices):
     """POST /v1/responses."""
+
+    HARMLESS = frozenset(
+        {
+            *("client_metadata", "max_tool_calls", "prompt_cache_key", "prompt_cache_options"),
+            *("prompt_cache_retention", "safety_identifier", "session_id", "stream_options"),
+        }
+    )
+    LATER: ClassVar[Mapping[str, str]] = {
+        "prompt": "stored prompt templates",
+        "conversation": "stored conversations (use previous_response_id)",
+        "context_management": "compaction of a conversation",
+        "moderation": "moderation",
+    }
 
     input: str | Items
     """A text, or items: message, reasoning, function_call, function_call_output."""

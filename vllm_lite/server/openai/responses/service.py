@@ -17,7 +17,7 @@ from starlette.responses import Response
 from vllm_lite import envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import NotFoundError, RequestError
-from vllm_lite.server.body import parse, read_json
+from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation, current_origin
 from vllm_lite.server.openai.chat_protocol import chat_request, renamed
@@ -34,13 +34,11 @@ from vllm_lite.server.openai.responses.input import (
 )
 from vllm_lite.server.openai.responses.protocol import (
     CHAT_NAMES,
-    RESPONSES_HARMLESS,
-    RESPONSES_LATER,
     ResponsesRequest,
 )
 from vllm_lite.server.openai.responses.run import Payload, ResponseRun
 from vllm_lite.server.openai.responses.store import EventLog, ResponseStore, StoredResponse
-from vllm_lite.server.openai.sampling_protocol import refuse_unsupported
+from vllm_lite.server.openai.sampling_protocol import accepted
 from vllm_lite.server.replies import EventStream
 
 
@@ -57,9 +55,7 @@ class ResponsesService:
         """Create a response: streamed, whole, or in the background."""
         # The key's tenant: of later requests the body's user is not known.
         owner = current_origin().tenant
-        raw = await read_json(request)
-        refuse_unsupported(raw, RESPONSES_LATER)
-        body = parse(ResponsesRequest, raw, RESPONSES_HARMLESS)
+        body = accepted(ResponsesRequest, await read_json(request))
         self._check(body)
         body.priority = self._context.priority(request, body.priority or 0)
         response_id = self._context.request_id("resp_", request, body.request_id)
