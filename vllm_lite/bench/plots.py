@@ -6,7 +6,7 @@ Colours and sizes are the same in all pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,11 +119,6 @@ class Plotter:
         return path
 
 
-def from_zero(set_limits: Callable[[float, float], object], largest: float) -> None:
-    """Show 0 to `largest` and a little more, so that no mark there is cut."""
-    set_limits(0, 1.06 * largest or 1.0)
-
-
 def whole_numbers(*axes: Axis) -> None:
     """Put ticks at whole numbers alone, as counts are."""
     from matplotlib.ticker import MaxNLocator
@@ -222,7 +217,7 @@ def _draw_running(axes: Axes, listed: Sequence[RequestResult], origin: float) ->
     axes.fill_between(times, running, step="post", color=SKY, alpha=0.45, linewidth=0)
     axes.step(times, running, where="post", color=BLUE, linewidth=1.0)
     axes.set_ylabel("in flight")
-    from_zero(axes.set_ylim, float(max(running)))
+    axes.set_ylim(0, 1.06 * float(max(running)) or 1.0)  # no mark there is cut
     whole_numbers(axes.yaxis)
     axes.set_xlim(left=0)
     tidy(axes)

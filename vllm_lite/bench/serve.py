@@ -210,7 +210,7 @@ async def _warm_up(
 def _times(
     samples: Sequence[Sample], options: ServeOptions
 ) -> tuple[list[float], list[RateChange]]:
-    if options.follows_trace:
+    if options.dataset_name == "timed_trace" and options.self_timed is not False:
         return [sample.at for sample in samples], []
     rng = np.random.default_rng(options.seed)
     start, end = options.ramp_up_start_rps, options.ramp_up_end_rps

@@ -59,10 +59,6 @@ class Dialect:
     # Keys and strings may be unquoted: they end at the next match of this pattern.
     bare_words: re.Pattern[str] | None = None
 
-    @property
-    def has_escapes(self) -> bool:
-        return bool(self.escapes)
-
 
 JSON = Dialect()
 PYTHON = Dialect(
@@ -286,7 +282,7 @@ def read_string(
 
     Raises Malformed where it has more than `limit` characters.
     """
-    ends = (quote, "\\") if dialect.has_escapes else (quote,)
+    ends = (quote, "\\") if dialect.escapes else (quote,)
     length = 0
     num_inner: int | None = None  # inner quotes, counted at the first one
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from vllm_lite.parsers import registry
 from vllm_lite.parsers.channels import ChannelTools
 from vllm_lite.parsers.events import Event, EventSink, NewId, new_call_id
-from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningSplitter, TaggedReasoning
+from vllm_lite.parsers.reasoning import (
+    Interludes,
+    ReasoningFormat,
+    ReasoningSplitter,
+    TaggedReasoning,
+)
+from vllm_lite.parsers.reasoning_formats import SWITCHES
 from vllm_lite.parsers.source import Put, Reading, Source
 from vllm_lite.parsers.tools.constraint import has_own_envelope
 from vllm_lite.parsers.tools.named import plain_format
@@ -66,7 +72,7 @@ class OutputParser:
         if tools is not None:
             again = None
             if isinstance(reasoning, TaggedReasoning):
-                again = _Interludes(reasoning, splitter)
+                again = Interludes(reasoning, splitter)
             put = splitter.put_rest = self._add(
                 lambda source: read_tools(tools, source, self._sink, config.tools, again)
             )
@@ -96,19 +102,6 @@ class OutputParser:
         stage = _Stage(program)
         self._stages.append(stage)
         return stage.put
-
-
-class _Interludes:
-    """A reasoning format for the parts of an answer that a tool format finds to be prose."""
-
-    def __init__(self, reasoning: TaggedReasoning, splitter: ReasoningSplitter) -> None:
-        self.starts = reasoning.interlude_starts
-        self.wrappers = reasoning.dropped
-        self._reasoning = reasoning
-        self._splitter = splitter
-
-    def read(self, source: Source) -> Reading[str | None]:
-        return self._reasoning.read_interlude(source, self._splitter)
 
 
 class _Stage:
@@ -142,7 +135,8 @@ def _reasoning_format(config: OutputParserConfig) -> ReasoningFormat | None:
     name = config.reasoning_parser
     if name is None:
         return None
-    is_on = registry.is_reasoning_on(name, config.chat_template_kwargs)
+    switch = SWITCHES.get(name)
+    is_on = switch is None or switch.is_on(config.chat_template_kwargs)
     if not is_on and not config.prompt_ends_in_reasoning:
         return None
     return registry.reasoning_format(name)

@@ -130,6 +130,19 @@ class TaggedReasoning:
         put_answer((yield from self.read_interlude(source, out)) or "")
 
 
+class Interludes:
+    """A reasoning format for the parts of an answer that a tool format finds to be prose."""
+
+    def __init__(self, reasoning: TaggedReasoning, splitter: ReasoningSplitter) -> None:
+        self.starts = reasoning.interlude_starts
+        self.wrappers = reasoning.dropped
+        self._reasoning = reasoning
+        self._splitter = splitter
+
+    def read(self, source: Source) -> Reading[str | None]:
+        return self._reasoning.read_interlude(source, self._splitter)
+
+
 @dataclass(frozen=True)
 class PrefixedAnswer:
     """No reasoning is split off; `prefix`, which the prompt holds, is given back to the answer."""

@@ -16,7 +16,7 @@ from vllm_lite.config.json_file import read_json
 from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, UsageError
 from vllm_lite.parsers.reasoning import ReasoningFormat, ReasoningMarkers
-from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES, hunyuan_reasoning
+from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, hunyuan_reasoning
 from vllm_lite.parsers.response_template import template_reasoning, template_tools
 from vllm_lite.parsers.tools.formats import TOOL_FORMATS, hunyuan
 from vllm_lite.parsers.tools.reader import ToolFormat
@@ -93,11 +93,6 @@ def reasoning_format(name: str) -> ReasoningFormat:
     if name not in REASONING_FORMATS:
         raise _unknown("--reasoning-parser", name, reasoning_parser_names())
     return REASONING_FORMATS[name]
-
-
-def is_reasoning_on(name: str, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether a model of this parser reasons at all with these arguments of its template."""
-    return name not in SWITCHES or SWITCHES[name].is_on(template_kwargs)
 
 
 def check_template_kwargs(names: Iterable[str | None], given: Mapping[str, object]) -> None:

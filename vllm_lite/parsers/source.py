@@ -56,9 +56,7 @@ class Markers:
         return (found.start(), found.group()) if found else (len(text), None)
 
 
-@lru_cache(maxsize=1024)  # bounded by the number of formats
-def _markers(marks: tuple[str, ...]) -> Markers:
-    return Markers(marks)
+_markers = lru_cache(maxsize=1024)(Markers)  # bounded by the number of formats
 
 
 class Source:

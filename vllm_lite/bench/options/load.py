@@ -179,11 +179,6 @@ class ServeOptions:
         )
 
     @property
-    def follows_trace(self) -> bool:
-        """Whether requests are sent at the times of a trace."""
-        return self.dataset_name == "timed_trace" and self.self_timed is not False
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics to report, in the order of the report."""
         text = self.percentile_metrics

@@ -65,11 +65,6 @@ def tagged_arguments(xml: XmlTools, envelope: Envelope, tool: ToolSpec) -> Forma
     return {"type": "sequence", "elements": elements} if len(elements) > 1 else elements[0]
 
 
-def free_arguments(xml: XmlTools) -> Format:
-    """Whatever arguments a call may have: any text up to its end."""
-    return {"type": "any_text", "excludes": [xml.call_end]}
-
-
 def _argument(
     xml: XmlTools, envelope: Envelope, key: str, part: object, root: Mapping[str, Any]
 ) -> Format | None:
@@ -250,7 +245,8 @@ def _call(
         xml = getattr(xml, "xml", None) or xml
         if not isinstance(xml, XmlTools):
             return None
-        arguments = free_arguments(xml) if is_loose else tagged_arguments(xml, envelope, tool)
+        any_text = {"type": "any_text", "excludes": [xml.call_end]}
+        arguments = any_text if is_loose else tagged_arguments(xml, envelope, tool)
     else:
         arguments = {
             "type": "json_schema",

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from vllm_lite.parsers.events import EventSink
 from vllm_lite.parsers.literals import ending
+from vllm_lite.parsers.reasoning import Interludes
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tools.spec import ToolSpec
 
@@ -132,16 +133,6 @@ class _Prose:
     def finish(self) -> None:
         if self._held and not self._sink.num_calls:
             self._sink.content("".join(self._held))
-
-
-class Interludes(Protocol):
-    """Reasoning that comes back within an answer; a reasoning format bound to its receiver."""
-
-    starts: tuple[str, ...]
-    wrappers: tuple[str, ...]
-
-    def read(self, source: Source) -> Reading[str | None]:
-        """Read one, its start read; returns the opener of calls that ended it, if one did."""
 
 
 def read_tools(
