@@ -19,12 +19,7 @@ from typing import Literal
 import numpy as np
 
 from vllm_lite.bench.http_client import HttpClient, TransportError
-from vllm_lite.bench.recorder import (
-    PreparedRequest,
-    RequestResult,
-    StreamRecorder,
-    error_text,
-)
+from vllm_lite.bench.recorder import PreparedRequest, RequestResult, StreamRecorder, error_text
 from vllm_lite.progress import progress_bar
 
 _BAR_INTERVAL = 0.5

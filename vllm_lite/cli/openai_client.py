@@ -233,8 +233,7 @@ class OpenAIClient:
 
     def _no_api(self) -> ClientError:
         return ClientError(
-            f"there is no OpenAI API at {self.url}; the address usually ends in /v1",
-            is_final=True,
+            f"there is no OpenAI API at {self.url}; the address usually ends in /v1", is_final=True
         )
 
     def _raise_broken_off(self, error: Exception) -> NoReturn:

@@ -37,10 +37,7 @@ Command = Callable[[str], tuple[str, str | None]]
 
 
 def run_session(
-    options: ClientOptions,
-    dialogue: Dialogue,
-    terminal: Terminal,
-    command: Command | None = None,
+    options: ClientOptions, dialogue: Dialogue, terminal: Terminal, command: Command | None = None
 ) -> int:
     """Exchange texts until the user leaves; returns the exit code, raises ClientError.
 

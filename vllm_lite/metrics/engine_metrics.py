@@ -156,11 +156,7 @@ class NoMetrics:
 
 
 def engine_metrics(
-    config: VllmConfig,
-    num_blocks: int,
-    board: Board | None = None,
-    *,
-    is_first: bool = True,
+    config: VllmConfig, num_blocks: int, board: Board | None = None, *, is_first: bool = True
 ) -> EngineMetrics | NoMetrics:
     """Metrics, unless --disable-log-stats; the first front end on `board` reports for all."""
     if config.observability.disable_log_stats:

@@ -130,11 +130,7 @@ _FORMATS: dict[str, ReasoningFormat] = {
     ),
     "minimax_m2_append_think": PrefixedAnswer("<think>"),
     "minimax_m3": _marked(
-        "<mm:think>",
-        "</mm:think>",
-        "]<]minimax[>[<tool_call>",
-        is_bare=False,
-        is_anywhere=True,
+        "<mm:think>", "</mm:think>", "]<]minimax[>[<tool_call>", is_bare=False, is_anywhere=True
     ),
     "mistral": _marked("[THINK]", "[/THINK]", "[TOOL_CALLS]", is_bare=False, is_anywhere=True),
     "plamo3": _marked(

@@ -192,12 +192,7 @@ class Source:
         return found
 
     def until(
-        self,
-        marks: tuple[str, ...],
-        put: Put,
-        limit: int | None = None,
-        *,
-        drops_cut: bool = False,
+        self, marks: tuple[str, ...], put: Put, limit: int | None = None, *, drops_cut: bool = False
     ) -> Reading[str | None]:
         """Hand text to `put` up to the first marker; read the marker and return it.
 

@@ -48,7 +48,7 @@ _ABSENT_WITHOUT_STORAGE = {
     "a place for files and batches: start it with --batch-storage-dir DIR": """
         /v1/files /v1/files/{id} /v1/files/{id}/content
         /v1/batches /v1/batches/{id} /v1/batches/{id}/cancel
-    """,
+    """
 }
 # The same for the routes of VLLM_SERVER_DEV_MODE=1.
 _ABSENT_IN_DEV_MODE = {

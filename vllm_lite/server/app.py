@@ -66,10 +66,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(
-    client: EngineClient,
-    server_config: ServerConfig,
-    *,
-    peers: Peers | None = None,
+    client: EngineClient, server_config: ServerConfig, *, peers: Peers | None = None
 ) -> FastAPI:
     """The application that serves `client`; raises UsageError for an unusable option.
 

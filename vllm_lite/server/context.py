@@ -348,11 +348,7 @@ class ServingContext:
         }
 
     def count_calls(
-        self,
-        kind: RequestType,
-        outcomes: Sequence[bool],
-        *,
-        is_streamed: bool,
+        self, kind: RequestType, outcomes: Sequence[bool], *, is_streamed: bool
     ) -> None:
         """Count texts in which tool calls were looked for, each with whether it had one."""
         for found in outcomes:

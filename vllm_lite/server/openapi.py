@@ -89,10 +89,7 @@ def openapi_document(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _complete(
-    operation: dict[str, Any],
-    path: str,
-    bodies: Sequence[dict[str, Any]],
-    route: Route,
+    operation: dict[str, Any], path: str, bodies: Sequence[dict[str, Any]], route: Route
 ) -> None:
     """Add a path's parameters, the body, the reply and the error reply."""
     if bodies:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -130,10 +130,9 @@ class EventStream(Response):
         events: AsyncIterator[bytes],
         generation: Generation | None,
         request_id: str,
-        headers: Mapping[str, str] | None = None,
         ending: bytes = DONE,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", **(headers or {})})
+        super().__init__(headers={"Cache-Control": "no-cache"})
         # The length of a stream is not known before its end.
         del self.headers["content-length"]
         self._events = events
@@ -155,11 +154,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         try:
             async for event in self._events:

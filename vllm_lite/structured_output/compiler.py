@@ -160,9 +160,7 @@ class GrammarEngines:
         return compiled
 
 
-def _read(
-    params: StructuredOutputsParams,
-) -> tuple[StructuredOutputsParams, Schema | None, Gaps]:
+def _read(params: StructuredOutputsParams) -> tuple[StructuredOutputsParams, Schema | None, Gaps]:
     """A constraint as the engines take it, its JSON schema or structural tag, and what in it
     the engines would not enforce exactly.
     """

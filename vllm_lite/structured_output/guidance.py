@@ -122,11 +122,7 @@ class _Tokens:
 
 class _Grammar:
     def __init__(
-        self,
-        matcher: Any,
-        text_bytes: int,
-        eos_ids: frozenset[int],
-        byte_ids: dict[bytes, int],
+        self, matcher: Any, text_bytes: int, eos_ids: frozenset[int], byte_ids: dict[bytes, int]
     ) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids

@@ -90,9 +90,7 @@ class TagGrammar:
     """Writes one tag; `json_rule` writes a schema with at most so much white space in a place."""
 
     def __init__(
-        self,
-        json_rule: Callable[[Any, int], str],
-        regex_text: Callable[[str], str],
+        self, json_rule: Callable[[Any, int], str], regex_text: Callable[[str], str]
     ) -> None:
         self._json_rule = json_rule
         self._regex_text = regex_text

@@ -95,10 +95,7 @@ class IncrementalDetokenizer:
     """The text of one choice of one request."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
         """`tokenizer` is None where the engine runs without one; there is no text then."""
         self._step = _step_of(tokenizer, prompt_token_ids, params)

@@ -115,8 +115,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def whole_number(row: dict[str, Any], key: str, where: str, least: int = 1) -> int:
+def whole_number(row: dict[str, Any], key: str, where: str) -> int:
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f'{where} has no whole number under "{key}"')
     return value

@@ -114,9 +114,7 @@ class TargetOptions:
         [], "Names of adapters that the server has; requests ask for them instead of the model."
     )
     lora_assignment: str = option(
-        "random",
-        "How --lora-modules are dealt to requests.",
-        choices=("random", "round-robin"),
+        "random", "How --lora-modules are dealt to requests.", choices=("random", "round-robin")
     )
     tokenizer: str | None = option(
         None,

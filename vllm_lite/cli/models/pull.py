@@ -38,8 +38,7 @@ class PullOptions(CacheOptions):
         auto="configuration, tokenizer and safetensors weights",
     )
     ignore_patterns: list[str] = option(
-        option_table(LoadConfig)["ignore_patterns"].default,
-        "Files not to fetch, as glob patterns.",
+        option_table(LoadConfig)["ignore_patterns"].default, "Files not to fetch, as glob patterns."
     )
     hf_token: str | bool | None = option(
         None, "Hub access token; given bare, the stored login.", secret=True, bare=True

@@ -140,8 +140,7 @@ _OF_OBJECTS: dict[str, ToolFormat] = {
         openers=("<|tools_prefix|>",), closers=("<|tools_suffix|>",), is_keyed_by_name=True
     ),
     "gigachat3": JsonTools(
-        openers=("<|function_call|>", "function call<|role_sep|>\n"),
-        wrappers=("<|message_sep|>",),
+        openers=("<|function_call|>", "function call<|role_sep|>\n"), wrappers=("<|message_sep|>",)
     ),
     "granite": JsonTools(openers=("<|tool_call|>", "<tool_call>")),
     "granite-20b-fc": JsonTools(openers=("<function_call>",)),

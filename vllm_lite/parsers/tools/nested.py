@@ -12,14 +12,7 @@ from dataclasses import dataclass, field
 from itertools import starmap
 
 from vllm_lite.parsers.literals import quoted
-from vllm_lite.parsers.source import (
-    MAX_NAME,
-    SPACE,
-    EndOfText,
-    Malformed,
-    Reading,
-    Source,
-)
+from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
 from vllm_lite.parsers.tools.reader import CallWriter
 from vllm_lite.parsers.tools.spec import item_schema, property_schema, schema_types
 from vllm_lite.parsers.tools.values import beginning, typed

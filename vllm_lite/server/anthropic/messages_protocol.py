@@ -123,10 +123,7 @@ def _call(path: str, block: Block) -> ChatMessage:
     return {
         "id": string_of(path, block, "id"),
         "type": "function",
-        "function": {
-            "name": string_of(path, block, "name"),
-            "arguments": arguments,
-        },
+        "function": {"name": string_of(path, block, "name"), "arguments": arguments},
     }
 
 

@@ -208,12 +208,7 @@ class MessagesService:
 
 class _MessageReply:
     def __init__(
-        self,
-        context: ServingContext,
-        prepared: PreparedChat,
-        message_id: str,
-        *,
-        is_streamed: bool,
+        self, context: ServingContext, prepared: PreparedChat, message_id: str, *, is_streamed: bool
     ) -> None:
         self._context = context
         self._message_id = message_id

@@ -52,8 +52,7 @@ def beam_outputs(
     """
     step = search.step_params(params.logprobs or 0)
     first = step.clone(
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
-        truncation_side=params.truncation_side,
+        truncate_prompt_tokens=params.truncate_prompt_tokens, truncation_side=params.truncation_side
     )
     begun = client.generate(prompt, first, request_id, **options)
     return _run(client, search, begun, step, params, request_id, options)

@@ -16,11 +16,7 @@ from starlette.responses import Response
 from vllm_lite.errors import RequestError
 from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.openai.chat_protocol import (
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    renamed,
-)
+from vllm_lite.server.openai.chat_protocol import MAX_MESSAGES, ChatCompletionRequest, renamed
 from vllm_lite.server.openai.chat_reply import ChatReply
 from vllm_lite.server.openai.prepared_chat import PreparedChat, prepare_chat
 from vllm_lite.server.openai.sampling_protocol import accepted

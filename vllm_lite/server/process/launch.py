@@ -99,9 +99,7 @@ def _start_and_serve(
 ) -> None:
     count = server_config.api_server_count
     core = launch_core(
-        config,
-        in_process=server_config.disable_frontend_multiprocessing,
-        num_front_ends=count,
+        config, in_process=server_config.disable_frontend_multiprocessing, num_front_ends=count
     )
     board, replicas = Board(), Replicas()
     if count > 1:

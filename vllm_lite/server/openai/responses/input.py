@@ -141,10 +141,7 @@ def _call(path: str, item: Item) -> dict[str, object]:
     return {
         "id": string_of(path, item, "call_id"),
         "type": "function",
-        "function": {
-            "name": string_of(path, item, "name"),
-            "arguments": item.get("arguments"),
-        },
+        "function": {"name": string_of(path, item, "name"), "arguments": item.get("arguments")},
     }
 
 

@@ -32,10 +32,7 @@ from vllm_lite.server.openai.responses.input import (
     input_items,
     shown,
 )
-from vllm_lite.server.openai.responses.protocol import (
-    CHAT_NAMES,
-    ResponsesRequest,
-)
+from vllm_lite.server.openai.responses.protocol import CHAT_NAMES, ResponsesRequest
 from vllm_lite.server.openai.responses.run import Payload, ResponseRun
 from vllm_lite.server.openai.responses.store import EventLog, ResponseStore, StoredResponse
 from vllm_lite.server.openai.sampling_protocol import accepted
