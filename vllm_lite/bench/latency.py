@@ -11,7 +11,7 @@ import numpy as np
 from vllm_lite.beam_search_params import BeamSearchParams
 from vllm_lite.bench.options.load import LatencyOptions
 from vllm_lite.bench.plots import Plotter
-from vllm_lite.bench.report import percentiles_json, show, write_json
+from vllm_lite.bench.report import PERCENTILES, percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.errors import UsageError
@@ -19,7 +19,6 @@ from vllm_lite.llm import LLM
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import SamplingParams
 
-PERCENTILES = (10, 25, 50, 75, 90, 99)
 # Prompts are ids below this, or below the vocabulary's size.
 _MAX_ID = 10_000
 

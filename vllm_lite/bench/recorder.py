@@ -264,8 +264,7 @@ def prepare(
     sample: Sample, model: str, target: TargetOptions, sampling: SamplingOptions
 ) -> PreparedRequest:
     """The request for `sample`, in the shape of the target's API."""
-    make = _BODIES[target.backend]
-    body = {"model": model, **make(sample.prompt, sample.output_tokens, target)}
+    body = {"model": model, **_BODIES[target.api.path](sample.prompt, sample.output_tokens, target)}
     if target.streams:
         body["stream"] = True
     if target.ignore_eos:
@@ -313,11 +312,8 @@ def _embedding(prompt: Prompt, length: int, target: TargetOptions) -> Body:
 
 
 _BODIES: dict[str, Callable[[Prompt, int, TargetOptions], Body]] = {
-    "openai": _completion,
-    "vllm": _completion,
-    "openai-chat": _chat,
-    "openai-responses": _response,
-    "openai-embeddings": _embedding,
-    "infinity-embeddings": _embedding,
-    "vllm-pooling": _embedding,
+    "/v1/completions": _completion,
+    "/v1/chat/completions": _chat,
+    "/v1/responses": _response,
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/pooling"), _embedding),
 }

@@ -24,6 +24,7 @@ from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.errors import UsageError
 
+PERCENTILES = (10, 25, 50, 75, 90, 99)
 _WIDTH, _LABEL = 50, 40
 _TITLES = {
     "ttft": ("TTFT", "Time to First Token"),

@@ -17,13 +17,12 @@ import msgspec
 import numpy as np
 
 from vllm_lite.bench.options.load import StartupOptions
-from vllm_lite.bench.report import percentiles_json, show, write_json
+from vllm_lite.bench.report import PERCENTILES, percentiles_json, show, write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import UsageError
 from vllm_lite.progress import progress_bar
 
-PERCENTILES = (10, 25, 50, 75, 90, 99)
 _RULE = "=" * 60
 _COMPILATION = "compilation"
 # The clock covers the engine's imports, but not the interpreter's start.

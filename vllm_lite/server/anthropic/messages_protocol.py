@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from vllm_lite.errors import RequestError
 from vllm_lite.server.errors import UnsupportedError
@@ -201,10 +201,6 @@ class CountTokensRequest(RequestBody):
         "mcp_servers": "MCP servers",
         "context_management": "compaction of a conversation",
     }
-
-    model_config = ConfigDict(
-        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     model: Annotated[str, Field(min_length=1)]
     """One of the served names."""

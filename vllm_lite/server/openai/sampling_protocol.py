@@ -161,6 +161,10 @@ class RepetitionDetection(BaseModel):
 class RequestBody(BaseModel):
     """A body, and what it may hold beside its fields."""
 
+    model_config = ConfigDict(
+        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
     # Accepted from any client and without effect on what is generated.
     HARMLESS: ClassVar[frozenset[str]] = _RETIRED | {
         *("user", "service_tier", "metadata", "store", "session_id", "safety_identifier"),
@@ -175,10 +179,6 @@ B = TypeVar("B", bound=RequestBody)
 
 class SamplingChoices(RequestBody):
     """Sampling fields that every API has under the same name; None is the default."""
-
-    model_config = ConfigDict(
-        allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     temperature: float | None = None
     """From 0, greedy, to 2; 0.01 is the least above 0."""

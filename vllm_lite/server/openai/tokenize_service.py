@@ -8,7 +8,7 @@ import asyncio
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +17,7 @@ from vllm_lite.server.body import parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.chat_protocol import TemplateFields
 from vllm_lite.server.openai.prepared_chat import render_prompt
+from vllm_lite.server.openai.sampling_protocol import RequestBody
 
 MAX_TOKENS = 1 << 20
 # Characters below which a text makes no large answer.
@@ -24,10 +25,8 @@ _LONG_TEXT = 1 << 14
 _VALUES_A_TURN = 1 << 16
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """POST /tokenize with a text."""
-
-    model_config = ConfigDict(hide_input_in_errors=True, use_attribute_docstrings=True)
 
     model: str | None = None
     """One of the served names; without it, the model that is served."""
@@ -46,10 +45,8 @@ class TokenizeChatRequest(TemplateFields):
     """Give the tokens as the vocabulary spells them too."""
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestBody):
     """POST /detokenize."""
-
-    model_config = ConfigDict(hide_input_in_errors=True, use_attribute_docstrings=True)
 
     model: str | None = None
     """One of the served names; without it, the model that is served."""
