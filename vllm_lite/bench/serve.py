@@ -7,6 +7,7 @@ measure, show.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from vllm_lite.bench.load import (
     run_load,
 )
 from vllm_lite.bench.metrics import measure
-from vllm_lite.bench.options.load import ServeOptions, new_request_id_prefix
+from vllm_lite.bench.options.load import ServeOptions
 from vllm_lite.bench.plots import Plotter
 from vllm_lite.bench.prompts import PromptMaker, UncountedPrompts, open_tokenizer
 from vllm_lite.bench.recorder import (
@@ -100,7 +101,7 @@ async def _load(
 ) -> LoadRun:
     target = options.target
     requests = _requests(samples, model.name, options)
-    prefix = target.request_id_prefix or new_request_id_prefix()
+    prefix = target.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
     sender = Sender(server.client, target.path, prefix, recorder_of(target))
     await _warm_up(sender, requests, options)
     times, changes = _times(samples, options)

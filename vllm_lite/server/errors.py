@@ -54,7 +54,6 @@ class BodyTooLargeError(RequestError):
 class UnsupportedError(RequestError):
     """The request asks for something that this server cannot do yet."""
 
-    status = 400
     kind = "NotImplementedError"
 
 

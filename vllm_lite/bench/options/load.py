@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
@@ -215,10 +214,6 @@ class ServeOptions:
     @property
     def notes(self) -> dict[str, str]:
         return pairs("--metadata", self.metadata)
-
-
-def new_request_id_prefix() -> str:
-    return f"bench-{secrets.token_hex(4)}-"
 
 
 @config

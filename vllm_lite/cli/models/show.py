@@ -6,6 +6,7 @@ the engine's own.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,12 +107,7 @@ def _weights(model: str, described: VllmConfig, options: ShowOptions) -> tuple[i
     path = Path(described.facts.path)
     if described.facts.format == "gguf":
         tensors = read_gguf(path).tensors.values()
-        count = 0
-        for tensor in tensors:
-            size = 1
-            for length in tensor.shape:
-                size *= length
-            count += size
+        count = sum(math.prod(tensor.shape) for tensor in tensors)
         return count, sum(tensor.nbytes for tensor in tensors), f"gguf, {gguf_type(path)}"
     from huggingface_hub import HfApi, errors, get_local_safetensors_metadata
 

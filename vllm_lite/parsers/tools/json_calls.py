@@ -153,12 +153,7 @@ def _short_string(source: Source) -> Reading[str]:
         if NOT_NAME.search(json.loads(f'"{"".join(parts)}"')):  # the name has no end
             raise Malformed from None
         raise
-    return decode('"' + "".join(parts))
-
-
-def decode(json_string: str) -> str:
-    """The text of a JSON string that the reader of values has written."""
-    return str(json.loads(json_string))
+    return str(json.loads('"' + "".join(parts)))
 
 
 def _hold_arguments(source: Source) -> Reading[str]:
@@ -186,7 +181,7 @@ def _read_arguments(calls: CallWriter, name: str, is_checked: bool) -> Reading[N
     parts: list[str] = []
     yield from read_value(source, JSON, parts.append)
     text = "".join(parts)
-    inner = decode(text) if first == '"' else "{}" if text == "null" else ""
+    inner = str(json.loads(text)) if first == '"' else "{}" if text == "null" else ""
     arguments = convert(inner, JSON) if inner.lstrip().startswith("{") else None
     if arguments is None:
         raise Malformed

@@ -160,7 +160,7 @@ class ChatReply(Reply):
                 b'{"index":%d,"delta":{"role":%b,"content":""},"logprobs":null,'
                 b'"finish_reason":null}' % (index, role)
             )
-            events.append(self._writer.chunk(choice, extra))
+            events.append(self._framed(choice, extra))
         if self._echo:
             echo = encode({"content": self._echo})
             events += [self._bare(index, echo) for index in range(self._num_choices)]
@@ -169,12 +169,12 @@ class ChatReply(Reply):
     def _bare(self, index: int, delta: bytes) -> bytes:
         """A chunk of a choice without token ids or logprobs."""
         choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}' % (index, delta)
-        return self._writer.chunk(choice)
+        return self._framed(choice)
 
     def _plain(self, choice: CompletionOutput) -> bytes:
         if choice.finish_reason is None and self._is_bare:
             self._usage.num_completion_tokens += len(choice.token_ids)
-            return self._writer.chunk(
+            return self._framed(
                 b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
                 b'"token_ids":null}' % (choice.index, encode(choice.text))
             )
@@ -203,12 +203,12 @@ class ChatReply(Reply):
         logprobs = encode(self._logprobs(choice) if choice.logprobs else None)
         token_ids = encode(choice.token_ids) if self._gives_token_ids else b"null"
         if finish_reason is None:
-            return self._writer.chunk(
+            return self._framed(
                 b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null,"token_ids":%b}'
                 % (choice.index, delta, logprobs, token_ids)
             )
         reasons = encode(finish_reason), encode(choice.stop_reason)
-        return self._writer.chunk(
+        return self._framed(
             b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b,'
             b'"token_ids":%b}' % (choice.index, delta, logprobs, *reasons, token_ids),
             last=True,

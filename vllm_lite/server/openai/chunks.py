@@ -16,7 +16,7 @@ import msgspec
 from vllm_lite.outputs import RequestMetrics, RequestOutput
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.logprobs import TokenView, token_view
-from vllm_lite.server.openai.sampling_protocol import SamplingFields, UsageChoice, includes_usage
+from vllm_lite.server.openai.sampling_protocol import SamplingFields
 
 encode = msgspec.json.Encoder().encode
 
@@ -124,12 +124,15 @@ class Reply:
         self._has_timings = config.enable_per_request_metrics and is_single
         self._as_ids = body.return_tokens_as_token_ids
         if body.stream:
-            self._writer = ChunkWriter(
-                context.identity(request_id, self.chunk_kind),
-                self._usage,
-                includes_usage(body.stream_options, config),
-                context.fingerprint,
+            options, is_forced = body.stream_options, config.enable_force_include_usage
+            # Whether usage is in a last chunk of its own, and in every chunk.
+            self._ends_with_usage = is_forced or bool(options and options.include_usage)
+            self._always_usage = is_forced or bool(
+                self._ends_with_usage and options and options.continuous_usage_stats
             )
+            identity = encode(context.identity(request_id, self.chunk_kind))
+            self._open = b"data: " + identity[:-1] + b',"choices":['
+            self._fingerprint = b'"system_fingerprint":' + encode(context.fingerprint)
 
     @cached_property
     def _view(self) -> TokenView:
@@ -152,44 +155,24 @@ class Reply:
             "metrics": {**timings, "speculative_decoding": None} if self._has_timings else None,
         }
 
-    def _ending(self, last: RequestOutput | None) -> bytes:
-        """The event after the last choice; empty where usage was not asked for."""
-        return self._writer.ending(last, has_timings=self._has_timings)
-
-
-class ChunkWriter:
-    def __init__(
-        self,
-        identity: dict[str, object],
-        usage: UsageCounter,
-        usage_choice: UsageChoice,
-        fingerprint: str | None,
-    ) -> None:
-        """`identity` holds what every chunk begins with: id, object, created, model."""
-        self._open = b"data: " + encode(identity)[:-1] + b',"choices":['
-        self._usage = usage
-        self._include_usage = usage_choice.at_end
-        self._continuous_usage = usage_choice.always
-        self._fingerprint = b'"system_fingerprint":' + encode(fingerprint)
-
-    def chunk(self, choice: bytes, extra: bytes = b"", *, last: bool = False) -> bytes:
+    def _framed(self, choice: bytes, extra: bytes = b"", *, last: bool = False) -> bytes:
         """One event that carries `choice` and, beside the choices, `extra` (",key:value...").
 
         `last` says that the choice finishes with it.
         """
-        if self._continuous_usage:
+        if self._always_usage:
             extra += b',"usage":' + encode(self._usage.brief())
-        if last and not self._include_usage:
+        if last and not self._ends_with_usage:
             extra += b"," + self._fingerprint
         return b"%b%b]%b}\n\n" % (self._open, choice, extra)
 
-    def ending(self, last: RequestOutput | None, *, has_timings: bool) -> bytes:
+    def _ending(self, last: RequestOutput | None) -> bytes:
         """The event after the last choice; empty where usage was not asked for."""
-        if not self._include_usage:
+        if not self._ends_with_usage:
             return b""
         usage = encode(self._usage.final())
         metrics = b""
-        if has_timings and last is not None:
+        if self._has_timings and last is not None:
             timings = request_timings(last.metrics, self._usage.num_completion_tokens)
             known = {name: value for name, value in timings.items() if value is not None}
             metrics = b',"metrics":' + encode(known)

@@ -107,7 +107,7 @@ class CompletionReply(Reply):
             logprobs = encode(value)
         is_last = choice.finish_reason is not None
         finish_reason, stop_reason = self._finish_of(choice)
-        return self._writer.chunk(
+        return self._framed(
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b,'
             b'"prompt_token_ids":%b,"token_ids":%b}'
             % (

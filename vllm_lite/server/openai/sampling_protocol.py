@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
 from vllm_lite.sampling_params import (
@@ -356,19 +355,3 @@ def effective_max_tokens(
         )
     wanted = default if asked is None else asked
     return min((count for count in (wanted, cap) if count is not None), default=None)
-
-
-class UsageChoice(NamedTuple):
-    """The chunks in which a stream reports usage."""
-
-    at_end: bool
-    always: bool
-
-
-def includes_usage(options: StreamOptions | None, server_config: ServerConfig) -> UsageChoice:
-    """The usage reports of a stream with `options`, or those that the server forces."""
-    if server_config.enable_force_include_usage:
-        return UsageChoice(at_end=True, always=True)
-    if options is None or not options.include_usage:
-        return UsageChoice(at_end=False, always=False)
-    return UsageChoice(at_end=True, always=bool(options.continuous_usage_stats))
