@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_lite.bench.metrics import num_output
+from vllm_lite.bench.options.load import METRICS
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.errors import UsageError
 
@@ -29,14 +30,6 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = (
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 WAITING = "#C8CDD3"
 _DPI = 150
-_NAMES = {
-    "ttft": "Time to first token",
-    "tpot": "Time per output token",
-    "itl": "Inter-token latency",
-    "e2el": "End-to-end latency",
-    "client_queue_time": "Wait in the client",
-    "e2el_including_client_queue": "End-to-end latency with the wait",
-}
 _MARKED = (50, 90, 99)
 
 
@@ -61,7 +54,8 @@ class Plotter:
         for place, (name, listed) in enumerate(shown.items(), 1):
             axes = figure.add_subplot(rows, columns, place)
             _draw_distribution(axes, np.sort(np.asarray(listed)) * 1000, COLOURS[(place - 1) % 6])
-            axes.set_title(_NAMES.get(name, name), loc="left", fontsize=11, fontweight="bold")
+            title = METRICS[name][2] if name in METRICS else name
+            axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
         return self.save(figure, path)
 
     def timeline(

@@ -19,24 +19,13 @@ import numpy as np
 
 from vllm_lite.bench.load import RateChange
 from vllm_lite.bench.metrics import LoadMetrics, num_output
-from vllm_lite.bench.options.load import ServeOptions
+from vllm_lite.bench.options.load import METRICS, ServeOptions
 from vllm_lite.bench.recorder import RequestResult
 from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.errors import UsageError
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 _WIDTH, _LABEL = 50, 40
-_TITLES = {
-    "ttft": ("TTFT", "Time to First Token"),
-    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
-    "itl": ("ITL", "Inter-token Latency"),
-    "e2el": ("E2EL", "End-to-end Latency"),
-    "client_queue_time": ("Client Queue Time", "Client-side Queueing"),
-    "e2el_including_client_queue": (
-        "E2EL incl. Client Queue",
-        "Queue-inclusive End-to-end Latency",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,7 @@ def table(
     lines.append(_row("Total token throughput (tok/s):", metrics.total_rate))
     lines += probe.lines if probe else []
     for name in options.metrics:
-        short, title = _TITLES[name]
+        short, title, _ = METRICS[name]
         spread = metrics.spreads[name]
         lines.append(f"{title:-^{_WIDTH}}")
         lines.append(_row(f"Mean {short} (ms):", spread.mean))

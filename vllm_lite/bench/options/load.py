@@ -19,7 +19,19 @@ from vllm_lite.config.absent import rows
 from vllm_lite.config.option import Option, config, option
 from vllm_lite.errors import UsageError
 
-METRICS = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
+# Names in rows and titles of the table, and in pictures.
+METRICS = {
+    "ttft": ("TTFT", "Time to First Token", "Time to first token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)", "Time per output token"),
+    "itl": ("ITL", "Inter-token Latency", "Inter-token latency"),
+    "e2el": ("E2EL", "End-to-end Latency", "End-to-end latency"),
+    "client_queue_time": ("Client Queue Time", "Client-side Queueing", "Wait in the client"),
+    "e2el_including_client_queue": (
+        "E2EL incl. Client Queue",
+        "Queue-inclusive End-to-end Latency",
+        "End-to-end latency with the wait",
+    ),
+}
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 
