@@ -168,7 +168,7 @@ class CompilePool:
         try:
             return self._engines.open(answer)
         except GrammarError as error:
-            return Refusal.of(params, f": {error}")
+            return Refusal.of(params.constraint, f": {error}")
 
     def _take(self) -> _Process:
         with self._lock:
@@ -199,12 +199,14 @@ class CompilePool:
             return Refusal("the engine is shutting down", field, 503)
         if process.is_late:
             logger.warning("A compile process gave no answer in time: replaced")
-            return Refusal.of(params, " was not compiled in time; try again later", 503)
+            return Refusal.of(params.constraint, " was not compiled in time; try again later", 503)
         if code == -signal.SIGPROF:
             limit = f"{MAX_COMPILE_SECONDS:g} seconds"
-            return Refusal.of(params, f" takes more than {limit} to compile; simplify it")
+            return Refusal.of(
+                params.constraint, f" takes more than {limit} to compile; simplify it"
+            )
         logger.warning("A compile process was lost over a constraint (exit code %d)", code)
-        return Refusal.of(params, " needs too much memory to compile; simplify it")
+        return Refusal.of(params.constraint, " needs too much memory to compile; simplify it")
 
     def _bury(self, process: _Process) -> int:
         """Forget a process that ended; its exit code."""

@@ -62,9 +62,9 @@ def compile_one(engines: GrammarEngines, job: Job) -> Compiled | Refusal:
     try:
         return engines.compile(job.params, by_guidance=job.by_guidance)
     except MemoryError:
-        return Refusal.of(job.params, " needs too much memory; simplify it")
+        return Refusal.of(job.params.constraint, " needs too much memory; simplify it")
     except BaseException as error:  # a Rust panic is not an Exception
-        return Refusal.of(job.params, f" cannot be compiled ({type(error).__name__})")
+        return Refusal.of(job.params.constraint, f" cannot be compiled ({type(error).__name__})")
 
 
 def main(arguments: list[str]) -> int:

@@ -95,9 +95,9 @@ class GrammarEngines:
         try:
             return self._compile(params, GUIDANCE if by_guidance else self._backend)
         except GrammarError as error:
-            return Refusal.of(params, f": {error}")
+            return Refusal.of(params.constraint, f": {error}")
         except RecursionError:
-            return Refusal.of(params, ": it is nested too deeply")
+            return Refusal.of(params.constraint, ": it is nested too deeply")
 
     def _compile(self, params: StructuredOutputsParams, backend: str) -> Compiled:
         params, read, gaps = _read(params)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -40,9 +38,9 @@ class Refusal(msgspec.Struct, tag=True):
     status: int = 400
 
     @classmethod
-    def of(cls, params: StructuredOutputsParams, reason: str, status: int = 400) -> Refusal:
+    def of(cls, constraint: str, reason: str, status: int = 400) -> Refusal:
         """The refusal of the field that holds the constraint, whose name `reason` goes on from."""
-        field = f"structured_outputs.{params.constraint}"
+        field = f"structured_outputs.{constraint}"
         return cls(field + reason, field, status)
 
 
