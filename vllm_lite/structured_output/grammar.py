@@ -72,7 +72,7 @@ class ReasoningTokens:
 
 
 class TokenizerFacts(msgspec.Struct):
-    """What a compile process knows of the tokenizer; `reasoning` where a parser names its marks."""
+    """The tokenizer as a compile process describes it; `reasoning` where a parser marks it."""
 
     vocabulary: Vocabulary
     reasoning: ReasoningTokens | None = None

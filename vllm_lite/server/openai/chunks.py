@@ -101,7 +101,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 class Reply:
-    """What the replies of chat and completions share: counts, and the frame around choices."""
+    """Counts of a reply of chat or completions, and the frame around its choices."""
 
     # As the field `object` names a whole reply, and a chunk of a streamed one.
     kind: ClassVar[str]

@@ -19,7 +19,7 @@ from vllm_lite.server.replies import written
 
 @dataclass(slots=True)
 class _Part:
-    """What a choice, or its next chunk, shows."""
+    """The text, tokens and log-probabilities of a choice, or of its next chunk."""
 
     text: str
     token_ids: list[int]
@@ -125,7 +125,7 @@ class CompletionReply(Reply):
     def _part(
         self, prompt_index: int, choice: CompletionOutput, prompt: RequestOutput | None
     ) -> _Part:
-        """What to show of `choice`; after its `prompt`, given with its first part, if it echoes."""
+        """The part of `choice` to show, after its `prompt` where that is given and echoed."""
         shown = _Part("", [], [])
         if not self._is_prompt_only:
             self._usage.num_completion_tokens += len(choice.token_ids)
