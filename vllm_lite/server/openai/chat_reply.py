@@ -7,7 +7,6 @@ the message that the unstreamed reply would have.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -55,15 +54,11 @@ class ChatReply(Reply):
         self._gives_token_ids = bool(body.return_token_ids) and not hides_tokens
         # Most chunks of most streams carry text alone.
         self._is_bare = self._shown is None and not self._gives_token_ids
-
-    # Made once it is needed: the engine has the request by then.
-    @cached_property
-    def _readers(self) -> ChoiceReaders:
-        return ChoiceReaders(
-            self._num_choices,
-            self._prepared.parser,
-            self._context.count_tokens,
-            include_reasoning=self._chat.include_reasoning,
+        self._readers = ChoiceReaders(
+            num_choices,
+            prepared.parser,
+            context.count_tokens,
+            include_reasoning=body.include_reasoning,
         )
 
     async def events(

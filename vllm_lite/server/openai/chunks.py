@@ -8,14 +8,13 @@ no dicts per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import msgspec
 
 from vllm_lite.outputs import RequestMetrics, RequestOutput
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.openai.logprobs import TokenView, token_view
+from vllm_lite.server.openai.logprobs import token_view
 from vllm_lite.server.openai.sampling_protocol import SamplingFields
 
 encode = msgspec.json.Encoder().encode
@@ -122,7 +121,7 @@ class Reply:
         self._request_id = request_id
         self._usage = UsageCounter(config.enable_prompt_tokens_details, has_reasoning)
         self._has_timings = config.enable_per_request_metrics and is_single
-        self._as_ids = body.return_tokens_as_token_ids
+        self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
         if body.stream:
             options, is_forced = body.stream_options, config.enable_force_include_usage
             # Whether usage is in a last chunk of its own, and in every chunk.
@@ -133,10 +132,6 @@ class Reply:
             identity = encode(context.identity(request_id, self.chunk_kind))
             self._open = b"data: " + identity[:-1] + b',"choices":['
             self._fingerprint = b'"system_fingerprint":' + encode(context.fingerprint)
-
-    @cached_property
-    def _view(self) -> TokenView:
-        return token_view(self._context, as_ids=self._as_ids)
 
     def _frame(
         self, choices: object, metrics: RequestMetrics | None, **more: object
