@@ -269,6 +269,22 @@ ChannelScanCall channel_scan_call(Address x, Address dt, Address gate, Address b
            num_slots}};
 }
 
+GatedRecurrenceCall gated_recurrence_call(Address x, Address gate, Address decay, Address rate,
+                                          Address gate_bias, Address decay_bias, Address states,
+                                          Address query_start_loc, Address state_in,
+                                          Address state_out, Address out, int dtype,
+                                          int64_t num_tokens, int64_t num_requests,
+                                          int64_t num_slots, int64_t num_channels,
+                                          int64_t x_stride, int64_t gate_stride,
+                                          int64_t decay_stride, int64_t slot_stride) {
+  return {{static_cast<DType>(dtype), pointer<void>(x), pointer<void>(gate), pointer<void>(decay),
+           pointer<float>(rate), pointer<float>(gate_bias), pointer<float>(decay_bias),
+           pointer<float>(states), pointer<int32_t>(state_out), pointer<void>(out), num_channels,
+           x_stride, gate_stride, decay_stride, slot_stride},
+          {pointer<int32_t>(query_start_loc), pointer<int32_t>(state_in), num_requests, num_tokens,
+           num_slots}};
+}
+
 DeltaRuleCall delta_rule_call(Address q, Address k, Address v, Address decay, Address beta,
                               Address a, Address dt_bias, Address states,
                               Address query_start_loc, Address state_in, Address state_out,
@@ -435,6 +451,7 @@ NB_MODULE(_cpu, m) {
   define(m, program, "causal_conv1d", causal_conv_call);
   define(m, program, "selective_scan", selective_scan_call);
   define(m, program, "channel_scan", channel_scan_call);
+  define(m, program, "gated_recurrence", gated_recurrence_call);
   define(m, program, "delta_rule", delta_rule_call);
   define(m, program, "quantized_lookup", quantized_lookup_call);
   define(m, program, "all_reduce", all_reduce_call);

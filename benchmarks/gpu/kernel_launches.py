@@ -237,6 +237,8 @@ def launch_states() -> None:
         a, d = tensor(16, inner, dtype=torch.float32), tensor(inner, dtype=torch.float32)
         b = tensor(9, 16)
         ops.channel_scan(x, x, b, b, x, channel_states, *places, a=a, d=d)
+        biases = {"gate_bias": d, "decay_bias": d}
+        ops.gated_recurrence(x, x, x, channel_states[:, 0], *places, rate=d, **biases)
     launch_delta_rules()
 
 

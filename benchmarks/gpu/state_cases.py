@@ -51,6 +51,17 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
         f"channel_scan {dtype}", reference_state, channels, arguments, dtype, ROUNDING[dtype]
     )
 
+    def recurrence(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        numbers = dict(zip(("rate", "gate_bias", "decay_bias"), t[7:], strict=True))
+        return [o.gated_recurrence(*t[:7], **numbers), t[3]]
+
+    tensors = [torch.randn(sum(lengths), 300).to(dtype) for _ in range(3)]
+    numbers = [-torch.rand(300), torch.randn(300), torch.randn(300)]
+    arguments = [*tensors, torch.randn(7, 300), *places, *numbers]
+    yield Case(
+        f"gated_recurrence {dtype}", reference_state, recurrence, arguments, dtype, ROUNDING[dtype]
+    )
+
     def delta(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
         return [o.delta_rule(*t[:9], a=t[9], dt_bias=t[10]), t[5]]
 

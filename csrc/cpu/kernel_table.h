@@ -214,6 +214,28 @@ static inline int64_t scan_scratch_floats(const ChannelScan& p) {
   return p.state_size * (kConvChannels + 2);
 }
 
+// A recurrence with one number for each channel, between gates.
+struct GatedRecurrence {
+  DType dtype;
+  const void* x;            // [T, C]
+  const void* gate;         // [T, C]
+  const void* decay;        // [T, C]
+  const float* rate;        // [C]
+  const float* gate_bias;   // [C]
+  const float* decay_bias;  // [C]
+  float* states;            // [S, C]
+  const int32_t* state_out;
+  void* out;             // [T, C], dense
+  int64_t num_channels;  // C
+  int64_t x_stride;
+  int64_t gate_stride;
+  int64_t decay_stride;
+  int64_t slot_stride;
+};
+
+// Floats of scratch memory for kConvChannels channels.
+static inline int64_t scan_scratch_floats(const GatedRecurrence&) { return kConvChannels; }
+
 // The gated delta rule: each head has a state [K, V] of values by keys.
 struct DeltaRule {
   DType dtype;
@@ -561,6 +583,8 @@ struct Dequantize {
          float* scratch)                                                                         \
   /* One block of kConvChannels. */                                                              \
   KERNEL(void, channel_scan, const ChannelScan&, const StateRun&, int64_t block, float* scratch) \
+  KERNEL(void, gated_recurrence, const GatedRecurrence&, const StateRun&, int64_t block,         \
+         float* scratch)                                                                         \
   KERNEL(void, delta_rule, const DeltaRule&, const StateRun&, int64_t head, float* scratch)      \
   /* Part p of mask m is number m * parts + p. */                                                \
   KERNEL(void, apply_token_mask, const TokenMask&, int64_t begin_part, int64_t end_part)         \

@@ -188,6 +188,12 @@ void each_tensor(ChannelScanCall& call, Visit&& visit) {
   visit(p.out, Use::kWrite);
 }
 template <class Visit>
+void each_tensor(GatedRecurrenceCall& call, Visit&& visit) {
+  GatedRecurrence& p = call.p;
+  for (const void** read : {&p.x, &p.gate, &p.decay}) visit(*read, Use::kRead);
+  visit(p.out, Use::kWrite);
+}
+template <class Visit>
 void each_tensor(DeltaRuleCall& call, Visit&& visit) {
   DeltaRule& p = call.p;
   for (const void** read : {&p.q, &p.k, &p.v, &p.decay, &p.beta}) visit(*read, Use::kRead);

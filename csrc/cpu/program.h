@@ -96,6 +96,12 @@ struct ChannelScanCall {
   StateBatch batch;
   void run() const { channel_scan(p, batch); }
 };
+struct GatedRecurrenceCall {
+  static constexpr const char* kName = "gated_recurrence";
+  GatedRecurrence p;
+  StateBatch batch;
+  void run() const { gated_recurrence(p, batch); }
+};
 struct DeltaRuleCall {
   static constexpr const char* kName = "delta_rule";
   DeltaRule p;
@@ -118,8 +124,8 @@ struct AllReduceCall {
 
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
                           QuantizedLinearCall, HeadLinearCall, ExpertsCall, CausalConvCall,
-                          SelectiveScanCall, ChannelScanCall, DeltaRuleCall, QuantizedLookupCall,
-                          AllReduceCall>;
+                          SelectiveScanCall, ChannelScanCall, GatedRecurrenceCall, DeltaRuleCall,
+                          QuantizedLookupCall, AllReduceCall>;
 
 class Program {
  public:

@@ -89,6 +89,12 @@ void channel_scan(const ChannelScan& p, const StateBatch& batch) {
            kernels().channel_scan);
 }
 
+void gated_recurrence(const GatedRecurrence& p, const StateBatch& batch) {
+  const auto runs = runs_of(batch, p.state_out, p.out, p.num_channels * bytes_of(p.dtype));
+  scan_all(p, batch, runs, num_blocks(p.num_channels), 16 * kConvChannels,
+           kernels().gated_recurrence);
+}
+
 void delta_rule(const DeltaRule& p, const StateBatch& batch) {
   const auto runs =
       runs_of(batch, p.state_out, p.out, p.num_heads * p.value_size * bytes_of(p.dtype));

@@ -20,6 +20,7 @@ struct StateBatch {
 void causal_conv(const CausalConv& p, const StateBatch& batch);
 void selective_scan(const SelectiveScan& p, const StateBatch& batch);
 void channel_scan(const ChannelScan& p, const StateBatch& batch);
+void gated_recurrence(const GatedRecurrence& p, const StateBatch& batch);
 void delta_rule(const DeltaRule& p, const StateBatch& batch);
 
 }  // namespace vllm_lite

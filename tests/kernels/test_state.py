@@ -144,13 +144,29 @@ class Delta:
         return result
 
 
-Case = Conv | GatedConv | Scan | ChannelScan | Delta
+class Recurrence:
+    """The gated recurrence of channels, some of which decay by next to nothing."""
+
+    def __init__(self, num_tokens: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        (channels,) = self.shape = sizes
+        self.mixed = torch.randn(num_tokens, 3 * channels).to(dtype)
+        self.numbers = {name: torch.randn(channels) for name in ("gate_bias", "decay_bias")}
+        self.numbers["rate"] = -8 * torch.rand(channels) ** 8
+
+    def run(self, ops: Any, states: Tensor, places: Places, tokens: slice = slice(None)) -> Tensor:
+        x, gate, decay = self.mixed[tokens].chunk(3, 1)
+        result: Tensor = ops.gated_recurrence(x, gate, decay, states, *places, **self.numbers)
+        return result
+
+
+Case = Conv | GatedConv | Scan | ChannelScan | Delta | Recurrence
 KINDS: list[tuple[type[Case], Sequence[tuple[int, ...]]]] = [
     (Conv, CONVS),
     (GatedConv, CONVS),
     (Scan, SCANS),
     (ChannelScan, CHANNEL_SCANS),
     (Delta, DELTAS),
+    (Recurrence, [(130,), (5,), (1,)]),
 ]
 
 

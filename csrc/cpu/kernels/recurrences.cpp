@@ -49,6 +49,43 @@ void scan_channels(const ChannelScan& p, const StateRun& run, int64_t first, flo
   }
 }
 
+Vec square_root(Vec x) {
+  for (int i = 0; i < kLanes; ++i) x[i] = sqrtf(x[i]);
+  return x;
+}
+
+template <class T>
+void follow_recurrence(const GatedRecurrence& p, const StateRun& run, int64_t first,
+                       float* scratch) {
+  const int64_t size = min_of(kConvChannels, p.num_channels - first);
+  const float* from = run.state_in < 0 ? nullptr : p.states + run.state_in * p.slot_stride + first;
+  for (int64_t token = run.first_token; token < run.first_token + run.num_tokens; ++token) {
+    const int64_t slot = p.state_out[token];
+    float* to = slot < 0 ? scratch : p.states + slot * p.slot_stride + first;
+    const T* x = static_cast<const T*>(p.x) + token * p.x_stride + first;
+    const T* gate = static_cast<const T*>(p.gate) + token * p.gate_stride + first;
+    const T* decay = static_cast<const T*>(p.decay) + token * p.decay_stride + first;
+    T* out = static_cast<T*>(p.out) + token * p.num_channels + first;
+    for_each_vector(size, [&](int64_t i, int64_t count) {
+      const auto gate_of = [&](const T* row, const float* bias) {
+        return sigmoid(load_upto(row + i, count) + load_upto(bias + first + i, count));
+      };
+      Vec state = gate_of(gate, p.gate_bias) * load_upto(x + i, count);
+      if (from != nullptr) {
+        const Vec exponent =
+            load_upto(p.rate + first + i, count) * gate_of(decay, p.decay_bias);
+        const Vec kept = exponential(exponent);
+        // 1 - e^2y is tanh(-y) (1 + e^2y), where the difference would lose digits.
+        const Vec taken = square_root(tanh(-exponent) * multiply_add(kept, kept, broadcast(1.0f)));
+        state = multiply_add(load_upto(from + i, count), kept, state * taken);
+      }
+      store_upto(to + i, state, count);
+      store_upto(out + i, state, count);
+    });
+    from = to;
+  }
+}
+
 // The row scaled to length 1 and by `scale`.
 template <class T>
 void unit_row(float* to, const T* from, int64_t size, float scale) {
@@ -160,6 +197,15 @@ void channel_scan(const ChannelScan& p, const StateRun& run, int64_t block, floa
     scan_channels<BFloat16>(p, run, block * kConvChannels, scratch);
   } else {
     scan_channels<float>(p, run, block * kConvChannels, scratch);
+  }
+}
+
+void gated_recurrence(const GatedRecurrence& p, const StateRun& run, int64_t block,
+                      float* scratch) {
+  if (p.dtype == DType::kBFloat16) {
+    follow_recurrence<BFloat16>(p, run, block * kConvChannels, scratch);
+  } else {
+    follow_recurrence<float>(p, run, block * kConvChannels, scratch);
   }
 }
 

@@ -50,6 +50,7 @@ from vllm_lite.kernels.cpu.state import (
     channel_scan,
     delta_rule,
     gated_product,
+    gated_recurrence,
     gated_rms_norm,
     selective_scan,
 )

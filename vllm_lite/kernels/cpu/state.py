@@ -203,6 +203,44 @@ def delta_rule(
     return out
 
 
+def gated_recurrence(
+    x: Tensor,
+    gate: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    rate: Tensor,
+    gate_bias: Tensor,
+    decay_bias: Tensor,
+) -> Tensor:
+    num_tokens, num_channels = x.shape
+    if {gate.shape, decay.shape} != {x.shape}:
+        raise refuse("gated_recurrence", "x, gate and decay do not fit together")
+    for numbers in (rate, gate_bias, decay_bias):
+        check_dense("gated_recurrence", numbers, torch.float32, num_channels)
+    shape = (num_channels,)
+    given = (x, gate, decay)
+    out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
+    calls.get().gated_recurrence(
+        *(tensor.data_ptr() for tensor in (*given, rate, gate_bias, decay_bias)),
+        *_state_places(
+            "gated_recurrence", states, shape, query_start_loc, state_in, state_out, num_tokens
+        ),
+        out.data_ptr(),
+        dtype_number("gated_recurrence", *given),
+        num_tokens,
+        len(state_in),
+        len(states),
+        num_channels,
+        *(row_stride("gated_recurrence", tensor) for tensor in given),
+        states.stride(0),
+    )
+    return out
+
+
 def gated_product(x: Tensor, gate: Tensor, act: str) -> Tensor:
     if gate.shape != x.shape or act not in KINDS:
         raise refuse("gated_product", "gate must match x")

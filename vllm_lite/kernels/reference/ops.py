@@ -58,6 +58,7 @@ class Ops:
     selective_scan = staticmethod(state.selective_scan)
     channel_scan = staticmethod(state.channel_scan)
     delta_rule = staticmethod(state.delta_rule)
+    gated_recurrence = staticmethod(state.gated_recurrence)
     gated_rms_norm = staticmethod(state.gated_rms_norm)
     apply_token_mask = staticmethod(sampling.apply_token_mask)
     greedy_tokens = staticmethod(sampling.greedy_tokens)

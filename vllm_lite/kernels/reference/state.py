@@ -170,6 +170,41 @@ def delta_rule(
     return out
 
 
+def gated_recurrence(
+    x: Tensor,
+    gate: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    rate: Tensor,
+    gate_bias: Tensor,
+    decay_bias: Tensor,
+) -> Tensor:
+    """Return the states of x [T, C] by a recurrence with one number for each channel.
+
+    With a = e^(rate sigmoid(decay + decay_bias)): state = a state + sqrt(1 - a^2) s x, where
+    s = sigmoid(gate + gate_bias) (RG-LRU, arXiv:2402.19427). A request that starts from zeros
+    has s x after its first token. gate and decay are [T, C]; rate, which is negative, and biases
+    [C] and states [S, C] are float32. Rounded once, to x's own type.
+    """
+    out = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    exponents = rate * (decay.float() + decay_bias).sigmoid()
+    given = (gate.float() + gate_bias).sigmoid() * x.float()
+    kept, taken = exponents.exp(), (-(2 * exponents).expm1()).sqrt()
+    for tokens, slot in _requests(query_start_loc, state_in):
+        state = states[slot] if slot >= 0 else None
+        written = state_out[tokens].tolist()
+        for t, target in zip(range(tokens.start, tokens.stop), written, strict=True):
+            state = given[t] if state is None else kept[t] * state + taken[t] * given[t]
+            out[t] = state.to(x.dtype)
+            if target >= 0:
+                states[target] = state
+    return out
+
+
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,

@@ -33,7 +33,7 @@ from vllm_lite.kernels.gpu.triton.quantize import (
     rms_norm_quantized,
 )
 from vllm_lite.kernels.gpu.triton.quantized import quantized_linear, quantized_lookup
-from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule
+from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule, gated_recurrence
 from vllm_lite.kernels.gpu.triton.sampling import (
     apply_token_mask,
     greedy_tokens,

@@ -11,6 +11,7 @@ from vllm_lite.kernels.gpu.triton.state import softplus
 
 _STATE_ELEMENTS = 4096
 _SCANNED_ELEMENTS = 1024
+_CHANNELS = 128
 
 
 @triton.jit
@@ -66,6 +67,54 @@ def channel_scan_kernel(
         target = states_ptr + written * slot_stride + places
         taken = (rows < tl.where(written < 0, 0, state_size))[:, None] & is_channel[None, :]
         tl.store(target, state, mask=taken)
+
+
+@triton.jit
+def gated_recurrence_kernel(
+    out_ptr,
+    x_ptr,
+    gate_ptr,
+    decay_ptr,
+    rate_ptr,
+    gate_bias_ptr,
+    decay_bias_ptr,
+    states_ptr,
+    query_start_loc_ptr,
+    state_in_ptr,
+    state_out_ptr,
+    x_stride,
+    gate_stride,
+    decay_stride,
+    slot_stride,
+    num_channels,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    start = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    end = tl.load(query_start_loc_ptr + request + 1).to(tl.int64)
+    slot = tl.load(state_in_ptr + request).to(tl.int64)
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = channels < num_channels
+    taken = channels < tl.where(slot < 0, 0, num_channels)
+    state = tl.load(states_ptr + slot * slot_stride + channels, mask=taken, other=0.0)
+    rate = tl.load(rate_ptr + channels, mask=mask, other=0.0)
+    gate_bias = tl.load(gate_bias_ptr + channels, mask=mask, other=0.0)
+    decay_bias = tl.load(decay_bias_ptr + channels, mask=mask, other=0.0)
+    for token in range(start, end):
+        x = tl.load(x_ptr + token * x_stride + channels, mask=mask, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + token * gate_stride + channels, mask=mask, other=0.0)
+        decay = tl.load(decay_ptr + token * decay_stride + channels, mask=mask, other=0.0)
+        given = activated(gate.to(tl.float32) + gate_bias, "sigmoid") * x
+        y = 2.0 * rate * activated(decay.to(tl.float32) + decay_bias, "sigmoid")
+        # 1 - e^y, by its series where the difference would lose digits.
+        near = 1.0 + y / 3.0 * (1.0 + y / 4.0 * (1.0 + y / 5.0 * (1.0 + y / 6.0)))
+        root = tl.sqrt(tl.where(y > -0.25, -y * (1.0 + y / 2.0 * near), 1.0 - tl.exp(y)))
+        root = tl.where((slot < 0) & (token == start), 1.0, root)
+        state = state * tl.exp(0.5 * y) + root * given
+        tl.store(out_ptr + token * num_channels + channels, state, mask=mask)
+        written = tl.load(state_out_ptr + token).to(tl.int64)
+        taken = channels < tl.where(written < 0, 0, num_channels)
+        tl.store(states_ptr + written * slot_stride + channels, state, mask=taken)
 
 
 @triton.jit
@@ -179,6 +228,41 @@ def channel_scan(
         num_channels,
         state_size,
         STATE=rows,
+        BLOCK=block,
+        num_warps=2,
+    )
+    return out
+
+
+def gated_recurrence(
+    x: Tensor,
+    gate: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    query_start_loc: Tensor,
+    state_in: Tensor,
+    state_out: Tensor,
+    *,
+    rate: Tensor,
+    gate_bias: Tensor,
+    decay_bias: Tensor,
+) -> Tensor:
+    num_channels, given = x.shape[1], (x, gate, decay)
+    out = zeros(x.shape, dtype=x.dtype, device=x.device)
+    block = min(_CHANNELS, triton.next_power_of_2(num_channels))
+    gated_recurrence_kernel[(len(state_in), triton.cdiv(num_channels, block))](
+        out,
+        *given,
+        rate,
+        gate_bias,
+        decay_bias,
+        states,
+        query_start_loc,
+        state_in,
+        state_out,
+        *(tensor.stride(0) for tensor in given),
+        states.stride(0),
+        num_channels,
         BLOCK=block,
         num_warps=2,
     )
