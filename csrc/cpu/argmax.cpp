@@ -17,8 +17,6 @@ constexpr int64_t kStripOutputs = kStripPanels * kPanel;
 // Ranges of strips per thread, so that one slow core delays the others little.
 constexpr int64_t kNumRanges = 64;
 
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // A range's search and the outputs of its current strip; thread-local.
 struct Search {
   std::vector<float> outputs;
@@ -81,7 +79,7 @@ void finish(int64_t num_rows, const LargestOfRows& found) {
 }
 
 const char* rows_from(const void* x, DType dtype, int64_t elements) {
-  return static_cast<const char*>(x) + elements * (dtype == DType::kBFloat16 ? 2 : 4);
+  return static_cast<const char*>(x) + elements * bytes_of(dtype);
 }
 
 }  // namespace

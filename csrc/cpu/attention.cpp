@@ -25,8 +25,6 @@ constexpr int64_t kFewestTileRows = 48;
 constexpr int64_t kPiecesPerThread = 6;
 constexpr int64_t kCacheLineFloats = 16;
 
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Grow-only scratch memory of a calling thread.
 class Arena {
  public:

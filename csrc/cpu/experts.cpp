@@ -11,9 +11,6 @@
 namespace vllm_lite {
 namespace {
 
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-int64_t bytes_of(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
-
 // Rows [begin, end) of the pairs by expert, all of one expert.
 struct Block {
   int64_t expert, begin, end;
@@ -107,10 +104,10 @@ void multiply_quantized(const Linear& p, const ExpertWeight* weights,
   const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
   for (const Block& block : blocks) {
     const ExpertWeight& weight = weights[block.expert];
-    quantized_linear({p.dtype, p.out_dtype, static_cast<const char*>(p.x) + block.begin * in_bytes,
-                      p.x_stride, static_cast<const QuantizedPart*>(weight.data), weight.num_parts,
-                      weight.bias, static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride,
-                      p.num_inputs},
+    quantized_linear({p.dtype, static_cast<const char*>(p.x) + block.begin * in_bytes, p.x_stride,
+                      static_cast<const QuantizedPart*>(weight.data), weight.num_parts, weight.bias,
+                      p.num_inputs, p.out_dtype,
+                      static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride},
                      block.end - block.begin);
   }
 }
@@ -130,8 +127,8 @@ void experts(const Experts& p, int64_t num_tokens) {
       multiply(linear, weights, blocks, gated);
     }
   };
-  product({p.dtype, p.dtype, p.rows, p.size, nullptr, nullptr, p.hidden, made,
-           is_gated ? inner : made, p.size, false},
+  product({p.dtype, p.rows, p.size, nullptr, nullptr, is_gated ? inner : made, p.size, p.dtype,
+           p.hidden, made},
           p.gate_up, is_gated);
   const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end;
   if (!is_gated) {
@@ -140,8 +137,8 @@ void experts(const Experts& p, int64_t num_tokens) {
                    p.shift},
         num_rows);
   }
-  product({p.dtype, DType::kFloat32, p.hidden, made, nullptr, nullptr, p.rows, p.size, p.size,
-           inner, false},
+  product({p.dtype, p.hidden, made, nullptr, nullptr, p.size, inner, DType::kFloat32, p.rows,
+           p.size},
           p.down, false);
   const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows), p.places,
                          p.scales_inputs ? nullptr : p.weights, p.top_k, p.size, p.out};

@@ -14,7 +14,7 @@ struct Rows {
   // Whether each row of another matrix lies in the row of the same index.
   bool hold(DType other_dtype, const void* other, int64_t other_stride) const {
     const int64_t offset = static_cast<const char*>(other) - static_cast<const char*>(start);
-    const int64_t row_bytes = stride * (dtype == DType::kBFloat16 ? 2 : 4);
+    const int64_t row_bytes = stride * bytes_of(dtype);
     return other_dtype == dtype && other_stride == stride && 0 <= offset && offset < row_bytes;
   }
 };
@@ -42,8 +42,8 @@ bool comes_before(const GatedNorm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.size) && product.are_apart(p.x, product.out.start) &&
          product.are_apart(p.gate, product.out.start);
 }
-bool comes_before(const RotaryRows&, const Ends&) { return false; }
-bool comes_before(const CacheRows&, const Ends&) { return false; }
+bool comes_before(const Rotary&, const Ends&) { return false; }
+bool comes_before(const CacheWrite&, const Ends&) { return false; }
 bool comes_before(const Route&, const Ends&) { return false; }
 
 // ---- whether an operation only changes, or copies, a linear layer's output
@@ -63,15 +63,13 @@ bool comes_after(const ScaledAdd& p, const Ends& product) {
   return (p.y == nullptr || product.are_apart(p.y, p.out)) && p.gates == nullptr &&
          changes_rows(p, product);
 }
-bool comes_after(const RotaryRows& rotary, const Ends& product) {
-  const Rotary& p = rotary.p;
+bool comes_after(const Rotary& p, const Ends& product) {
   return product.out.hold(p.dtype, p.heads[0], p.token_strides[0]) &&
          product.out.hold(p.dtype, p.heads[1], p.token_strides[1]);
 }
-bool comes_after(const CacheRows& cache, const Ends& product) {
-  const CacheWrite &key = cache.key, &value = cache.value;
-  return product.out.hold(key.dtype, key.source, key.token_stride) &&
-         product.out.hold(value.dtype, value.source, value.token_stride);
+bool comes_after(const CacheWrite& p, const Ends& product) {
+  return product.out.hold(p.dtype, p.keys.source, p.keys.token_stride) &&
+         product.out.hold(p.dtype, p.values.source, p.values.token_stride);
 }
 bool comes_after(const Route& p, const Ends& product) {
   return product.out.hold(DType::kFloat32, p.logits, p.logits_stride);

@@ -8,14 +8,8 @@
 #include "cpu/thread_pool.h"
 
 namespace vllm_lite {
-namespace {
-
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
-}  // namespace
-
 void head_linear(const HeadLinear& p, int64_t num_tokens) {
-  const int64_t item = p.dtype == DType::kBFloat16 ? 2 : 4;
+  const int64_t item = bytes_of(p.dtype);
   const int64_t out_head_stride = p.num_outputs + p.num_copied;
   const int64_t out_token_stride = p.num_heads * out_head_stride;
   const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
@@ -38,8 +32,8 @@ void head_linear(const HeadLinear& p, int64_t num_tokens) {
       const char* x = static_cast<const char*>(p.x) + head * p.x_head_stride * item;
       char* out = static_cast<char*>(p.out) + head * out_head_stride * item;
       const char* weight = static_cast<const char*>(p.packed_weights) + head * weight_bytes;
-      table.linear({p.dtype, p.dtype, x, p.x_token_stride, weight, nullptr, out, out_token_stride,
-                    p.num_outputs, p.num_inputs, false},
+      table.linear({p.dtype, x, p.x_token_stride, weight, nullptr, p.num_outputs, p.num_inputs,
+                    p.dtype, out, out_token_stride},
                    row, end_row, panel, last);
       for (int64_t r = row; last == num_panels && p.num_copied > 0 && r < end_row; ++r) {
         std::memcpy(out + (r * out_token_stride + p.num_outputs) * item,

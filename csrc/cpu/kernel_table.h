@@ -24,6 +24,11 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+static inline int64_t bytes_of(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
+}
+static inline int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
 // RMS normalisation, or layer normalisation if centred.
 struct Norm {
   DType dtype;
@@ -53,6 +58,7 @@ struct Rotary {
   int64_t token_strides[2];
   int64_t head_strides[2];
   const float* cos_sin_cache;  // [P, rot_dim]
+  int64_t num_positions;       // P
   int64_t rot_dim;
   bool is_neox;
 };
@@ -305,22 +311,29 @@ struct ExpertSum {
   void* out;              // [T, N], dense
 };
 
-// Writes keys or values; called once for each. A cached row is D numbers and, with
-// `has_row_scales` (int8 and fp8 only), their float32 scale.
-struct CacheWrite {
-  DType dtype;
-  DType cache_dtype;
+// Keys or values to write to a cache.
+struct RowsToCache {
   const void* source;  // [T, K, D]
   int64_t token_stride;
   int64_t head_stride;
-  void* cache;  // [B, K, S, row]; a head's rows follow those of the last
+  int64_t size;  // D
+  void* cache;   // [B, K, S, row]; a head's rows follow those of the last
   int64_t block_stride;
   int64_t row_stride;
+};
+
+// Writes keys and values. A cached row is D numbers and, with `has_row_scales` (int8 and fp8
+// only), their float32 scale.
+struct CacheWrite {
+  DType dtype;
+  DType cache_dtype;
   const int64_t* slots;
-  int64_t num_kv_heads;
-  int64_t block_size;
-  int64_t head_size;
+  int64_t num_blocks;    // B
+  int64_t num_kv_heads;  // K
+  int64_t block_size;    // S
   bool has_row_scales;
+  RowsToCache keys;
+  RowsToCache values;
 };
 
 // Cached keys or values: [B, K, S, row]; a head's rows follow those of the previous head.
@@ -414,19 +427,19 @@ struct PackLinear {
 };
 
 struct Linear {
-  DType dtype;  // of x and the weights
-  DType out_dtype;
+  DType dtype;    // of x and the weights
   const void* x;  // [T, N]
   int64_t x_stride;
   const void* packed_weight;
-  const float* bias;  // null, or [M]
-  void* out;          // [T, M]
-  int64_t out_stride;
+  const float* bias;    // null, or [M]
   int64_t num_outputs;  // M
   int64_t num_inputs;   // N
+  DType out_dtype;
+  void* out;  // [T, M]
+  int64_t out_stride;
   // Whether `out` holds gates whose silu multiplies the result. Then out_dtype
   // is dtype, and the result is rounded to it first.
-  bool is_gated;
+  bool is_gated = false;
 };
 
 // Inputs that share a scale in quantised activations.
@@ -487,7 +500,7 @@ struct QuantizedProduct {
 
 // Dequantised rows of a packed weight, for embeddings.
 struct QuantizedLookup {
-  QuantizedPart weight;
+  const QuantizedPart* weight;
   int64_t num_inputs;
   const int64_t* ids;  // [T]
   int64_t first_row;   // the id of the weight's first row; -1: 0, and all ids have rows here
@@ -496,8 +509,9 @@ struct QuantizedLookup {
   int64_t out_stride;
 };
 
-// Tokens in a word of a mask.
+// Tokens in a word of a mask, and words of a part: some ten thousand logits, a few microseconds.
 constexpr int64_t kMaskWord = 32;
+constexpr int64_t kWordsPerPart = 512;
 
 struct TokenMask {
   float* logits;  // [R, V]
@@ -506,7 +520,6 @@ struct TokenMask {
   const uint32_t* bits;  // [M, W]: 1 allows a token
   int64_t bits_stride;
   int64_t vocab_size;  // V, at most 32 * W
-  int64_t words_per_part;
 };
 
 // Tokens that share a maximum, by which later passes skip blocks.

@@ -14,8 +14,6 @@ namespace {
 // Waking a helper costs a few microseconds, so ranges have at least this much work.
 constexpr int64_t kElementsPerRange = 16 * 1024;
 
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 int64_t rows_per_range(int64_t elements_per_row, int64_t elements = kElementsPerRange) {
   return std::max<int64_t>(1, elements / std::max<int64_t>(elements_per_row, 1));
 }
@@ -73,7 +71,7 @@ void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks) {
   }
   const KernelTable& table = kernels();
   const int64_t num_words = ceil_divide(p.vocab_size, kMaskWord);
-  parallel_for(num_masks * ceil_divide(num_words, p.words_per_part), 1,
+  parallel_for(num_masks * ceil_divide(num_words, kWordsPerPart), 1,
                [&](int64_t begin, int64_t end) { table.apply_token_mask(p, begin, end); });
 }
 

@@ -67,15 +67,15 @@ void pack_quantized(const PackQuantized& p);
 // A linear layer by quantised weights. x is quantised once for all parts.
 struct QuantizedLinear {
   DType dtype;
-  DType out_dtype;
   const void* x;  // [T, N]
   int64_t x_stride;
   const QuantizedPart* parts;
   int64_t num_parts;
-  const float* bias;  // null, or [M]
-  void* out;          // [T, M]
-  int64_t out_stride;
+  const float* bias;   // null, or [M]
   int64_t num_inputs;  // N, a multiple of kQuantizedGroup
+  DType out_dtype;
+  void* out;  // [T, M]
+  int64_t out_stride;
 };
 
 void quantized_linear(const QuantizedLinear& p, int64_t num_rows,

@@ -14,322 +14,174 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Use { kRead, kWrite, kChange };
+// ---- each operation: its name, and the fields that change, tensors in the order of their use
 
-// ---- each operation: the tensors that it uses, in order, and what it takes of the step. It passes
-// tensors to visit(pointer, use), the rest to visit.tokens(count), visit.requests(count),
-// visit.input(pointer) and visit.table(pointer, stride, width).
+struct Description {
+  std::string name;
+  std::vector<Field> fields;
+};
 
-template <class Visit>
-void each_tensor(EmbeddingCall& call, Visit&& visit) {
-  visit(call.p.out, Use::kWrite);
+template <class T>
+Field field(T& at, Use use, int64_t table = 0) {
+  static_assert(sizeof at == sizeof(int64_t));
+  int64_t value;
+  std::memcpy(&value, &at, sizeof value);
+  return {const_cast<std::remove_const_t<T>*>(&at), use, value, table};
 }
-template <class Visit>
-void each_input(EmbeddingCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-  visit.input(call.p.ids);
+template <class T>
+Field read(T*& tensor) {
+  return field(tensor, Use::kRead);
 }
+template <class T>
+Field write(T*& tensor) {
+  return field(tensor, Use::kWrite);
+}
+template <class T>
+Field change(T*& tensor) {
+  return field(tensor, Use::kChange);
+}
+template <class T>
+Field input(T*& tensor) {
+  return field(tensor, Use::kInput);
+}
+Field tokens(int64_t& count) { return field(count, Use::kTokens); }
+Field requests(int64_t& count) { return field(count, Use::kRequests); }
 
-template <class Visit>
-void each_tensor(Norm& p, Visit&& visit) {
-  visit(p.x, Use::kRead);
-  if (p.residual != nullptr) visit(p.residual, Use::kChange);
-  visit(p.out, Use::kWrite);
+Description describe(Norm& p) {
+  return {p.is_centered ? "layer_norm" : "rms_norm", {read(p.x), change(p.residual), write(p.out)}};
 }
-template <class Visit>
-void each_input(Norm&, Visit&&) {}
-
-template <class Visit>
-void each_tensor(Activation& p, Visit&& visit) {
-  visit(p.x, Use::kRead);
-  visit(p.out, Use::kWrite);
+Description describe(Activation& p) {
+  return {p.is_gated ? "act_and_mul" : "activation", {read(p.x), write(p.out)}};
 }
-template <class Visit>
-void each_input(Activation&, Visit&&) {}
-
-template <class Visit>
-void each_tensor(ScaledAdd& p, Visit&& visit) {
-  visit(p.x, Use::kRead);
-  if (p.y != nullptr) visit(p.y, Use::kRead);
-  if (p.gates != nullptr) visit(p.gates, Use::kRead);
-  visit(p.out, Use::kWrite);
+Description describe(ScaledAdd& p) {
+  return {"scaled_add", {read(p.x), read(p.y), read(p.gates), write(p.out)}};
 }
-template <class Visit>
-void each_input(ScaledAdd&, Visit&&) {}
-
-template <class Visit>
-void each_tensor(RotaryRows& rotary, Visit&& visit) {
-  for (void*& heads : rotary.p.heads) visit(heads, Use::kChange);
+Description describe(Rotary& p) {
+  return {"rotary_embedding", {change(p.heads[0]), change(p.heads[1]), input(p.positions)}};
 }
-template <class Visit>
-void each_input(RotaryRows& rotary, Visit&& visit) {
-  visit.input(rotary.p.positions);
+Description describe(CacheWrite& p) {
+  return {"reshape_and_cache", {read(p.keys.source), read(p.values.source), input(p.slots)}};
 }
-
-template <class Visit>
-void each_tensor(CacheRows& cache, Visit&& visit) {
-  visit(cache.key.source, Use::kRead);
-  visit(cache.value.source, Use::kRead);
+Description describe(Route& p) {
+  return {"route_topk", {read(p.logits), write(p.weights), write(p.ids)}};
 }
-template <class Visit>
-void each_input(CacheRows& cache, Visit&& visit) {
-  visit.input(cache.key.slots);
-  visit.input(cache.value.slots);
+Description describe(GatedNorm& p) {
+  return {p.weight == nullptr ? "gated_product" : "gated_rms_norm",
+          {read(p.x), read(p.gate), write(p.out)}};
 }
-
-template <class Visit>
-void each_tensor(Route& p, Visit&& visit) {
-  visit(p.logits, Use::kRead);
-  visit(p.weights, Use::kWrite);
-  visit(p.ids, Use::kWrite);
+Description describe(RowOperation& operation) {
+  return std::visit([](auto& p) { return describe(p); }, operation);
 }
-template <class Visit>
-void each_input(Route&, Visit&&) {}
-
-template <class Visit>
-void each_tensor(GatedNorm& p, Visit&& visit) {
-  visit(p.x, Use::kRead);
-  visit(p.gate, Use::kRead);
-  visit(p.out, Use::kWrite);
+Description describe(RowCall& call) {
+  Description all = describe(call.p);
+  all.fields.push_back(tokens(call.num_tokens));
+  return all;
 }
-template <class Visit>
-void each_input(GatedNorm&, Visit&&) {}
-
-template <class Visit>
-void each_tensor(RowOperation& operation, Visit&& visit) {
-  std::visit([&](auto& p) { each_tensor(p, visit); }, operation);
+Description describe(EmbeddingCall& call) {
+  return {"embedding", {tokens(call.num_tokens), input(call.p.ids), write(call.p.out)}};
 }
-template <class Visit>
-void each_input(RowOperation& operation, Visit&& visit) {
-  std::visit([&](auto& p) { each_input(p, visit); }, operation);
-}
-
-template <class Visit>
-void each_tensor(RowCall& call, Visit&& visit) {
-  each_tensor(call.p, visit);
-}
-template <class Visit>
-void each_input(RowCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-  each_input(call.p, visit);
-}
-
-template <class Visit>
-void each_tensor(AttentionCall& call, Visit&& visit) {
-  visit(call.p.query, Use::kRead);
-  visit(call.p.output, Use::kWrite);
-  if (call.p.lse != nullptr) visit(call.p.lse, Use::kWrite);
-}
-template <class Visit>
-void each_input(AttentionCall& call, Visit&& visit) {
+Description describe(AttentionCall& call) {
   AttentionBatch& batch = call.batch;
-  visit.tokens(batch.num_tokens);
-  visit.requests(batch.num_requests);
-  visit.table(batch.block_table, batch.block_table_stride, batch.blocks_per_request);
-  visit.input(batch.query_start_loc);
-  visit.input(batch.seq_lens);
+  Attention& p = call.p;
+  const int64_t table = reinterpret_cast<int64_t>(batch.block_table);
+  return {"paged_attention",
+          {tokens(batch.num_tokens), requests(batch.num_requests),
+           field(batch.block_table, Use::kTable),
+           field(batch.block_table_stride, Use::kStride, table),
+           field(batch.blocks_per_request, Use::kWidth, table), input(batch.query_start_loc),
+           input(batch.seq_lens), read(p.query), write(p.output), write(p.lse)}};
 }
 
-// A linear layer.
-template <class Product, class Visit>
-  requires requires(Product& call) { call.beside; }
-void each_tensor(Product& call, Visit&& visit) {
-  if (call.beside.before) each_tensor(*call.beside.before, visit);
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-  for (RowOperation& operation : call.beside.after) each_tensor(operation, visit);
-}
-template <class Product, class Visit>
-  requires requires(Product& call) { call.beside; }
-void each_input(Product& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-  if (call.beside.before) each_input(*call.beside.before, visit);
-  for (RowOperation& operation : call.beside.after) each_input(operation, visit);
-}
-
-template <class Visit>
-void each_tensor(HeadLinearCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(HeadLinearCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-}
-
-template <class Visit>
-void each_tensor(ExpertsCall& call, Visit&& visit) {
-  Experts& p = call.p;
-  visit(p.x, Use::kRead);
-  visit(p.ids, Use::kRead);
-  visit(p.weights, Use::kRead);
-  visit(p.places, Use::kWrite);
-  visit(p.rows, Use::kWrite);
-  visit(p.hidden, Use::kWrite);
-  visit(p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(ExpertsCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-}
-
-template <class Visit>
-void each_tensor(CausalConvCall& call, Visit&& visit) {
-  CausalConv& p = call.p;
-  visit(p.x, Use::kRead);
-  if (p.before != nullptr) visit(p.before, Use::kRead);
-  if (p.after != nullptr) visit(p.after, Use::kRead);
-  visit(p.out, Use::kWrite);
-}
-template <class Visit>
-void each_tensor(ChannelScanCall& call, Visit&& visit) {
-  ChannelScan& p = call.p;
-  for (const void** read : {&p.x, &p.dt, &p.gate, &p.b, &p.c}) visit(*read, Use::kRead);
-  visit(p.out, Use::kWrite);
-}
-template <class Visit>
-void each_tensor(GatedRecurrenceCall& call, Visit&& visit) {
-  GatedRecurrence& p = call.p;
-  for (const void** read : {&p.x, &p.gate, &p.decay}) visit(*read, Use::kRead);
-  visit(p.out, Use::kWrite);
-}
-template <class Visit>
-void each_tensor(DeltaRuleCall& call, Visit&& visit) {
-  DeltaRule& p = call.p;
-  for (const void** read : {&p.q, &p.k, &p.v, &p.decay, &p.beta}) visit(*read, Use::kRead);
-  visit(p.out, Use::kWrite);
-}
-template <class Visit>
-void each_tensor(SelectiveScanCall& call, Visit&& visit) {
-  SelectiveScan& p = call.p;
-  for (const void** read : {&p.x, &p.dt, &p.b, &p.c}) visit(*read, Use::kRead);
-  visit(p.out, Use::kWrite);
-}
-// A call with states.
-template <class Stateful, class Visit>
-  requires requires(Stateful& call) { call.p.state_out; }
-void each_input(Stateful& call, Visit&& visit) {
-  StateBatch& batch = call.batch;
-  visit.tokens(batch.num_tokens);
-  visit.requests(batch.num_requests);
-  visit.input(batch.query_start_loc);
-  visit.input(batch.state_in);
-  visit.input(call.p.state_out);
-}
-
-template <class Visit>
-void each_tensor(QuantizedLookupCall& call, Visit&& visit) {
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(QuantizedLookupCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-  visit.input(call.p.ids);
-}
-
-template <class Visit>
-void each_tensor(AllReduceCall& call, Visit&& visit) {
-  visit(call.p.x, Use::kRead);
-  visit(call.p.out, Use::kWrite);
-}
-template <class Visit>
-void each_input(AllReduceCall& call, Visit&& visit) {
-  visit.tokens(call.num_tokens);
-}
-
-// ---- names
-
-const char* name_of(const Norm& p) { return p.is_centered ? "layer_norm" : "rms_norm"; }
-const char* name_of(const Activation& p) { return p.is_gated ? "act_and_mul" : "activation"; }
-const char* name_of(const ScaledAdd&) { return "scaled_add"; }
-const char* name_of(const RotaryRows&) { return "rotary_embedding"; }
-const char* name_of(const CacheRows&) { return "reshape_and_cache"; }
-const char* name_of(const Route&) { return "route_topk"; }
-const char* name_of(const GatedNorm& p) {
-  return p.weight == nullptr ? "gated_product" : "gated_rms_norm";
-}
-
-std::string name_of(const RowOperation& operation) {
-  return std::visit([](const auto& p) { return std::string(name_of(p)); }, operation);
-}
-
-std::string name_of(const RowCall& call) { return name_of(call.p); }
-
-// Of a linear layer: with the operations fused with it, in order.
-template <class Operation>
-std::string name_of(const Operation& operation) {
-  std::string name = Operation::kName;
-  if constexpr (requires { operation.beside; }) {
-    const BesideProduct& beside = operation.beside;
-    if (beside.before) name = name_of(*beside.before) + (" + " + name);
-    for (const RowOperation& after : beside.after) (name += " + ") += name_of(after);
+// A linear layer with the operations fused with it, in order.
+template <class Product>
+Description describe_product(const char* name, Product& call) {
+  Description all = {name, {read(call.p.x), write(call.p.out)}};
+  const auto add = [&](auto where, Description other, std::string text) {
+    all.name = std::move(text);
+    all.fields.insert(where, other.fields.begin(), other.fields.end());
+  };
+  if (auto& before = call.beside.before) {
+    Description other = describe(*before);
+    add(all.fields.begin(), other, other.name + " + " + all.name);
   }
-  return name;
+  for (RowOperation& after : call.beside.after) {
+    Description other = describe(after);
+    add(all.fields.end(), other, all.name + " + " + other.name);
+  }
+  all.fields.push_back(tokens(call.num_tokens));
+  return all;
+}
+Description describe(LinearCall& call) { return describe_product("linear", call); }
+Description describe(GatedLinearCall& call) { return describe_product("gated_linear", call); }
+Description describe(QuantizedLinearCall& call) {
+  return describe_product("quantized_linear", call);
+}
+Description describe(HeadLinearCall& call) {
+  return {"head_linear", {tokens(call.num_tokens), read(call.p.x), write(call.p.out)}};
+}
+Description describe(ExpertsCall& call) {
+  Experts& p = call.p;
+  return {"experts_mlp",
+          {tokens(call.num_tokens), read(p.x), read(p.ids), read(p.weights), write(p.places),
+           write(p.rows), write(p.hidden), write(p.out)}};
+}
+
+// An operation with states.
+template <class Stateful>
+Description describe_stateful(const char* name, Stateful& call, std::vector<Field> fields) {
+  StateBatch& batch = call.batch;
+  for (const Field& field :
+       {write(call.p.out), tokens(batch.num_tokens), requests(batch.num_requests),
+        input(batch.query_start_loc), input(batch.state_in), input(call.p.state_out)}) {
+    fields.push_back(field);
+  }
+  return {name, std::move(fields)};
+}
+Description describe(CausalConvCall& call) {
+  CausalConv& p = call.p;
+  return describe_stateful("causal_conv1d", call, {read(p.x), read(p.before), read(p.after)});
+}
+Description describe(SelectiveScanCall& call) {
+  SelectiveScan& p = call.p;
+  return describe_stateful("selective_scan", call, {read(p.x), read(p.dt), read(p.b), read(p.c)});
+}
+Description describe(ChannelScanCall& call) {
+  ChannelScan& p = call.p;
+  return describe_stateful("channel_scan", call,
+                           {read(p.x), read(p.dt), read(p.gate), read(p.b), read(p.c)});
+}
+Description describe(GatedRecurrenceCall& call) {
+  GatedRecurrence& p = call.p;
+  return describe_stateful("gated_recurrence", call, {read(p.x), read(p.gate), read(p.decay)});
+}
+Description describe(DeltaRuleCall& call) {
+  DeltaRule& p = call.p;
+  return describe_stateful("delta_rule", call,
+                           {read(p.q), read(p.k), read(p.v), read(p.decay), read(p.beta)});
+}
+Description describe(QuantizedLookupCall& call) {
+  return {"quantized_lookup", {tokens(call.num_tokens), input(call.p.ids), write(call.p.out)}};
+}
+Description describe(AllReduceCall& call) {
+  return {"all_reduce", {tokens(call.num_tokens), read(call.p.x), write(call.p.out)}};
+}
+
+Description describe(Call& call) {
+  return std::visit([](auto& operation) { return describe(operation); }, call);
+}
+
+bool is_tensor(const Field& field) {
+  return field.value != 0 &&
+         (field.use == Use::kRead || field.use == Use::kWrite || field.use == Use::kChange);
 }
 
 // ---- memory
 
 constexpr int64_t kAlignment = 64;
 
-template <class T>
-uintptr_t address_of(const T* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer);
-}
-template <class T>
-void set_address(T*& pointer, uintptr_t address) {
-  pointer = reinterpret_cast<T*>(address);
-}
-
 [[noreturn]] void refuse(const char* reason) { throw std::invalid_argument(reason); }
 
 }  // namespace
-
-// Indices of a step's numbers: tokens, requests, then three for each input.
-struct Program::Check {
-  const Program& program;
-
-  void tokens(int64_t count) const { expect(count == program.example_[0]); }
-  void requests(int64_t count) const { expect(count == program.example_[1]); }
-  template <class T>
-  void input(const T* pointer) const {
-    expect(program.find_input(address_of(pointer)) >= 0);
-  }
-  template <class T>
-  void table(const T* pointer, int64_t stride, int64_t width) const {
-    const int64_t input = program.find_input(address_of(pointer));
-    expect(input >= 0);
-    const int64_t* numbers = program.numbers_of(input);
-    expect(address_of(pointer) == uintptr_t(numbers[0]) && stride == numbers[1] &&
-           width == numbers[2]);
-  }
-  static void expect(bool is_so) {
-    if (!is_so) refuse("an operation takes other inputs than the step's");
-  }
-};
-
-struct Program::Link {
-  Program& program;
-
-  void tokens(int64_t& count) const { add(count, 0); }
-  void requests(int64_t& count) const { add(count, 1); }
-  template <class T>
-  void input(T*& pointer) const {
-    const int64_t input = program.find_input(address_of(pointer));
-    add(pointer, place_of(input), address_of(pointer) - program.numbers_of(input)[0]);
-  }
-  template <class T>
-  void table(T*& pointer, int64_t& stride, int64_t& width) const {
-    const int64_t place = place_of(program.find_input(address_of(pointer)));
-    add(pointer, place);
-    add(stride, place + 1);
-    add(width, place + 2);
-  }
-  template <class Field>
-  void add(Field& field, int64_t place, int64_t offset = 0) const {
-    static_assert(sizeof field == sizeof(int64_t));
-    program.links_.push_back({&field, place, offset});
-  }
-};
 
 Program::Program(std::vector<int64_t> example, std::vector<int64_t> input_bytes)
     : example_(std::move(example)), input_bytes_(std::move(input_bytes)) {
@@ -345,8 +197,22 @@ int64_t Program::find_input(uintptr_t address) const {
   return -1;
 }
 
+int64_t Program::place_of(const Field& field) const {
+  if (field.use == Use::kTokens) return 0;
+  if (field.use == Use::kRequests) return 1;
+  const int64_t input = find_input(field.table != 0 ? field.table : field.value);
+  if (input < 0) return -1;
+  return place_of(input) + (field.use == Use::kStride ? 1 : field.use == Use::kWidth ? 2 : 0);
+}
+
 void Program::record(Call call) {
-  std::visit([&](auto& operation) { each_input(operation, Check{*this}); }, call);
+  for (const Field& field : describe(call).fields) {
+    if (field.use <= Use::kChange) continue;
+    const int64_t place = place_of(field);
+    if (place < 0 || (field.use != Use::kInput && field.value != example_[place])) {
+      refuse("an operation takes other inputs than the step's");
+    }
+  }
   calls_.push_back(std::move(call));
 }
 
@@ -365,9 +231,9 @@ int64_t Program::finish(std::span<const Temporary> temporaries, std::vector<uint
   max_tokens_ = max_tokens;
   note_uses();
   const auto owner_of = [&](const void* pointer) -> const void* {
-    const int64_t input = find_input(address_of(pointer));
-    return input >= 0 ? static_cast<const void*>(numbers_of(input))
-                      : &buffer_of(address_of(pointer));
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    const int64_t input = find_input(address);
+    return input >= 0 ? static_cast<const void*>(numbers_of(input)) : &buffer_of(address);
   };
   calls_ = fuse(calls_, [&](const void* a, const void* b) { return owner_of(a) != owner_of(b); });
   note_uses();
@@ -386,19 +252,19 @@ Program::Buffer& Program::buffer_of(uintptr_t address) {
 void Program::note_uses() {
   for (Buffer& buffer : buffers_) buffer.first_call = buffer.last_call = -1;
   for (size_t i = 0; i < calls_.size(); ++i) {
-    const auto note = [&](const auto* pointer, Use use) {
-      if (find_input(address_of(pointer)) >= 0) {
-        if (use != Use::kRead) refuse("an operation writes to an input of the step");
-        return;
+    for (const Field& field : describe(calls_[i]).fields) {
+      if (!is_tensor(field)) continue;
+      if (find_input(field.value) >= 0) {
+        if (field.use != Use::kRead) refuse("an operation writes to an input of the step");
+        continue;
       }
-      Buffer& buffer = buffer_of(address_of(pointer));
+      Buffer& buffer = buffer_of(field.value);
       if (buffer.first_call < 0) {
-        if (use != Use::kWrite) refuse("an operation reads what no operation has written");
+        if (field.use != Use::kWrite) refuse("an operation reads what no operation has written");
         buffer.first_call = i;
       }
       buffer.last_call = i;
-    };
-    std::visit([&](auto& operation) { each_tensor(operation, note); }, calls_[i]);
+    }
   }
   for (uintptr_t result : results_) {
     Buffer& buffer = buffer_of(result);
@@ -446,20 +312,15 @@ std::vector<uintptr_t> Program::place(uintptr_t memory) {
     const Buffer& buffer = buffer_of(address);
     return memory + buffer.offset + (address - buffer.address);
   };
-  const Link link{*this};
   for (Call& call : calls_) {
-    std::visit(
-        [&](auto& operation) {
-          each_input(operation, link);
-          each_tensor(operation, [&](auto*& pointer, Use) {
-            if (find_input(address_of(pointer)) >= 0) {
-              link.input(pointer);
-            } else {
-              set_address(pointer, moved(address_of(pointer)));
-            }
-          });
-        },
-        call);
+    for (const Field& field : describe(call).fields) {
+      if (const int64_t place = place_of(field); place >= 0) {
+        links_.push_back({field.at, place, field.value - example_[place]});
+      } else if (is_tensor(field)) {
+        const uintptr_t address = moved(field.value);
+        std::memcpy(field.at, &address, sizeof address);
+      }
+    }
   }
   for (uintptr_t& result : results_) result = moved(result);
   buffers_.clear();
@@ -471,8 +332,7 @@ std::vector<std::pair<std::string, double>> Program::profile(std::span<const int
   run_timed(step, seconds.data());
   std::vector<std::pair<std::string, double>> named;
   for (size_t i = 0; i < calls_.size(); ++i) {
-    named.emplace_back(std::visit([](auto& operation) { return name_of(operation); }, calls_[i]),
-                       seconds[i]);
+    named.emplace_back(describe(calls_[i]).name, seconds[i]);
   }
   return named;
 }
@@ -484,13 +344,13 @@ void Program::run_timed(std::span<const int64_t> step, double* seconds) {
                             " tokens is larger than the " + std::to_string(max_tokens_) +
                             " that the program has room for");
   }
-  for (const Field& field : links_) {
-    const int64_t value = step[field.place] + field.offset;
-    std::memcpy(field.at, &value, sizeof value);
+  for (const Link& link : links_) {
+    const int64_t value = step[link.place] + link.offset;
+    std::memcpy(link.at, &value, sizeof value);
   }
   for (Call& call : calls_) {
     const auto start = seconds == nullptr ? Clock::time_point() : Clock::now();
-    std::visit([](auto& operation) { operation.run(); }, call);
+    std::visit([](const auto& operation) { operation.run(); }, call);
     if (seconds != nullptr) {
       *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
     }

@@ -26,102 +26,54 @@
 
 namespace vllm_lite {
 
-// An operation with its arguments. Operations to fuse with a linear layer are found when the
-// recording ends.
-struct EmbeddingCall {
-  static constexpr const char* kName = "embedding";
-  Embedding p;
-  int64_t num_tokens;
-  void run() const { embedding(p, num_tokens); }
-};
-struct RowCall {
-  RowOperation p;
-  int64_t num_tokens;
-  void run() const { vllm_lite::run(p, num_tokens); }
-};
-struct AttentionCall {
-  static constexpr const char* kName = "paged_attention";
-  Attention p;
-  AttentionBatch batch;
-  void run() const { paged_attention(p, batch); }
-};
-struct LinearCall {
-  static constexpr const char* kName = "linear";
-  Linear p;
-  int64_t num_tokens;
-  BesideProduct beside = {};
-  void run() const { linear(p, num_tokens, beside); }
-};
-struct GatedLinearCall {
-  static constexpr const char* kName = "gated_linear";
-  Linear p;
-  int64_t num_tokens;
-  BesideProduct beside = {};
-  void run() const { gated_linear(p, num_tokens, beside); }
-};
-struct QuantizedLinearCall {
-  static constexpr const char* kName = "quantized_linear";
-  QuantizedLinear p;
-  int64_t num_tokens;
-  BesideProduct beside = {};
-  void run() const { quantized_linear(p, num_tokens, beside); }
-};
-struct HeadLinearCall {
-  static constexpr const char* kName = "head_linear";
-  HeadLinear p;
-  int64_t num_tokens;
-  void run() const { head_linear(p, num_tokens); }
-};
-struct ExpertsCall {
-  static constexpr const char* kName = "experts_mlp";
-  Experts p;
-  int64_t num_tokens;
-  void run() const { experts(p, num_tokens); }
-};
-struct CausalConvCall {
-  static constexpr const char* kName = "causal_conv1d";
-  CausalConv p;
-  StateBatch batch;
-  void run() const { causal_conv(p, batch); }
-};
-struct SelectiveScanCall {
-  static constexpr const char* kName = "selective_scan";
-  SelectiveScan p;
-  StateBatch batch;
-  void run() const { selective_scan(p, batch); }
-};
-struct ChannelScanCall {
-  static constexpr const char* kName = "channel_scan";
-  ChannelScan p;
-  StateBatch batch;
-  void run() const { channel_scan(p, batch); }
-};
-struct GatedRecurrenceCall {
-  static constexpr const char* kName = "gated_recurrence";
-  GatedRecurrence p;
-  StateBatch batch;
-  void run() const { gated_recurrence(p, batch); }
-};
-struct DeltaRuleCall {
-  static constexpr const char* kName = "delta_rule";
-  DeltaRule p;
-  StateBatch batch;
-  void run() const { delta_rule(p, batch); }
-};
-struct QuantizedLookupCall {
-  static constexpr const char* kName = "quantized_lookup";
-  QuantizedLookup p;
-  int64_t num_tokens;
-  void run() const { quantized_lookup(p, num_tokens); }
+// How an operation uses a field of its arguments: as the address of a tensor, or as what each step
+// sets.
+enum class Use { kRead, kWrite, kChange, kTokens, kRequests, kInput, kTable, kStride, kWidth };
+
+struct Field {
+  void* at;           // 64 bits
+  Use use;
+  int64_t value;      // now
+  int64_t table = 0;  // of kStride and kWidth: the address of the table
 };
 
-struct AllReduceCall {
-  static constexpr const char* kName = "all_reduce";
-  AllReduce p;
+// An operation on the tokens or requests of a step.
+template <class P, auto kRun>
+struct TokensCall {
   int64_t num_tokens;
-  void run() const { p.group->all_reduce(p, num_tokens); }
+  P p;
+  void run() const { kRun(p, num_tokens); }
+};
+template <class P, class Batch, auto kRun>
+struct BatchCall {
+  Batch batch;
+  P p;
+  void run() const { kRun(p, batch); }
+};
+// Operations to fuse with a linear layer are found when the recording ends.
+template <class P, auto kRun>
+struct ProductCall {
+  int64_t num_tokens;
+  P p;
+  BesideProduct beside = {};
+  void run() const { kRun(p, num_tokens, beside); }
 };
 
+using EmbeddingCall = TokensCall<Embedding, embedding>;
+using RowCall = TokensCall<RowOperation, run>;
+using AttentionCall = BatchCall<Attention, AttentionBatch, paged_attention>;
+using LinearCall = ProductCall<Linear, linear>;
+using GatedLinearCall = ProductCall<Linear, gated_linear>;
+using QuantizedLinearCall = ProductCall<QuantizedLinear, quantized_linear>;
+using HeadLinearCall = TokensCall<HeadLinear, head_linear>;
+using ExpertsCall = TokensCall<Experts, experts>;
+using CausalConvCall = BatchCall<CausalConv, StateBatch, causal_conv>;
+using SelectiveScanCall = BatchCall<SelectiveScan, StateBatch, selective_scan>;
+using ChannelScanCall = BatchCall<ChannelScan, StateBatch, channel_scan>;
+using GatedRecurrenceCall = BatchCall<GatedRecurrence, StateBatch, gated_recurrence>;
+using DeltaRuleCall = BatchCall<DeltaRule, StateBatch, delta_rule>;
+using QuantizedLookupCall = TokensCall<QuantizedLookup, quantized_lookup>;
+using AllReduceCall = TokensCall<AllReduce, all_reduce>;
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
                           QuantizedLinearCall, HeadLinearCall, ExpertsCall, CausalConvCall,
                           SelectiveScanCall, ChannelScanCall, GatedRecurrenceCall, DeltaRuleCall,
@@ -166,15 +118,12 @@ class Program {
     int64_t first_call = -1;  // the first call that writes it; -1: none
     int64_t last_call = -1;
   };
-  // A field of a call that is set to one of the step's numbers, plus an offset.
-  struct Field {
+  // A field that a step sets to one of its numbers, plus an offset.
+  struct Link {
     void* at;
     int64_t place;
     int64_t offset;
   };
-  // Compares an operation's use of the step with the example and lists its fields to set.
-  struct Check;
-  struct Link;
 
   // `seconds` is null, or has an entry for each operation.
   void run_timed(std::span<const int64_t> step, double* seconds);
@@ -187,6 +136,8 @@ class Program {
   const int64_t* numbers_of(int64_t input) const { return &example_[place_of(input)]; }
   // The input at this address; -1: none.
   int64_t find_input(uintptr_t address) const;
+  // The step's number that sets the field; -1: none.
+  int64_t place_of(const Field& field) const;
 
   std::vector<int64_t> example_;
   std::vector<int64_t> input_bytes_;
@@ -194,7 +145,7 @@ class Program {
   std::vector<uintptr_t> results_;
   std::vector<Call> calls_;
   std::vector<Buffer> buffers_;  // by address
-  std::vector<Field> links_;
+  std::vector<Link> links_;
 };
 
 }  // namespace vllm_lite

@@ -17,8 +17,6 @@ constexpr int64_t kProductsPerRange = 8 * 1024 * 1024;
 // Weights of a range of panels: few rows are limited by reading weights.
 constexpr int64_t kWeightsPerRange = 256 * 1024;
 
-int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // This thread's quantised rows of x; grows to the largest layer's.
 QuantizedGroup* group_buffer(int64_t count) {
   struct Buffer {
@@ -56,7 +54,7 @@ const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_
                                    const BesideProduct& beside) {
   const KernelTable& table = kernels();
   QuantizedGroup* groups = group_buffer(count * (p.num_inputs / kQuantizedGroup));
-  const int64_t x_size = p.dtype == DType::kBFloat16 ? 2 : 4;
+  const int64_t x_size = bytes_of(p.dtype);
   const char* x = static_cast<const char*>(p.x) + row * p.x_stride * x_size;
   const QuantizeRows rounding = {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
   const auto& before = beside.before;
@@ -76,7 +74,7 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
   for (int64_t i = 0; i < p.num_parts; ++i) {
     num_panels += ceil_divide(p.parts[i].num_outputs, kPanel);
   }
-  const int64_t out_size = p.out_dtype == DType::kBFloat16 ? 2 : 4;
+  const int64_t out_size = bytes_of(p.out_dtype);
   for (int64_t row = 0; row < num_rows; row += kQuantizedRows) {
     const int64_t count = std::min(kQuantizedRows, num_rows - row);
     const QuantizedGroup* groups = rounded_rows(p, row, count, beside);
@@ -96,9 +94,9 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids) {
   for (int64_t i = 0; p.first_row < 0 && i < num_ids; ++i) {
-    if (p.ids[i] < 0 || p.ids[i] >= p.weight.num_outputs) {
+    if (p.ids[i] < 0 || p.ids[i] >= p.weight->num_outputs) {
       throw std::out_of_range("id " + std::to_string(p.ids[i]) + " is outside the table of " +
-                              std::to_string(p.weight.num_outputs) + " rows");
+                              std::to_string(p.weight->num_outputs) + " rows");
     }
   }
   const KernelTable& table = kernels();

@@ -35,8 +35,6 @@ void sleep_on(Word& word, uint32_t seen) {
 }
 void wake_all(Word& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-int64_t bytes_of(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
-
 // Elements [begin, end) of x in float32.
 void widen(const char* x, DType dtype, int64_t begin, int64_t end, float* out) {
   if (dtype == DType::kFloat32) {

@@ -63,4 +63,8 @@ class RankGroup {
   std::vector<int32_t> places_;
 };
 
+inline void all_reduce(const AllReduce& p, int64_t num_tokens) {
+  p.group->all_reduce(p, num_tokens);
+}
+
 }  // namespace vllm_lite

@@ -12,21 +12,21 @@ namespace {
 // What names no place outside the step.
 template <class Operation>
 void check_rows(const Operation&, int64_t) {}
-void check_rows(const RotaryRows& rotary, int64_t num_rows) {
+void check_rows(const Rotary& p, int64_t num_rows) {
   for (int64_t i = 0; i < num_rows; ++i) {
-    const int64_t position = rotary.p.positions[i];
-    if (position < 0 || position >= rotary.num_positions) {
+    const int64_t position = p.positions[i];
+    if (position < 0 || position >= p.num_positions) {
       throw std::out_of_range("position " + std::to_string(position) +
                               " is outside the rotary cache of " +
-                              std::to_string(rotary.num_positions));
+                              std::to_string(p.num_positions));
     }
   }
 }
-void check_rows(const CacheRows& cache, int64_t num_rows) {
-  const int64_t num_slots = cache.num_blocks * cache.key.block_size;
+void check_rows(const CacheWrite& p, int64_t num_rows) {
+  const int64_t num_slots = p.num_blocks * p.block_size;
   for (int64_t i = 0; i < num_rows; ++i) {
-    if (cache.key.slots[i] >= num_slots) {
-      throw std::out_of_range("slot " + std::to_string(cache.key.slots[i]) +
+    if (p.slots[i] >= num_slots) {
+      throw std::out_of_range("slot " + std::to_string(p.slots[i]) +
                               " is beyond the cache of " + std::to_string(num_slots) + " slots");
     }
   }
@@ -39,12 +39,9 @@ void run_kernel(const Activation& p, int64_t begin, int64_t end) {
 void run_kernel(const ScaledAdd& p, int64_t begin, int64_t end) {
   kernels().scaled_add(p, begin, end);
 }
-void run_kernel(const RotaryRows& rotary, int64_t begin, int64_t end) {
-  kernels().rotary(rotary.p, begin, end);
-}
-void run_kernel(const CacheRows& cache, int64_t begin, int64_t end) {
-  kernels().write_cache(cache.key, begin, end);
-  kernels().write_cache(cache.value, begin, end);
+void run_kernel(const Rotary& p, int64_t begin, int64_t end) { kernels().rotary(p, begin, end); }
+void run_kernel(const CacheWrite& p, int64_t begin, int64_t end) {
+  kernels().write_cache(p, begin, end);
 }
 void run_kernel(const Route& p, int64_t begin, int64_t end) { kernels().route(p, begin, end); }
 void run_kernel(const GatedNorm& p, int64_t begin, int64_t end) {
@@ -54,12 +51,8 @@ void run_kernel(const GatedNorm& p, int64_t begin, int64_t end) {
 int64_t work(const Norm& p) { return p.num_heads * p.size; }
 int64_t work(const Activation& p) { return 2 * p.size; }
 int64_t work(const ScaledAdd& p) { return p.size; }
-int64_t work(const RotaryRows& rotary) {
-  return (rotary.p.num_heads[0] + rotary.p.num_heads[1]) * rotary.p.rot_dim;
-}
-int64_t work(const CacheRows& cache) {
-  return cache.key.num_kv_heads * (cache.key.head_size + cache.value.head_size);
-}
+int64_t work(const Rotary& p) { return (p.num_heads[0] + p.num_heads[1]) * p.rot_dim; }
+int64_t work(const CacheWrite& p) { return p.num_kv_heads * (p.keys.size + p.values.size); }
 int64_t work(const Route& p) { return p.num_experts * (p.top_k + 8); }
 int64_t work(const GatedNorm& p) { return 4 * p.size; }
 

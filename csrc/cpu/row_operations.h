@@ -11,19 +11,8 @@
 
 namespace vllm_lite {
 
-struct RotaryRows {
-  Rotary p;
-  int64_t num_positions;  // rows of the cosine and sine cache
-};
-
-struct CacheRows {
-  CacheWrite key;
-  CacheWrite value;
-  int64_t num_blocks;  // of the caches
-};
-
-using RowOperation = std::variant<Norm, Activation, ScaledAdd, RotaryRows, CacheRows, Route,
-                                  GatedNorm>;
+using RowOperation =
+    std::variant<Norm, Activation, ScaledAdd, Rotary, CacheWrite, Route, GatedNorm>;
 
 // Throws std::out_of_range for positions and slots of num_rows rows that are outside.
 void check(const RowOperation& operation, int64_t num_rows);

@@ -38,8 +38,6 @@ std::vector<StateRun> runs_of(const StateBatch& batch, const int32_t* state_out,
   return runs;
 }
 
-int64_t bytes_of(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
-
 int64_t num_blocks(int64_t num_channels) {
   return (num_channels + kConvChannels - 1) / kConvChannels;
 }

@@ -18,6 +18,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.config.machine import cpu_flags
@@ -63,20 +66,20 @@ class EmulatedTiles:
         self.is_trapped = is_trapped
         self.num_trapped = 0
 
-    def linear(self, *numbers: int) -> None:
-        self._call("linear", *numbers)
+    def linear(self, *fields: Any) -> None:
+        self._call("linear", *fields)
 
-    def gated_linear(self, *numbers: int) -> None:
-        self._call("gated_linear", *numbers)
+    def gated_linear(self, *fields: Any) -> None:
+        self._call("gated_linear", *fields)
 
-    def activation(self, *numbers: int) -> None:
-        _cpu.activation(*numbers)
+    def activation(self, *fields: Any) -> None:
+        _cpu.activation(*fields)
 
-    def quantized_linear(self, *numbers: int) -> None:
-        self._call("quantized_linear", *numbers)
+    def quantized_linear(self, *fields: Any) -> None:
+        self._call("quantized_linear", *fields)
 
-    def paged_attention(self, *numbers: float) -> None:
-        self._call("paged_attention", *map(_in_one_word, numbers))
+    def paged_attention(self, *fields: Any) -> None:
+        self._call("paged_attention", *fields)
 
     def multiply_rightly(self) -> bool:
         return bool(self._call("tiles_multiply_rightly"))
@@ -90,27 +93,29 @@ class EmulatedTiles:
         finally:
             calls.reset(token)
 
-    def _call(self, name: str, *numbers: int) -> int:
+    def _call(self, name: str, *fields: Any) -> int:
         self._run("set_num_threads", _cpu.num_threads())
         if not self.is_trapped:
-            return self._run(name, *numbers)
+            return self._run(name, *fields)
         self._run("trap_tiles")
         try:
-            return self._run(name, *numbers)
+            return self._run(name, *fields)
         finally:
             self.num_trapped += self._run("release_trap")
 
-    def _run(self, name: str, *numbers: int) -> int:
+    def _run(self, name: str, *fields: Any) -> int:
         function = self._library[f"vllm_lite_{name}"]
         function.restype = ctypes.c_int64
-        return int(function(*(ctypes.c_int64(number) for number in numbers)))
+        return int(function((ctypes.c_int64 * len(fields))(*map(_in_one_word, fields))))
 
 
-def _in_one_word(number: float) -> int:
-    """An integer, or the bits of a float32."""
-    if isinstance(number, float):
-        return int.from_bytes(struct.pack("<f", number), "little")
-    return number
+def _in_one_word(field: Any) -> int:
+    """An integer, an address, or the bits of a float32."""
+    if isinstance(field, Tensor):
+        return field.data_ptr()
+    if isinstance(field, float):
+        return int.from_bytes(struct.pack("<f", field), "little")
+    return int(field or 0)
 
 
 def compiler() -> str | None:

@@ -35,15 +35,8 @@ class SharedMemoryGroup:
         if not x.is_contiguous():
             raise ValueError("all_reduce: takes dense rows")
         out = torch.empty(num_tokens, size, dtype=dtype)
-        calls.get().all_reduce(
-            self._group.address,
-            x.data_ptr(),
-            out.data_ptr(),
-            dtype_number("all_reduce", x),
-            dtype_number("all_reduce", out),
-            num_tokens,
-            size,
-        )
+        dtypes = dtype_number("all_reduce", x), dtype_number("all_reduce", out)
+        calls.get().all_reduce(num_tokens, self._group.address, *dtypes, x, out, size)
         return out
 
     def all_gather(self, x: Tensor, width: int) -> Tensor:

@@ -393,11 +393,7 @@ void write_rows(const Attention& p, const AttentionTile& tile, const float* stat
 }
 
 void write_output(const Attention& p, const AttentionTile& tile, const float* state) {
-  if (p.dtype == DType::kBFloat16) {
-    write_rows<BFloat16>(p, tile, state);
-  } else {
-    write_rows<float>(p, tile, state);
-  }
+  with_type(p.dtype, [&](auto number) { write_rows<decltype(number)>(p, tile, state); });
 }
 
 }  // namespace

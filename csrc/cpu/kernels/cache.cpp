@@ -47,45 +47,46 @@ void write_scaled_row(const From* from, int64_t size, Code* to) {
 }
 
 template <class From, class To>
-void write_rows(const CacheWrite& p, int64_t begin, int64_t end) {
+void write_rows(const CacheWrite& p, const RowsToCache& rows, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = p.slots[token];
     if (slot < 0) continue;
-    const From* from = static_cast<const From*>(p.source) + token * p.token_stride;
-    To* to = static_cast<To*>(p.cache) + slot / p.block_size * p.block_stride +
-             slot % p.block_size * p.row_stride;
+    const From* from = static_cast<const From*>(rows.source) + token * rows.token_stride;
+    To* to = static_cast<To*>(rows.cache) + slot / p.block_size * rows.block_stride +
+             slot % p.block_size * rows.row_stride;
     for (int64_t head = 0; head < p.num_kv_heads; ++head) {
       if constexpr (sizeof(To) == 1) {
-        p.has_row_scales ? write_scaled_row(from, p.head_size, to)
-                         : write_row(from, p.head_size, to);
+        p.has_row_scales ? write_scaled_row(from, rows.size, to) : write_row(from, rows.size, to);
       } else {
-        write_row(from, p.head_size, to);
+        write_row(from, rows.size, to);
       }
-      from += p.head_stride;
-      to += p.block_size * p.row_stride;
+      from += rows.head_stride;
+      to += p.block_size * rows.row_stride;
     }
   }
+}
+
+template <class From, class To>
+void write_both(const CacheWrite& p, int64_t begin, int64_t end) {
+  write_rows<From, To>(p, p.keys, begin, end);
+  write_rows<From, To>(p, p.values, begin, end);
 }
 
 template <class From>
 void write_from(const CacheWrite& p, int64_t begin, int64_t end) {
   switch (p.cache_dtype) {
-    case DType::kFloat32: return write_rows<From, float>(p, begin, end);
-    case DType::kBFloat16: return write_rows<From, BFloat16>(p, begin, end);
-    case DType::kFloat8E4M3: return write_rows<From, Float8E4M3>(p, begin, end);
-    case DType::kFloat8E5M2: return write_rows<From, Float8E5M2>(p, begin, end);
-    case DType::kInt8: return write_rows<From, Int8>(p, begin, end);
+    case DType::kFloat32: return write_both<From, float>(p, begin, end);
+    case DType::kBFloat16: return write_both<From, BFloat16>(p, begin, end);
+    case DType::kFloat8E4M3: return write_both<From, Float8E4M3>(p, begin, end);
+    case DType::kFloat8E5M2: return write_both<From, Float8E5M2>(p, begin, end);
+    case DType::kInt8: return write_both<From, Int8>(p, begin, end);
   }
 }
 
 }  // namespace
 
 void write_cache(const CacheWrite& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    write_from<BFloat16>(p, begin, end);
-  } else {
-    write_from<float>(p, begin, end);
-  }
+  with_type(p.dtype, [&](auto number) { write_from<decltype(number)>(p, begin, end); });
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

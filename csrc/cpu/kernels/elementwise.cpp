@@ -97,20 +97,14 @@ void mask_word(float* logits, uint32_t word, int64_t count) {
 }  // namespace
 
 void rotary(const Rotary& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    rotary_rows<BFloat16>(p, begin, end);
-  } else {
-    rotary_rows<float>(p, begin, end);
-  }
+  with_type(p.dtype, [&](auto number) { rotary_rows<decltype(number)>(p, begin, end); });
 }
 
 void activate(const Activation& p, int64_t begin, int64_t end) {
   const auto run = [&](auto function) {
-    if (p.dtype == DType::kBFloat16) {
-      activate_rows<BFloat16>(p, begin, end, function);
-    } else {
-      activate_rows<float>(p, begin, end, function);
-    }
+    with_type(p.dtype, [&](auto number) {
+      activate_rows<decltype(number)>(p, begin, end, function);
+    });
   };
   if (p.kind == ActivationKind::kXielu) {
     run([&](Vec x) { return xielu(x, p.curve); });
@@ -120,22 +114,18 @@ void activate(const Activation& p, int64_t begin, int64_t end) {
 }
 
 void scaled_add(const ScaledAdd& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    scaled_add_rows<BFloat16>(p, begin, end);
-  } else {
-    scaled_add_rows<float>(p, begin, end);
-  }
+  with_type(p.dtype, [&](auto number) { scaled_add_rows<decltype(number)>(p, begin, end); });
 }
 
 void apply_token_mask(const TokenMask& p, int64_t begin_part, int64_t end_part) {
   const int64_t num_words = (p.vocab_size + kMaskWord - 1) / kMaskWord;
-  const int64_t num_parts = (num_words + p.words_per_part - 1) / p.words_per_part;
+  const int64_t num_parts = (num_words + kWordsPerPart - 1) / kWordsPerPart;
   for (int64_t part = begin_part; part < end_part; ++part) {
     const int64_t mask = part / num_parts;
     float* logits = p.logits + p.rows[mask] * p.logits_stride;
     const uint32_t* bits = p.bits + mask * p.bits_stride;
-    const int64_t first = part % num_parts * p.words_per_part;
-    const int64_t last = first + p.words_per_part < num_words ? first + p.words_per_part : num_words;
+    const int64_t first = part % num_parts * kWordsPerPart;
+    const int64_t last = first + kWordsPerPart < num_words ? first + kWordsPerPart : num_words;
     for (int64_t word = first; word < last; ++word) {
       const int64_t start = word * kMaskWord;
       const int64_t left = p.vocab_size - start;

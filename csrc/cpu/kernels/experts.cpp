@@ -120,11 +120,7 @@ void route(const Route& p, int64_t begin, int64_t end) {
 }
 
 void sum_experts(const ExpertSum& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    sum_rows<BFloat16>(p, begin, end);
-  } else {
-    sum_rows<float>(p, begin, end);
-  }
+  with_type(p.dtype, [&](auto number) { sum_rows<decltype(number)>(p, begin, end); });
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -132,11 +132,7 @@ void pack_panel(const PackLinear& p, int64_t panel) {
 
 void pack_linear(const PackLinear& p, int64_t begin_panel, int64_t end_panel) {
   for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
-    if (p.dtype == DType::kBFloat16) {
-      pack_panel<BFloat16>(p, panel);
-    } else {
-      pack_panel<float>(p, panel);
-    }
+    with_type(p.dtype, [&](auto number) { pack_panel<decltype(number)>(p, panel); });
   }
 }
 

@@ -227,14 +227,14 @@ void look_up_row(const QuantizedLookup& p, int64_t i) {
   using Layout = Packed<Block>;
   const int64_t row = p.ids[i] - max_of<int64_t>(p.first_row, 0);
   Out* out = static_cast<Out*>(p.out) + i * p.out_stride;
-  if (row < 0 || row >= p.weight.num_outputs) {
+  if (row < 0 || row >= p.weight->num_outputs) {
     memset(out, 0, p.num_inputs * sizeof(Out));
     return;
   }
   const int lane = static_cast<int>(row % kPanel);
   const int v = lane / kLanes;
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
-  const uint8_t* from = p.weight.packed + row / kPanel * Layout::panel_bytes(p.num_inputs);
+  const uint8_t* from = p.weight->packed + row / kPanel * Layout::panel_bytes(p.num_inputs);
   Chunk chunk;
   for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
     const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));
@@ -252,11 +252,7 @@ void look_up_row(const QuantizedLookup& p, int64_t i) {
 }  // namespace
 
 void quantize_rows(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
-  if (p.dtype == DType::kBFloat16) {
-    quantize_range<BFloat16>(p, begin_row, end_row);
-  } else {
-    quantize_range<float>(p, begin_row, end_row);
-  }
+  with_type(p.dtype, [&](auto number) { quantize_range<decltype(number)>(p, begin_row, end_row); });
 }
 
 void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t end_panel) {
@@ -277,13 +273,11 @@ void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t e
 }
 
 void quantized_lookup(const QuantizedLookup& p, int64_t begin, int64_t end) {
-  with_block(static_cast<int>(p.weight.ggml_type), [&](auto block) {
+  with_block(static_cast<int>(p.weight->ggml_type), [&](auto block) {
     for (int64_t i = begin; i < end; ++i) {
-      if (p.out_dtype == DType::kBFloat16) {
-        look_up_row<decltype(block), BFloat16>(p, i);
-      } else {
-        look_up_row<decltype(block), float>(p, i);
-      }
+      with_type(p.out_dtype, [&](auto number) {
+        look_up_row<decltype(block), decltype(number)>(p, i);
+      });
     }
   });
 }

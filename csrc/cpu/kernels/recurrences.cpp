@@ -193,28 +193,22 @@ void follow_delta_rule(const DeltaRule& p, const StateRun& run, int64_t head, fl
 }  // namespace
 
 void channel_scan(const ChannelScan& p, const StateRun& run, int64_t block, float* scratch) {
-  if (p.dtype == DType::kBFloat16) {
-    scan_channels<BFloat16>(p, run, block * kConvChannels, scratch);
-  } else {
-    scan_channels<float>(p, run, block * kConvChannels, scratch);
-  }
+  with_type(p.dtype, [&](auto number) {
+    scan_channels<decltype(number)>(p, run, block * kConvChannels, scratch);
+  });
 }
 
 void gated_recurrence(const GatedRecurrence& p, const StateRun& run, int64_t block,
                       float* scratch) {
-  if (p.dtype == DType::kBFloat16) {
-    follow_recurrence<BFloat16>(p, run, block * kConvChannels, scratch);
-  } else {
-    follow_recurrence<float>(p, run, block * kConvChannels, scratch);
-  }
+  with_type(p.dtype, [&](auto number) {
+    follow_recurrence<decltype(number)>(p, run, block * kConvChannels, scratch);
+  });
 }
 
 void delta_rule(const DeltaRule& p, const StateRun& run, int64_t head, float* scratch) {
-  if (p.dtype == DType::kBFloat16) {
-    follow_delta_rule<BFloat16>(p, run, head, scratch);
-  } else {
-    follow_delta_rule<float>(p, run, head, scratch);
-  }
+  with_type(p.dtype, [&](auto number) {
+    follow_delta_rule<decltype(number)>(p, run, head, scratch);
+  });
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

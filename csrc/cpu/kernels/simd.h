@@ -38,7 +38,6 @@ template <class T>
 static inline T max_of(T a, T b) {
   return a > b ? a : b;
 }
-static inline int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 static inline int64_t round_up(int64_t n, int64_t multiple) {
   return ceil_divide(n, multiple) * multiple;
 }
@@ -54,6 +53,12 @@ static inline To bit_cast(From from) {
 static inline Vec broadcast(float x) { return x - Vec{}; }
 
 // ---- memory
+
+// Calls function(T()) with the type of numbers: float or BFloat16.
+template <class Function>
+static inline void with_type(DType dtype, Function&& function) {
+  dtype == DType::kBFloat16 ? function(BFloat16{}) : function(0.0f);
+}
 
 static inline float to_float(float x) { return x; }
 static inline float to_float(BFloat16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }

@@ -208,28 +208,16 @@ void causal_conv(const CausalConv& p, const StateRun& run, int64_t begin_block, 
   for (int64_t first = begin_block * kConvChannels;
        first < min_of(end_block * kConvChannels, p.num_channels); first += kConvChannels) {
     const int64_t size = min_of(kConvChannels, p.num_channels - first);
-    if (p.dtype == DType::kBFloat16) {
-      convolve<BFloat16>(p, run, first, size);
-    } else {
-      convolve<float>(p, run, first, size);
-    }
+    with_type(p.dtype, [&](auto number) { convolve<decltype(number)>(p, run, first, size); });
   }
 }
 
 void selective_scan(const SelectiveScan& p, const StateRun& run, int64_t head, float* scratch) {
-  if (p.dtype == DType::kBFloat16) {
-    scan<BFloat16>(p, run, head, scratch);
-  } else {
-    scan<float>(p, run, head, scratch);
-  }
+  with_type(p.dtype, [&](auto number) { scan<decltype(number)>(p, run, head, scratch); });
 }
 
 void gated_norm(const GatedNorm& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBFloat16) {
-    gated_norm_rows<BFloat16>(p, begin, end);
-  } else {
-    gated_norm_rows<float>(p, begin, end);
-  }
+  with_type(p.dtype, [&](auto number) { gated_norm_rows<decltype(number)>(p, begin, end); });
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

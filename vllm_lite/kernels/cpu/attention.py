@@ -38,43 +38,27 @@ def paged_attention(
     check_dense("paged_attention", seq_lens, torch.int32, num_requests)
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise refuse("paged_attention", "block_table must be int32 with dense rows")
+    _check_per_head("alibi_slopes", alibi_slopes, (num_heads,))
+    _check_per_head("sinks", sinks, (num_heads,))
+    _check_per_head("lse", lse, (num_tokens, num_heads))
     output = query.new_empty((num_tokens, num_heads, value_size))
+    num_blocks, _, block_size, _ = key_cache.shape
+    dtype = dtype_number("paged_attention", query)
     calls.get().paged_attention(
-        query.data_ptr(),
-        output.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        block_table.data_ptr(),
-        query_start_loc.data_ptr(),
-        seq_lens.data_ptr(),
-        _per_head("alibi_slopes", alibi_slopes, (num_heads,)),
-        _per_head("sinks", sinks, (num_heads,)),
-        _per_head("lse", lse, (num_tokens, num_heads)),
-        dtype_number("paged_attention", query),
-        cache_dtype,
-        num_tokens,
-        num_heads,
-        *query.stride()[:2],
-        *key_cache.shape[:3],
-        key_size,
-        *cache_strides("paged_attention", key_cache),
-        value_size,
-        *cache_strides("paged_attention", value_cache),
-        *block_table.shape,
-        block_table.stride(0),
-        scale,
-        sliding_window,
-        logits_soft_cap,
-        is_scaled,
-        is_chunked,
+        *(block_table, block_table.stride(0), blocks_per_request, query_start_loc, seq_lens),
+        *(num_requests, num_tokens, num_blocks),
+        *(dtype, cache_dtype, query, *query.stride()[:2], output),
+        *(alibi_slopes, sinks, lse),
+        *(key_cache, *cache_strides("paged_attention", key_cache), key_size),
+        *(value_cache, *cache_strides("paged_attention", value_cache), value_size),
+        *(num_heads, num_kv_heads, block_size),
+        *(sliding_window, scale, logits_soft_cap, is_scaled, is_chunked),
     )
     return output
 
 
-def _per_head(name: str, numbers: Tensor | None, shape: tuple[int, ...]) -> int:
-    """The address of a dense float32 tensor, or 0 for None."""
+def _check_per_head(name: str, numbers: Tensor | None, shape: tuple[int, ...]) -> None:
     if numbers is None:
-        return 0
+        return
     if numbers.dtype != torch.float32 or numbers.shape != shape or not numbers.is_contiguous():
         raise refuse("paged_attention", f"{name} must be dense float32 {list(shape)}")
-    return numbers.data_ptr()

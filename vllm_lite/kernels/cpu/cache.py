@@ -29,27 +29,14 @@ def reshape_and_cache(
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise refuse("reshape_and_cache", "takes dense heads")
     check_dense("reshape_and_cache", slot_mapping, torch.int64, num_tokens)
+    dtype = dtype_number("reshape_and_cache", key, value)
+    key_strides = cache_strides("reshape_and_cache", key_cache)
+    value_strides = cache_strides("reshape_and_cache", value_cache)
     calls.get().reshape_and_cache(
-        key.data_ptr(),
-        value.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        slot_mapping.data_ptr(),
-        dtype_number("reshape_and_cache", key, value),
-        cache_dtype,
-        num_tokens,
-        key.stride(0),
-        key.stride(1),
-        key_size,
-        value.stride(0),
-        value.stride(1),
-        value_size,
-        num_blocks,
-        *cache_strides("reshape_and_cache", key_cache),
-        *cache_strides("reshape_and_cache", value_cache),
-        num_kv_heads,
-        block_size,
-        is_scaled,
+        *(num_tokens, dtype, cache_dtype, slot_mapping),
+        *(num_blocks, num_kv_heads, block_size, is_scaled),
+        *(key, *key.stride()[:2], key_size, key_cache, *key_strides),
+        *(value, *value.stride()[:2], value_size, value_cache, *value_strides),
     )
 
 

@@ -68,20 +68,14 @@ def scaled_add(
         raise refuse("scaled_add", "y and out must match x")
     if gates is not None and (gates.shape != (len(x), 1) or gates.dtype != torch.float32):
         raise refuse("scaled_add", "gates must be [T, 1] float32")
+    num_rows, size = x.shape
     calls.get().scaled_add(
-        x.data_ptr(),
-        0 if y is None else y.data_ptr(),
-        0 if gates is None else gates.data_ptr(),
-        out.data_ptr(),
-        dtype_number("scaled_add", *given),
-        *x.shape,
+        *(num_rows, dtype_number("scaled_add", *given), x, y, gates, out, size),
         row_stride("scaled_add", x),
         0 if y is None else row_stride("scaled_add", y),
         row_stride("scaled_add", out),
         0 if gates is None else gates.stride(0),
-        x_scale,
-        y_scale,
-        limit,
+        *(x_scale, y_scale, limit),
     )
     return out
 
@@ -99,22 +93,11 @@ def rotary_embedding(
     if cos_sin_cache.dtype != torch.float32 or not cos_sin_cache.is_contiguous():
         raise refuse("rotary_embedding", "cos_sin_cache must be dense float32")
     check_dense("rotary_embedding", positions, torch.int64, num_tokens)
+    dtype = dtype_number("rotary_embedding", query, key)
     calls.get().rotary_embedding(
-        positions.data_ptr(),
-        query.data_ptr(),
-        key.data_ptr(),
-        cos_sin_cache.data_ptr(),
-        dtype_number("rotary_embedding", query, key),
-        num_tokens,
-        num_heads,
-        num_kv_heads,
-        query.stride(0),
-        query.stride(1),
-        key.stride(0),
-        key.stride(1),
-        num_positions,
-        rot_dim,
-        is_neox,
+        *(num_tokens, dtype, positions, query, key, num_heads, num_kv_heads),
+        *(query.stride(0), key.stride(0), query.stride(1), key.stride(1)),
+        *(cos_sin_cache, num_positions, rot_dim, is_neox),
     )
 
 
@@ -132,15 +115,9 @@ def _activate(
     kind: int,
     curve: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
 ) -> Tensor:
+    num_rows, size = out.shape
     calls.get().activation(
-        x.data_ptr(),
-        out.data_ptr(),
-        dtype_number(operation, x, out),
-        kind,
-        is_gated,
-        *out.shape,
-        row_stride(operation, x),
-        row_stride(operation, out),
-        *curve,
+        *(num_rows, dtype_number(operation, x, out), kind, is_gated, x, out, size),
+        *(row_stride(operation, x), row_stride(operation, out), *curve),
     )
     return out

@@ -69,22 +69,10 @@ def route_topk(
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32)
     ids = torch.empty(num_tokens, top_k, dtype=torch.int32)
     calls.get().route_topk(
-        logits.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        weights.data_ptr(),
-        ids.data_ptr(),
-        num_tokens,
-        num_experts,
-        row_stride("route_topk", logits),
-        top_k,
-        groups,
-        routing.top_groups,
-        routing.best_of_group,
-        EXPERT_SCORES.index(routing.scores),
-        routing.is_renormalized,
-        routing.epsilon,
-        routing.scale,
-        routing.tolerance,
+        *(num_tokens, logits, bias, row_stride("route_topk", logits), num_experts),
+        *(top_k, groups, routing.top_groups, routing.best_of_group),
+        *(EXPERT_SCORES.index(routing.scores), routing.is_renormalized),
+        *(routing.epsilon, routing.scale, routing.tolerance, weights, ids),
     )
     return weights, ids
 
@@ -109,31 +97,14 @@ def experts_mlp(
     rows = torch.empty(num_tokens, top_k * size, dtype=torch.float32)
     hidden = torch.empty(num_tokens, top_k * gate_up.num_outputs, dtype=x.dtype)
     out = torch.empty(num_tokens, size, dtype=out_dtype or x.dtype)
+    dtype, result = dtype_number("experts_mlp", x), dtype_number("experts_mlp", out)
+    has_gates = gate_up.num_outputs == 2 * inner
     calls.get().experts_mlp(
-        x.data_ptr(),
-        ids.data_ptr(),
-        weights.data_ptr(),
-        gate_up.table.data_ptr(),
-        down.table.data_ptr(),
-        places.data_ptr(),
-        rows.data_ptr(),
-        hidden.data_ptr(),
-        out.data_ptr(),
-        dtype_number("experts_mlp", x),
-        dtype_number("experts_mlp", out),
-        KINDS[form.act],
-        form.limit,
-        form.shift,
-        gate_up.is_quantized,
-        gate_up.num_outputs == 2 * inner,
-        form.scales_inputs,
-        num_tokens,
-        top_k,
-        first_expert,
-        len(gate_up.weights),
-        size,
-        inner,
-        row_stride("experts_mlp", x),
+        *(num_tokens, dtype, result, KINDS[form.act], form.limit, form.shift),
+        *(gate_up.is_quantized, has_gates, form.scales_inputs),
+        *(x, row_stride("experts_mlp", x), ids, weights, gate_up.table, down.table),
+        *(places, rows, hidden, out),
+        *(top_k, first_expert, len(gate_up.weights), size, inner),
     )
     return out
 

@@ -34,11 +34,6 @@ def dequantize_gguf(
             f"not {size * block_bytes // block_elements}: the file is damaged"
         )
     output = torch.empty(tuple(shape), dtype=dtype)
-    _cpu.dequantize(
-        storage.ctypes.data,
-        output.data_ptr(),
-        ggml_type,
-        dtype_number("dequantize_gguf", output),
-        size,
-    )
+    dtype_code = dtype_number("dequantize_gguf", output)
+    _cpu.dequantize(storage.ctypes.data, output.data_ptr(), ggml_type, dtype_code, size)
     return output

@@ -27,16 +27,8 @@ def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor
         raise refuse("embedding", "takes dense rows")
     check_dense("embedding", ids, torch.int64, len(ids))
     out = rows.new_empty((len(ids), size))
-    row_bytes = size * rows.element_size()
-    calls.get().embedding(
-        ids.data_ptr(),
-        rows.data_ptr(),
-        out.data_ptr(),
-        len(ids),
-        num_rows,
-        row_bytes,
-        -1 if first_row is None else first_row,
-    )
+    row_bytes, first = size * rows.element_size(), -1 if first_row is None else first_row
+    calls.get().embedding(len(ids), ids, rows, out, num_rows, row_bytes, first)
     return out
 
 
@@ -46,7 +38,7 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     dtype = dtype_number("pack_linear", weight)
     size = _cpu.packed_bytes(dtype, num_outputs, num_inputs)
     data = packed_weights.take(size)
-    _cpu.pack_linear(weight.data_ptr(), data.data_ptr(), dtype, num_outputs, num_inputs, stride)
+    _cpu.pack_linear(dtype, weight, stride, data, num_outputs, num_inputs)
     return PackedLinear(data, weight.dtype, num_outputs, num_inputs)
 
 
@@ -61,17 +53,9 @@ def linear(
     num_rows, num_inputs = x.shape
     out = result_of("linear", out, (num_rows, weight.num_outputs), out_dtype or x.dtype)
     calls.get().linear(
-        x.data_ptr(),
-        weight.data.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        DTYPES[x.dtype],
-        DTYPES[out.dtype],
-        num_rows,
-        weight.num_outputs,
-        num_inputs,
-        row_stride("linear", x),
-        row_stride("linear", out),
+        *(num_rows, DTYPES[x.dtype], x, row_stride("linear", x)),
+        *(weight.data, bias, weight.num_outputs, num_inputs),
+        *(DTYPES[out.dtype], out, row_stride("linear", out)),
     )
     return out
 
@@ -86,17 +70,11 @@ def gated_linear(
         # Only silu is fused, and only if no panel has outputs of both halves.
         return act_and_mul(linear(x, weight, bias), name)
     out = torch.empty(num_rows, size, dtype=x.dtype)
+    dtype = DTYPES[x.dtype]
     calls.get().gated_linear(
-        x.data_ptr(),
-        weight.data.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        DTYPES[x.dtype],
-        num_rows,
-        size,
-        num_inputs,
-        row_stride("gated_linear", x),
-        size,
+        *(num_rows, dtype, x, row_stride("gated_linear", x)),
+        *(weight.data, bias, size, num_inputs),
+        *(dtype, out, size),
     )
     return out
 
@@ -105,21 +83,11 @@ def linear_argmax(
     x: Tensor, weight: PackedLinear, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     num_rows, num_inputs = x.shape
-    check_product("linear_argmax", x, bias, weight.num_outputs, weight.num_inputs)
-    if x.dtype != weight.dtype:
-        raise refuse("linear_argmax", f"x {x.dtype} does not fit the weight")
+    _check_product("linear_argmax", x, weight, bias)
     tokens, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
     _cpu.linear_argmax(
-        x.data_ptr(),
-        weight.data.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        tokens.data_ptr(),
-        largest.data_ptr(),
-        dtype_number("linear_argmax", x),
-        num_rows,
-        weight.num_outputs,
-        num_inputs,
-        row_stride("linear_argmax", x),
+        *(num_rows, largest, tokens, DTYPES[x.dtype], x, row_stride("linear_argmax", x)),
+        *(weight.data, bias, weight.num_outputs, num_inputs),
     )
     return tokens, largest
 
@@ -139,7 +107,7 @@ def pack_heads(weights: Tensor) -> PackedHeads:
     data = packed_weights.take(num_heads * num_bytes)
     for head, weight in enumerate(weights):
         place = data.data_ptr() + head * num_bytes
-        _cpu.pack_linear(weight.data_ptr(), place, dtype, *sizes, weight.stride(0))
+        _cpu.pack_linear(dtype, weight, weight.stride(0), place, *sizes)
     return PackedHeads(data, weights.dtype, num_heads, *sizes)
 
 
@@ -152,15 +120,7 @@ def head_linear(x: Tensor, weights: PackedHeads) -> Tensor:
         raise refuse("head_linear", f"x {x.dtype} does not fit the weights")
     out = x.new_empty((num_tokens, num_heads, weights.num_outputs + num_copied))
     calls.get().head_linear(
-        x.data_ptr(),
-        weights.data.data_ptr(),
-        out.data_ptr(),
-        dtype_number("head_linear", x),
-        num_tokens,
-        num_heads,
-        weights.num_outputs,
-        weights.num_inputs,
-        num_copied,
-        *x.stride()[:2],
+        *(num_tokens, dtype_number("head_linear", x), x, *x.stride()[:2], weights.data, out),
+        *(num_heads, weights.num_outputs, weights.num_inputs, num_copied),
     )
     return out

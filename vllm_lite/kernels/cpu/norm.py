@@ -47,22 +47,12 @@ def _norm(
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     elif out.shape != x.shape:
         raise refuse(operation, "out must match x")
+    _check_factors(operation, x, weight, bias)
     calls.get().norm(
-        x.data_ptr(),
-        0,
-        *_factors(operation, x, weight, bias),
-        out.data_ptr(),
-        dtype_number(operation, x, out),
-        dtype_number(operation, weight),
-        x.shape[0],
-        1 if x.dim() == 2 else x.shape[1],
-        x.shape[-1],
-        *_row_strides(operation, x),
-        0,
-        *_row_strides(operation, out),
-        0 if weight.dim() == 1 else weight.shape[1],
-        eps,
-        operation == "layer_norm",
+        *(len(x), dtype_number(operation, x, out), dtype_number(operation, weight)),
+        *(x, None, weight, bias, out, 1 if x.dim() == 2 else x.shape[1], x.shape[-1]),
+        *(*_row_strides(operation, x), 0, *_row_strides(operation, out)),
+        *(0 if weight.dim() == 1 else weight.shape[1], eps, operation == "layer_norm"),
     )
     return out
 
@@ -74,33 +64,18 @@ def _add_and_norm(
         raise refuse(operation, "residual must match x")
     num_rows, size = x.shape
     stride = row_stride(operation, x)
+    _check_factors(operation, x, weight, bias)
     calls.get().norm(
-        x.data_ptr(),
-        residual.data_ptr(),
-        *_factors(operation, x, weight, bias),
-        x.data_ptr(),
-        dtype_number(operation, x, residual),
-        dtype_number(operation, weight),
-        num_rows,
-        1,
-        size,
-        stride,
-        0,
-        row_stride(operation, residual),
-        stride,
-        0,
-        0,
-        eps,
-        operation == "fused_add_layer_norm",
+        *(num_rows, dtype_number(operation, x, residual), dtype_number(operation, weight)),
+        *(x, residual, weight, bias, x, 1, size),
+        *(stride, 0, row_stride(operation, residual), stride, 0, 0),
+        *(eps, operation == "fused_add_layer_norm"),
     )
     return x, residual
 
 
-def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
-    """Check and return the addresses of a norm's weight and bias, of x's type or float32.
-
-    They are [N], or [H, N] for heads.
-    """
+def _check_factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Refuse a norm's weight and bias unless they are [N], or [H, N], of x's type or float32."""
     for factors in (weight,) if bias is None else (weight, bias):
         if factors.shape not in (x.shape[-1:], x.shape[1:]) or not factors.is_contiguous():
             raise refuse(operation, "weight and bias must match x")
@@ -110,7 +85,6 @@ def _factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
             raise refuse(
                 operation, f"weight and bias must both be {x.dtype}, or both torch.float32"
             )
-    return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
 
 
 def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:

@@ -52,9 +52,7 @@ def _pack(rows: QuantizedRows) -> QuantizedPart:
         )
     data = packed_weights.take(packed_size)
     stride = row_stride("pack_quantized", rows.blocks)
-    _cpu.pack_quantized(
-        rows.blocks.data_ptr(), data.data_ptr(), kind, num_outputs, num_inputs, stride
-    )
+    _cpu.pack_quantized(kind, rows.blocks, stride, data, num_outputs, num_inputs)
     return QuantizedPart(data, kind, num_outputs)
 
 
@@ -70,17 +68,9 @@ def quantized_linear(
     check_product("quantized_linear", x, bias, num_outputs, weight.num_inputs)
     out = result_of("quantized_linear", out, (num_rows, num_outputs), out_dtype or x.dtype)
     calls.get().quantized_linear(
-        x.data_ptr(),
-        weight.table.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        dtype_number("quantized_linear", x),
-        DTYPES[out.dtype],
-        num_rows,
-        len(weight.parts),
-        num_inputs,
-        row_stride("quantized_linear", x),
-        row_stride("quantized_linear", out),
+        *(num_rows, dtype_number("quantized_linear", x), x, row_stride("quantized_linear", x)),
+        *(weight.table, len(weight.parts), bias, num_inputs),
+        *(DTYPES[out.dtype], out, row_stride("quantized_linear", out)),
     )
     return out
 
@@ -92,14 +82,10 @@ def quantized_lookup(
         raise refuse("quantized_lookup", "takes a weight of one part")
     check_dense("quantized_lookup", ids, torch.int64, len(ids))
     out = torch.empty(ids.shape[0], weight.num_inputs, dtype=dtype)
+    num_inputs, first = weight.num_inputs, -1 if first_row is None else first_row
     calls.get().quantized_lookup(
-        weight.table.data_ptr(),
-        ids.data_ptr(),
-        out.data_ptr(),
-        dtype_number("quantized_lookup", out),
-        ids.shape[0],
-        weight.num_inputs,
-        -1 if first_row is None else first_row,
+        *(len(ids), weight.table, num_inputs, ids, first),
+        *(dtype_number("quantized_lookup", out), out, num_inputs),
     )
     return out
 
@@ -110,16 +96,9 @@ def quantized_linear_argmax(
     num_rows, num_inputs = x.shape
     check_product("quantized_linear_argmax", x, bias, weight.num_outputs, weight.num_inputs)
     tokens, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+    dtype = dtype_number("quantized_linear_argmax", x)
     _cpu.quantized_linear_argmax(
-        x.data_ptr(),
-        weight.table.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        tokens.data_ptr(),
-        largest.data_ptr(),
-        dtype_number("quantized_linear_argmax", x),
-        num_rows,
-        len(weight.parts),
-        num_inputs,
-        row_stride("quantized_linear_argmax", x),
+        *(num_rows, largest, tokens, dtype, x, row_stride("quantized_linear_argmax", x)),
+        *(weight.table, len(weight.parts), bias, num_inputs),
     )
     return tokens, largest

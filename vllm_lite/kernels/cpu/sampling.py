@@ -22,14 +22,8 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         raise refuse("apply_token_mask", f"{num_words} words do not cover {vocab_size} tokens")
     check_dense("apply_token_mask", rows, torch.int64, num_masks)
     _cpu.apply_token_mask(
-        logits.data_ptr(),
-        rows.data_ptr(),
-        bits.data_ptr(),
-        num_rows,
-        num_masks,
-        row_stride("apply_token_mask", logits),
-        row_stride("apply_token_mask", bits),
-        vocab_size,
+        *(num_rows, num_masks, logits, row_stride("apply_token_mask", logits)),
+        *(rows, bits, row_stride("apply_token_mask", bits), vocab_size),
     )
 
 
@@ -45,8 +39,8 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64)
     largest = torch.empty(num_rows)
-    out = tokens.data_ptr(), largest.data_ptr()
-    _cpu.sample(logits.data_ptr(), 0, 0, 0, 0, 0, *out, num_rows, vocab_size, stride)
+    of_rows = (None,) * 5
+    _cpu.sample(num_rows, logits, stride, vocab_size, *of_rows, tokens, largest)
     return tokens, largest
 
 
@@ -66,19 +60,8 @@ def sample_tokens(
     check_dense("sample_tokens", chances, torch.float64, num_rows)
     tokens = torch.empty(num_rows, dtype=torch.int64)
     largest = torch.empty(num_rows)
-    _cpu.sample(
-        logits.data_ptr(),
-        inverse_temperature.data_ptr(),
-        min_p.data_ptr(),
-        top_k.data_ptr(),
-        top_p.data_ptr(),
-        chances.data_ptr(),
-        tokens.data_ptr(),
-        largest.data_ptr(),
-        num_rows,
-        vocab_size,
-        stride,
-    )
+    of_rows = (inverse_temperature, min_p, top_k, top_p, chances)
+    _cpu.sample(num_rows, logits, stride, vocab_size, *of_rows, tokens, largest)
     return tokens, largest
 
 
@@ -96,17 +79,7 @@ def token_logprobs(
     ids = torch.empty(num_entries, 1 + num_top, dtype=torch.int64)
     ranks = torch.empty(num_entries, dtype=torch.int64)
     _cpu.token_logprobs(
-        logits.data_ptr(),
-        rows.data_ptr(),
-        token_ids.data_ptr(),
-        values.data_ptr(),
-        ids.data_ptr(),
-        ranks.data_ptr(),
-        num_rows,
-        num_entries,
-        vocab_size,
-        num_top,
-        stride,
-        is_normalized,
+        *(num_rows, num_entries, logits, stride, vocab_size, is_normalized),
+        *(rows, token_ids, num_top, values, ids, ranks),
     )
     return values, ids, ranks

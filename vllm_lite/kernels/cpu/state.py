@@ -40,25 +40,14 @@ def causal_conv1d(
     if bias is not None:
         check_dense("causal_conv1d", bias, torch.float32, num_channels)
     shape = (kernel_size - 1, num_channels)
+    _check_states("causal_conv1d", states, shape, query_start_loc, state_in, state_out, num_tokens)
+    strides = [row_stride("causal_conv1d", each) for each in factors]
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
     calls.get().causal_conv1d(
-        x.data_ptr(),
-        *((0, 0) if not factors else (each.data_ptr() for each in factors)),
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        *_state_places(
-            "causal_conv1d", states, shape, query_start_loc, state_in, state_out, num_tokens
-        ),
-        out.data_ptr(),
-        dtype_number("causal_conv1d", x, *factors),
-        -1 if act is None else KINDS[act],
-        num_tokens,
-        len(state_in),
-        len(states),
-        num_channels,
-        kernel_size,
-        row_stride("causal_conv1d", x),
-        *((0, 0) if not factors else (row_stride("causal_conv1d", each) for each in factors)),
+        *(query_start_loc, state_in, len(state_in), num_tokens, len(states)),
+        *(dtype_number("causal_conv1d", x, *factors), 0 if act is None else KINDS[act]),
+        *(act is not None, x, before, after, weight, bias, states, state_out, out),
+        *(num_channels, kernel_size, row_stride("causal_conv1d", x), *(strides or (0, 0))),
         states.stride(0),
     )
     return out
@@ -86,27 +75,15 @@ def selective_scan(
     for numbers in (a, d, dt_bias):
         check_dense("selective_scan", numbers, torch.float32, num_heads)
     shape = (num_heads, state_size, head_size)
+    _check_states("selective_scan", states, shape, query_start_loc, state_in, state_out, num_tokens)
     out = torch.empty(num_tokens, num_heads, head_size, dtype=x.dtype)
     calls.get().selective_scan(
-        *(tensor.data_ptr() for tensor in (x, dt, b, c, a, d, dt_bias)),
-        *_state_places(
-            "selective_scan", states, shape, query_start_loc, state_in, state_out, num_tokens
-        ),
-        out.data_ptr(),
-        dtype_number("selective_scan", x, dt, b, c),
-        num_tokens,
-        len(state_in),
-        len(states),
-        num_heads,
-        head_size,
-        num_groups,
-        state_size,
-        _token_stride("selective_scan", x),
-        row_stride("selective_scan", dt),
-        _token_stride("selective_scan", b),
-        _token_stride("selective_scan", c),
-        states.stride(0),
-        *dt_limit,
+        *(query_start_loc, state_in, len(state_in), num_tokens, len(states)),
+        *(dtype_number("selective_scan", x, dt, b, c), x, dt, b, c, a, d, dt_bias),
+        *(states, state_out, out, num_heads, head_size, num_groups, state_size),
+        *(_token_stride("selective_scan", x), row_stride("selective_scan", dt)),
+        *(_token_stride("selective_scan", tensor) for tensor in (b, c)),
+        *(states.stride(0), *dt_limit),
     )
     return out
 
@@ -133,20 +110,12 @@ def channel_scan(
     check_dense("channel_scan", d, torch.float32, num_channels)
     shape = (state_size, num_channels)
     given = (x, dt, gate, b, c)
+    _check_states("channel_scan", states, shape, query_start_loc, state_in, state_out, num_tokens)
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
     calls.get().channel_scan(
-        *(tensor.data_ptr() for tensor in (*given, a, d)),
-        *_state_places(
-            "channel_scan", states, shape, query_start_loc, state_in, state_out, num_tokens
-        ),
-        out.data_ptr(),
-        dtype_number("channel_scan", *given),
-        num_tokens,
-        len(state_in),
-        len(states),
-        num_channels,
-        state_size,
-        *(row_stride("channel_scan", tensor) for tensor in given),
+        *(query_start_loc, state_in, len(state_in), num_tokens, len(states)),
+        *(dtype_number("channel_scan", *given), *given, a, d, states, state_out, out),
+        *(num_channels, state_size, *(row_stride("channel_scan", tensor) for tensor in given)),
         states.stride(0),
     )
     return out
@@ -178,27 +147,16 @@ def delta_rule(
     check_dense("delta_rule", a, torch.float32, num_heads)
     check_dense("delta_rule", dt_bias, torch.float32, *decays)
     shape = (num_heads, key_size, value_size)
+    _check_states("delta_rule", states, shape, query_start_loc, state_in, state_out, num_tokens)
     out = torch.empty(num_tokens, num_heads, value_size, dtype=v.dtype)
     calls.get().delta_rule(
-        *(tensor.data_ptr() for tensor in (q, k, v, decay, beta, a, dt_bias)),
-        *_state_places(
-            "delta_rule", states, shape, query_start_loc, state_in, state_out, num_tokens
-        ),
-        out.data_ptr(),
-        dtype_number("delta_rule", v, q, k, decay, beta),
-        num_tokens,
-        len(state_in),
-        len(states),
-        num_heads,
-        num_key_heads,
-        key_size,
-        value_size,
+        *(query_start_loc, state_in, len(state_in), num_tokens, len(states)),
+        *(dtype_number("delta_rule", v, q, k, decay, beta), q, k, v, decay, beta, a, dt_bias),
+        *(states, state_out, out, num_heads, num_key_heads, key_size, value_size),
         key_size if is_per_key else 1,
         *(_token_stride("delta_rule", tensor) for tensor in (q, k, v)),
         _token_stride("delta_rule", decay) if is_per_key else row_stride("delta_rule", decay),
-        row_stride("delta_rule", beta),
-        states.stride(0),
-        beta_scale,
+        *(row_stride("delta_rule", beta), states.stride(0), beta_scale),
     )
     return out
 
@@ -223,19 +181,13 @@ def gated_recurrence(
         check_dense("gated_recurrence", numbers, torch.float32, num_channels)
     shape = (num_channels,)
     given = (x, gate, decay)
+    name = "gated_recurrence"
+    _check_states(name, states, shape, query_start_loc, state_in, state_out, num_tokens)
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype)
     calls.get().gated_recurrence(
-        *(tensor.data_ptr() for tensor in (*given, rate, gate_bias, decay_bias)),
-        *_state_places(
-            "gated_recurrence", states, shape, query_start_loc, state_in, state_out, num_tokens
-        ),
-        out.data_ptr(),
-        dtype_number("gated_recurrence", *given),
-        num_tokens,
-        len(state_in),
-        len(states),
-        num_channels,
-        *(row_stride("gated_recurrence", tensor) for tensor in given),
+        *(query_start_loc, state_in, len(state_in), num_tokens, len(states)),
+        *(dtype_number(name, *given), *given, rate, gate_bias, decay_bias),
+        *(states, state_out, out, num_channels, *(row_stride(name, tensor) for tensor in given)),
         states.stride(0),
     )
     return out
@@ -275,25 +227,16 @@ def _gated(
 ) -> Tensor:
     num_rows, size = x.shape
     out = torch.empty(num_rows, size, dtype=x.dtype)
+    dtype = dtype_number("gated_rms_norm", x, gate, *(() if weight is None else (weight,)))
+    strides = (row_stride("gated_rms_norm", tensor) for tensor in (x, gate))
     calls.get().gated_rms_norm(
-        x.data_ptr(),
-        gate.data_ptr(),
-        0 if weight is None else weight.data_ptr(),
-        out.data_ptr(),
-        dtype_number("gated_rms_norm", x, gate, *(() if weight is None else (weight,))),
-        KINDS[act],
-        norm_first,
-        num_rows,
-        size,
-        group_size,
-        row_stride("gated_rms_norm", x),
-        row_stride("gated_rms_norm", gate),
-        eps,
+        *(num_rows, dtype, KINDS[act], norm_first, x, gate, weight, out),
+        *(size, group_size, *strides, eps),
     )
     return out
 
 
-def _state_places(
+def _check_states(
     operation: str,
     states: Tensor,
     shape: Sequence[int],
@@ -301,8 +244,8 @@ def _state_places(
     state_in: Tensor,
     state_out: Tensor,
     num_tokens: int,
-) -> tuple[int, int, int, int]:
-    """Check and return addresses of states [S, *shape], requests' bounds and slot indices."""
+) -> None:
+    """Refuse states unless they are [S, *shape], with dense requests' bounds and slot indices."""
     if states.shape[1:] != torch.Size(shape) or states.dtype != torch.float32:
         raise refuse(operation, f"states must be float32, of {list(shape)} each")
     if len(states) and not states[0].is_contiguous():
@@ -310,12 +253,6 @@ def _state_places(
     check_dense(operation, query_start_loc, torch.int32, len(state_in) + 1)
     check_dense(operation, state_in, torch.int32, len(state_in))
     check_dense(operation, state_out, torch.int32, num_tokens)
-    return (
-        states.data_ptr(),
-        query_start_loc.data_ptr(),
-        state_in.data_ptr(),
-        state_out.data_ptr(),
-    )
 
 
 def _token_stride(operation: str, tensor: Tensor) -> int:

@@ -24,8 +24,8 @@ bool multiply_bfloat16_rightly() {
     }
   }
   pack_linear({DType::kBFloat16, weight, kInputs, packed, kOutputs, kInputs}, 0, 2);
-  linear_on_tiles({DType::kBFloat16, DType::kFloat32, x, kInputs, packed, nullptr, out, kOutputs,
-                   kOutputs, kInputs, false},
+  linear_on_tiles({DType::kBFloat16, x, kInputs, packed, nullptr, kOutputs, kInputs,
+                   DType::kFloat32, out, kOutputs},
                   0, kRows, 0, 2);
   bool is_right = true;
   for (int r = 0; r < kRows; ++r) {
