@@ -13,51 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 
 import httpx
+from peers.own_server import OwnServer
 
 QUIET, FLOOD = "quiet-key", "flood-key"
-READY_TIMEOUT = 600.0
 
 
-class Server:
-    """One server with a policy of its own."""
-
-    def __init__(self, policy: str, options: argparse.Namespace) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.policy = policy
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "vllm_lite", "serve", options.model]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--api-key", QUIET, FLOOD]
-        command += ["--scheduling-policy", policy, "--max-num-seqs", str(options.max_num_seqs)]
-        command += ["--max-model-len", "1024", "--disable-uvicorn-access-log"]
-        command += ["--no-enable-prefix-caching", "--num-gpu-blocks-override", "2000"]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=dict(os.environ))
-
-    async def wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT
-        async with httpx.AsyncClient() as client:
-            while time.monotonic() < deadline:
-                if self.process.poll() is not None:
-                    raise SystemExit(f"the {self.policy} server ended")
-                try:
-                    if (await client.get(f"{self.url}/health")).status_code == 200:
-                        return
-                except httpx.TransportError:
-                    await asyncio.sleep(0.2)
-        raise SystemExit(f"the {self.policy} server was not ready in time")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
+def policy_server(policy: str, options: argparse.Namespace) -> OwnServer:
+    """A server with a policy of its own."""
+    words = ["--api-key", QUIET, FLOOD, "--scheduling-policy", policy]
+    words += ["--max-num-seqs", str(options.max_num_seqs), "--max-model-len", "1024"]
+    return OwnServer(policy, options.model, words)
 
 
 async def ask(client: httpx.AsyncClient, key: str, number: int, tokens: int) -> float:
@@ -80,7 +50,7 @@ async def quiet_latency(client: httpx.AsyncClient, options: argparse.Namespace) 
 
 
 async def measure(
-    server: Server, options: argparse.Namespace
+    server: OwnServer, options: argparse.Namespace
 ) -> tuple[list[float], list[float], int]:
     """The quiet tenant's latencies alone and beside the flood, and how many answers that got."""
     limits = httpx.Limits(max_connections=None)
@@ -110,9 +80,9 @@ async def measure(
 
 async def run(options: argparse.Namespace) -> dict[str, float]:
     """The ratio of medians under each policy."""
-    servers = [Server(policy, options) for policy in options.policies]
-    alone: dict[str, list[float]] = {server.policy: [] for server in servers}
-    beside: dict[str, list[float]] = {server.policy: [] for server in servers}
+    servers = [policy_server(policy, options) for policy in options.policies]
+    alone: dict[str, list[float]] = {server.name: [] for server in servers}
+    beside: dict[str, list[float]] = {server.name: [] for server in servers}
     served = dict.fromkeys(alone, 0)
     try:
         for server in servers:
@@ -120,9 +90,9 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
         for _ in range(options.rounds):
             for server in servers:
                 one, other, count = await measure(server, options)
-                alone[server.policy] += one
-                beside[server.policy] += other
-                served[server.policy] += count
+                alone[server.name] += one
+                beside[server.name] += other
+                served[server.name] += count
     finally:
         for server in servers:
             server.stop()

@@ -267,6 +267,8 @@ def _derive_scheduler(values: Json, facts: ModelFacts, device: str, usage: Usage
         case "interactivity":
             tokens //= 2
     values.setdefault("async_scheduling", device == "cuda")
+    if (device, usage) != ("cpu", "server"):
+        values.setdefault("scheduler_target_itl_ms", 0)
     length = values["max_model_len"]
     if "max_num_seqs" not in values:
         values["max_num_seqs"] = min(seqs, values.get("max_num_batched_tokens", seqs))

@@ -69,6 +69,14 @@ class SchedulerConfig:
         ge=1,
         human=True,
     )
+    scheduler_target_itl_ms: float | None = option(
+        None,
+        "Most milliseconds of a step in which requests await their next token: prompts are cut "
+        "to keep it; 0: no limit.",
+        auto="for a server on a CPU 2.2 times a step without prompts, longer while many wait; "
+        "else 0",
+        ge=0,
+    )
     scheduler_reserve_full_isl: bool = option(
         True, "Begin a prompt only if the cache has room for all of it."
     )

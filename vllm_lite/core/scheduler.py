@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from vllm_lite.core.block_events import BlockEvents
 from vllm_lite.core.kv_manager import KVCacheManager, Reserve
 from vllm_lite.core.kv_plan import KVCachePlan
+from vllm_lite.core.pace import StepPace
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
 from vllm_lite.core.queue import request_queue
 from vllm_lite.core.request import Request, RequestStatus
@@ -58,6 +59,7 @@ class Scheduler:
         self._policy = config.scheduler.scheduling_policy
         self.waiting = request_queue(self._policy)
         self._prefill_limit = PrefillLimit(config)
+        self.pace = StepPace(config.scheduler)
         self._max_drafts = config.speculative.num_drafts
         self._drafted = SpecDecodingStats() if self._max_drafts else None
         # Requests that left since the last step; the next one tells the workers.
@@ -99,6 +101,7 @@ class Scheduler:
         config = self.config.scheduler
         budget = StepBudget(
             tokens=config.step_tokens,
+            prompts=self.pace.prompt_tokens(self.running, self.requests.values()),
             seqs=config.active_seqs - len(self.running),
             states=self.kv_manager.states.num_unused,
         )
@@ -154,10 +157,6 @@ class Scheduler:
         self._departed += [request_id for request_id in gone if request_id not in back]
         return outputs
 
-    def has_unfinished_requests(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self.requests)
-
     def has_requests(self) -> bool:
         """Whether a step is due: for requests, or to tell the workers of departures."""
         return bool(self.requests or self._departed)
@@ -193,12 +192,12 @@ class Scheduler:
         # A preemption shortens the list, possibly before `index`.
         while index < len(self.running) and budget.tokens > 0:
             request = self.running[index]
-            if request.must_wait:
+            num_new = missing = request.num_missing_tokens
+            if request.must_wait or (missing > 1 and not budget.prompts):
                 index += 1
                 continue
-            num_new = missing = request.num_missing_tokens
             if num_new > 1:
-                num_new = min(num_new, budget.tokens, chunk_limit)
+                num_new = min(num_new, budget.tokens, budget.prompts, chunk_limit)
             num_verified = int(num_new == missing)
             if self._max_drafts and missing == 1:
                 num_new += request.num_drafts(min(self._max_drafts, budget.tokens - 1))
@@ -230,7 +229,7 @@ class Scheduler:
             missing = request.num_tokens - hits.num_tokens
             if missing > budget.tokens and not config.enable_chunked_prefill:
                 break
-            chunk = min(missing, budget.tokens, limit.chunk_limit)
+            chunk = min(missing, budget.tokens, budget.prompts, limit.chunk_limit)
             verdict = limit.judge(missing, chunk)
             if verdict is Verdict.PASS_OVER:
                 waiting.remove(request)

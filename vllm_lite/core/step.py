@@ -148,6 +148,17 @@ class SchedulerOutput:
     token_masks: TokenMasks | None = None
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of requests that do not await their next token."""
+        if self.total_num_scheduled_tokens == len(self.num_scheduled_tokens):
+            return 0
+        return sum(
+            count
+            for request_id, count in self.num_scheduled_tokens.items()
+            if count > self.num_verified[request_id]
+        )
+
+    @property
     def dropped_request_ids(self) -> Iterator[str]:
         """Requests whose state workers drop before they add the new ones."""
         yield from self.finished_request_ids

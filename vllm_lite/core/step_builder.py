@@ -17,6 +17,8 @@ class StepBudget:
     """
 
     tokens: int
+    # Tokens of prompts among them.
+    prompts: int
     # Sequences that may join those that run.
     seqs: int
     # Free slots of state-space layers.
@@ -25,7 +27,7 @@ class StepBudget:
     @property
     def admits(self) -> bool:
         """Whether another request may begin."""
-        return self.tokens > 0 and self.seqs > 0 and self.states > 0
+        return self.tokens > 0 and self.prompts > 0 and self.seqs > 0 and self.states > 0
 
 
 class StepBuilder:
@@ -90,6 +92,8 @@ class StepBuilder:
         num_tokens = self.num_scheduled_tokens.pop(request_id, 0)
         if num_tokens:
             self.budget.tokens += num_tokens
+            if num_tokens > self.num_verified[request_id]:
+                self.budget.prompts += num_tokens
             del self.num_verified[request_id]
             self._new_block_ids.pop(request_id, None)
 
@@ -109,3 +113,5 @@ class StepBuilder:
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.num_verified[request.request_id] = num_verified if request.is_sampling else 0
         self.budget.tokens -= num_tokens
+        if num_tokens > num_verified:
+            self.budget.prompts -= num_tokens

@@ -184,11 +184,11 @@ def test_a_victim_that_the_step_already_holds_is_taken_out_of_it() -> None:
 
 
 def test_a_victim_gives_its_share_of_the_step_back() -> None:
-    step, victim = StepBuilder(StepBudget(tokens=10, seqs=4, states=4)), request(5)
+    step, victim = StepBuilder(StepBudget(tokens=10, prompts=6, seqs=4, states=4)), request(5)
     step.continue_request(victim, 3, 0, [])
-    assert step.budget.tokens == 7
+    assert (step.budget.tokens, step.budget.prompts) == (7, 3)
     step.preempt_request(victim)
-    assert step.budget.tokens == 10 and step.has_preempted
+    assert (step.budget.tokens, step.budget.prompts) == (10, 6) and step.has_preempted
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -289,7 +289,7 @@ def test_abort_frees_at_once_and_reaches_workers_in_the_next_step() -> None:
     ids = [running.request_id, waiting.request_id, running.request_id, "nobody"]
     s.finish_requests(ids, ABORTED)
     assert s.make_stats().num_used_blocks == 0
-    assert s.has_requests() and not s.has_unfinished_requests()
+    assert s.has_requests() and not s.requests
     step = s.schedule()
     assert step.finished_request_ids == [running.request_id]
     assert step.total_num_scheduled_tokens == 0
@@ -406,7 +406,7 @@ def test_a_window_gives_blocks_back_while_it_runs() -> None:
     r = request(100, max_tokens=20)
     add(s, r)
     most = 0
-    while s.has_unfinished_requests():
+    while s.requests:
         advance(s)
         most = max(most, s.make_stats().num_used_blocks)
     assert most <= 4

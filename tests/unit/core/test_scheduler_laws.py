@@ -9,7 +9,7 @@ block tables, so any wrong block shows as a wrong token.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +125,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Blocks whose free is deferred, by the request that had them.
         self.deferred: dict[str, list[int]] = {}
         self.scheduler = Scheduler(config, plan, self.events)
+        self.scheduler.pace.least_tokens = 2
+        self.seconds: Callable[[int], float] = lambda tokens: 1.0 + tokens
         self.executor = ScriptedExecutor(spec=spec, vocab_size=VOCAB)
         self.executor.initialize_cache(plan)
         self.withdrawn: set[int] = set()
@@ -208,6 +210,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             del self.deferred[request_id]
             self.scheduler.kv_manager.free_deferred(request_id)
 
+    @rule(alone=st.floats(0, 1), each=st.floats(0, 1))
+    def change_speed(self, alone: float, each: float) -> None:
+        self.seconds = lambda tokens: alone + each * tokens
+
     @rule()
     def reset(self) -> None:
         is_quiet = not (self.scheduler.running or self.deferred)
@@ -285,7 +291,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not (self.scheduler.has_requests() or self.in_flight):
                 break
             self.step()
-        assert not self.scheduler.has_unfinished_requests(), "a request starves"
+        assert not self.scheduler.requests, "a request starves"
         assert not self.scheduler.running and not self.scheduler.waiting
         assert self.executor.num_known_requests == 0
         stats = self.scheduler.make_stats()
@@ -326,6 +332,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.finish(leave)
             planned = [self.scheduler.requests.get(i) for i in step.num_scheduled_tokens]
             outputs = self.scheduler.update_from_output(step, result)
+            self.scheduler.pace.observe(
+                step, sum(map(self.seconds, step.num_scheduled_tokens.values()))
+            )
             for r in planned:
                 if r is not None:
                     self.computed.update(r.block_hashes[: r.num_computed_tokens // SIZE])

@@ -89,6 +89,8 @@ class EngineCore:
         # Steps in flight, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
         self._max_in_flight = self._executor.max_in_flight
+        # When the newest answered step was, in monotonic seconds.
+        self._answered = 0.0
         # Ends outside a step that no step has returned yet.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: the next one reports statistics, even if it is empty.
@@ -174,7 +176,7 @@ class EngineCore:
             return False
         if not self._gate.may_step:
             return True
-        return not (self._scheduler.has_unfinished_requests() or self.constraints.num_waiting)
+        return not (self._scheduler.requests or self.constraints.num_waiting)
 
     def pause(self, mode: PauseMode) -> None:
         """Hold new sequences; running ones are aborted, go on, or stand still."""
@@ -318,6 +320,9 @@ class EngineCore:
             if planned.total_num_scheduled_tokens:
                 self._failed_steps = 0
             outputs = self._scheduler.update_from_output(planned, result)
+            now = time.monotonic()
+            self._scheduler.pace.observe(planned, now - max(submitted.started, self._answered))
+            self._answered = now
         self._step_log.count(planned, submitted.started)
         for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
             self._scheduler.finish_requests(request_id, status)
@@ -347,7 +352,7 @@ class EngineCore:
 
     def _check_progress(self, planned: SchedulerOutput) -> None:
         has_tokens = bool(planned.total_num_scheduled_tokens or self._in_flight)
-        if has_tokens or not self._scheduler.has_unfinished_requests():
+        if has_tokens or not self._scheduler.requests:
             self._empty_steps = 0
             return
         self._empty_steps += 1
