@@ -51,6 +51,27 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4-published": (
+        "gemma4",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4-keys-are-values-plain": (
+        "gemma4",
+        {
+            "num_hidden_layers": 4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "glm4-biases": ("glm4", {"attention_bias": True, "rms_norm_eps": 1e-3}),
     "stablelm-by-head": (
         "stablelm",

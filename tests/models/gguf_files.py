@@ -65,6 +65,11 @@ def permuted(config: Json, state: State, suffixes: tuple[str, ...] = ("weight", 
     return state
 
 
+def with_weights(config: Json, state: State) -> State:
+    """Gemma 4's numbers of layers, which are called weights."""
+    return {f"{k}.weight" if k.endswith("layer_scalar") else k: x for k, x in state.items()}
+
+
 def permuted_weights(config: Json, state: State) -> State:
     return permuted(config, state, ("weight",))
 
@@ -151,6 +156,7 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "bitnet": ternary,
     "llama4": turned_experts,
     "apertus": without_activation,
+    "gemma4": with_weights,
 }
 
 
@@ -182,6 +188,11 @@ def file_tensors(architecture: str, config: Json, state: State) -> State:
 def rotary_tensors(config: Any) -> State:
     """The factors of a rotation that the converter makes of the configuration."""
     rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    if rope.get("rope_type") == "proportional":
+        whole = next(iter(config.to_dict()["per_layer_config"].values()))["head_dim"]
+        size, turned = whole // 2, int(whole * rope["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": torch.tensor([1.0] * turned + [1e30] * (size - turned))}
     if rope.get("rope_type") == "longrope":
         return {
             f"rope_factors_{length}.weight": torch.tensor(rope[f"{length}_factor"])

@@ -120,7 +120,8 @@ def _with_gguf(facts: ModelFacts, gguf: GGUFFile) -> ModelFacts:
                 f"{gguf.path}: the tensor {tensor.name!r} is stored as {kind}; "
                 f"supported are {', '.join(LOADABLE_GGML_TYPES)}"
             )
-    has_rope_freqs = "rope_freqs.weight" in gguf.tensors
+    is_plain = main_rope(facts.hf_config)["rope_type"] == "default"
+    has_rope_freqs = is_plain and "rope_freqs.weight" in gguf.tensors
     return replace(facts, format="gguf", has_rope_freqs=has_rope_freqs)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_lite.config.gguf_header import GGUFFile
+from vllm_lite.config.gguf_header import GGUFFile, shortest
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
@@ -22,6 +22,41 @@ def _gemma(gguf: GGUFFile, config: Json) -> None:
     is_largest = config["num_hidden_layers"] == _LAYERS_OF_LARGEST[config["model_type"]]
     share = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = share if is_largest else config["head_dim"] or share
+
+
+def _gemma4(gguf: GGUFFile, config: Json) -> None:
+    """Layers that attend to everything have heads of their own size and number."""
+    get, count = gguf.of_architecture, config["num_hidden_layers"]
+    pattern = get("attention.sliding_window_pattern").tolist()
+    heads = _by_layer(get("attention.head_count_kv"), count)
+    widths = _by_layer(get("feed_forward_length"), count)
+    whole = {i: heads[i] for i in range(count) if not pattern[i]}
+    local = [heads[i] for i in range(count) if pattern[i]]
+    config["num_key_value_heads"] = (local or heads)[0]
+    config["per_layer_config"] = {
+        str(i): {"head_dim": get("attention.key_length"), "num_key_value_heads": number}
+        for i, number in whole.items()
+    }
+    config["intermediate_size"] = widths[0]
+    config["use_double_wide_mlp"] = widths[-1] != widths[0]
+    config["attention_k_eq_v"] = any(
+        f"blk.{i}.attn_k.weight" in gguf.tensors and f"blk.{i}.attn_v.weight" not in gguf.tensors
+        for i in whole
+    )
+    if table := gguf.tensors.get("per_layer_token_embd.weight"):
+        config["vocab_size_per_layer_input"] = table.shape[0]
+    local_rotation = {"rope_type": "default", "rope_theta": shortest(get("rope.freq_base_swa"))}
+    # Pairs that are not rotated have enormous divisors.
+    factors = list(gguf.tensor_data("rope_freqs.weight").cast("f"))
+    whole_rotation = {
+        "rope_type": "proportional",
+        "rope_theta": shortest(get("rope.freq_base")),
+        "partial_rotary_factor": sum(factor == 1.0 for factor in factors) / len(factors),
+    }
+    config["rope_parameters"] = {
+        "full_attention": whole_rotation,
+        "sliding_attention": local_rotation,
+    }
 
 
 def _deci(gguf: GGUFFile, config: Json) -> None:
@@ -60,6 +95,7 @@ def _llama4(gguf: GGUFFile, config: Json) -> None:
 REFINEMENTS: Mapping[str, Callable[[GGUFFile, Json], None]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma4": _gemma4,
     "deci": _deci,
     "llama4": _llama4,
 }

@@ -44,6 +44,9 @@ _BLOCK_NAMES = {
     "ffn_sub_norm": "mlp.ffn_sub_norm",
     "post_ffw_norm": "ffn_output_norm",
     "ffn_gate_inp": "mlp.gate",
+    "inp_gate": "own_input.gate",
+    "proj": "own_input.projection",
+    "post_norm": "own_input.norm",
     # Numbered by _matrices.
     "ffn_gate_exps.*": "mlp.experts.*.gate_proj",
     "ffn_up_exps.*": "mlp.experts.*.up_proj",
@@ -55,6 +58,9 @@ _NAMES = {
     "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.own_inputs.table",
+    "per_layer_model_proj": "model.own_inputs.projection",
+    "per_layer_proj_norm": "model.own_inputs.norm",
     **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
 }
 # Numbers by layer that the metadata hold, to the models' names.
@@ -115,7 +121,10 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
         *renamed(_NAMES),
         replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
         # Called a weight, and filling a slot of another name.
-        Alias("rope_freqs.weight", "model.rotary_emb.0.frequency_factors"),
+        Alias("blk.*.layer_output_scale.weight", "model.layers.*.layer_scalar"),
+        Alias("rope_freqs.weight", "model.rotary_emb.0.frequency_factors")
+        if facts.has_rope_freqs
+        else Rule("rope_freqs"),
         # Read with the header.
         *(Rule(f"rope_factors_{length}") for length in ("short", "long")),
         *(rule for rule in own if rule.source.startswith("blk.")),

@@ -89,6 +89,14 @@ ROWS = (
     row(
         "Gemma4ForCausalLM",
         "gemma4",
+        gguf=("gemma4",),
+        gguf_fields={
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "attention.key_length_swa": "head_dim",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        gguf_fixed={"final_logit_softcapping": None},
         own_defaults={"global_head_dim": 512, "rope_parameters": _TURNS},
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_OWN_INPUTS} attention_k_eq_v use_double_wide_mlp use_bidirectional_attention "
