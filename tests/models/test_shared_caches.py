@@ -45,6 +45,7 @@ def test_weights_that_shared_layers_have_for_nothing_are_passed_over(tmp_path: P
     [
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6 of 6 layers"),
         ({"num_kv_shared_layers": 4}, "none of the first 2 layers"),
+        ({"vocab_size_per_layer_input": 130}, "130 in its configuration, fewer than its 131"),
         ({"use_bidirectional_attention": "all"}, "tokens see later ones"),
         ({"per_layer_config": {"2": {"num_attention_heads": 2}}}, "per_layer_config"),
         ({"per_layer_config": {"2": {"num_key_value_heads": 3}}}, "layer 2 has 3 key-value heads"),

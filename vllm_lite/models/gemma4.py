@@ -180,9 +180,15 @@ OWN_INPUT_NAMES = {
 def _own_input(facts: ModelFacts) -> OwnInputSpec | None:
     if not facts.hf_config.get("hidden_size_per_layer_input"):
         return None
+    rows = size(facts, "vocab_size_per_layer_input")
+    if rows < facts.vocab_size:
+        raise CheckpointError(
+            f"{facts.path}: vocab_size_per_layer_input is {rows} in its configuration, fewer than "
+            f"its {facts.vocab_size} tokens"
+        )
     return OwnInputSpec(
         size=size(facts, "hidden_size_per_layer_input"),
-        rows=size(facts, "vocab_size_per_layer_input"),
+        rows=rows,
         act=facts.hf_config["hidden_act"],
     )
 
