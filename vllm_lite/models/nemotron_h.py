@@ -62,7 +62,8 @@ class NemotronHForCausalLM(DecoderForCausalLM):
             hidden_size=facts.hidden_size,
             norm=NormSpec(eps=eps),
             layers=tuple(layers[kind] for kind in kinds),
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+            # The field ties nothing in the programs that wrote such files.
+            tie_word_embeddings=facts.format == "gguf" and bool(hf.get("tie_word_embeddings")),
         )
 
     @staticmethod
@@ -113,8 +114,11 @@ def _experts(facts: ModelFacts, mlp: MLPSpec) -> ExpertsSpec:
 
 
 def _mixer(facts: ModelFacts) -> Mamba2Spec:
+    """The state mixer, which is as wide as its heads, whatever `expand` says."""
     bias = bool(facts.hf_config.get("use_bias"))
-    return replace(hybrid_mamba2(facts, "layer_norm_epsilon"), bias=bias, out_bias=bias)
+    width = size(facts, "mamba_n_heads") * size(facts, "mamba_d_head")
+    told = replace(facts, hf_config={**facts.hf_config, "mamba_d_ssm": width})
+    return replace(hybrid_mamba2(told, "layer_norm_epsilon"), bias=bias, out_bias=bias)
 
 
 def _kinds(facts: ModelFacts) -> list[str]:

@@ -245,7 +245,7 @@ FAMILIES = {
                 "layers_block_type": ["mlp", "full_attention", "linear_attention"],
                 "mamba_num_heads": 4,
                 "mamba_head_dim": 36,
-                "expand": 3,
+                "tie_word_embeddings": True,
                 "n_groups": 1,
                 "ssm_state_size": 9,
                 "conv_kernel": 3,
