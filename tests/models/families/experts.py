@@ -43,6 +43,22 @@ def with_choice_biases(model: Any) -> None:
             buffer.normal_(0.0, 0.25)
 
 
+def renormalized(model: Any) -> None:
+    """Divide weights by their sum where the configuration says so, as vLLM does.
+
+    Transformers does not read norm_topk_prob of DeepSeek-V2; no published model sets it.
+    """
+    for layer in model.model.layers if model.config.norm_topk_prob else ():
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.gate.forward = partial(_renormalized, layer.mlp.gate.forward, model.config)
+
+
+def _renormalized(route: Any, config: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits, weights, ids = route(x)
+    shares = weights / weights.sum(-1, keepdim=True)
+    return logits, shares * config.routed_scaling_factor, ids
+
+
 def as_deepseek(model: Any) -> None:
     """Take shares of all experts in a model of three layers, whose first has none."""
     if len(model.model.layers) < 3:
@@ -222,8 +238,10 @@ FAMILIES = {
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
         {**BIASED, **LATENTS, "n_routed_experts": 6},
+        prepare=renormalized,
         cases={
             "": {"first_k_dense_replace": 1, "n_shared_experts": 1},
+            "normed": {"norm_topk_prob": True, "routed_scaling_factor": 1.7},
             "groups": {
                 "q_lora_rank": None,
                 "n_routed_experts": 12,
