@@ -23,7 +23,7 @@ READ_BY_ALL = _names(
     architectures model_type dtype torch_dtype quantization_config
     vocab_size hidden_size intermediate_size hidden_act num_hidden_layers
     num_attention_heads num_key_value_heads head_dim rms_norm_eps
-    max_position_embeddings n_positions max_seq_len seq_length
+    max_position_embeddings n_positions max_seq_len seq_length max_sequence_length model_max_length
     rope_parameters rope_theta rope_scaling original_max_position_embeddings partial_rotary_factor
     sliding_window layer_types
     attention_bias qkv_bias mlp_bias tie_word_embeddings
@@ -36,26 +36,31 @@ HARMLESS = _names(
     transformers_version auto_map use_cache pretraining_tp gradient_checkpointing torchscript
     initializer_range initializer_factor init_std rescale_prenorm_residual
     attention_dropout attn_pdrop hidden_dropout resid_pdrop resid_dropout embd_pdrop
-    embedding_dropout dropout classifier_dropout attention_probs_dropout_prob hidden_dropout_prob
+    embedding_dropout residual_dropout dropout classifier_dropout attention_probs_dropout_prob
+    hidden_dropout_prob
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     output_attentions output_hidden_states output_router_logits output_scores return_dict
     return_dict_in_generate use_return_dict chunk_size_feed_forward pruned_heads use_bfloat16
     tf_legacy_loss id2label label2id num_labels problem_type finetuning_task task_specific_params
-    tokenizer_class prefix pad_token_id sep_token_id mask_token_id unk_token_id
-    decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens
+    tokenizer_class prefix bad_words_ids suppress_tokens
     begin_suppress_tokens max_length min_length max_new_tokens do_sample early_stopping num_beams
     num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
     length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
     remove_invalid_values exponential_decay_length_penalty transformers.js_config
     attn_implementation use_flash_attn flash_attn use_fused_rms_norm use_fused_mlp
     router_aux_loss_coef aux_loss_alpha vocab_file keys_to_ignore_at_inference name_or_path
-    base_model_tp_plan base_model_pp_plan model_max_length tokenizer_model_max_length
+    base_model_tp_plan base_model_pp_plan tokenizer_model_max_length cache_implementation n_ctx
+    n_special predict_special_tokens is_llama_config custom_pipelines
     """
 )
-# Names that begin like this are a program's own notes.
+# Names that begin like this are a program's own notes, and what ends like this names a token.
 _HARMLESS_PREFIXES = ("_", "unsloth_")
+_HARMLESS_SUFFIX = "_id"
 # The first of these that a configuration holds is the longest context it was made for.
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "model_max_length"),
+)
 # Kinds of layers, where a list marks each by 0 or 1.
 _MARKED = {
     "layer_types": ("full_attention", "sliding_attention"),
@@ -71,11 +76,14 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     With has_class_defaults, fields that are not there have the values of transformers' class.
     Raises CheckpointError for a field that would change the model and is not read.
     """
-    known = READ_BY_ALL | HARMLESS | row.reads | row.harmless
+    known = READ_BY_ALL | HARMLESS | row.reads | row.harmless | set(row.fixed)
     hf: Json = {}
     for name, value in _flat(row, raw).items():
         usual = row.aliases.get(name, name)
-        if usual not in known and value not in _NOTHING and not name.startswith(_HARMLESS_PREFIXES):
+        if usual in row.fixed and value not in (None, row.fixed[usual]):
+            raise CheckpointError(f"{path}: {name} is {_shown(value)}, not {row.fixed[usual]!r}")
+        is_note = name.startswith(_HARMLESS_PREFIXES) or name.endswith(_HARMLESS_SUFFIX)
+        if not (usual in known or value in _NOTHING or is_note):
             raise CheckpointError(
                 f"{path}: its configuration sets {name} to {_shown(value)}, which {row.name} does "
                 f"not read here and which may change what the model computes; if it does not, "

@@ -62,6 +62,8 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
         rope["rope_theta"] = hf.get("rope_theta") or 10000.0
     if hf.get("partial_rotary_factor") is not None:
         rope.setdefault("partial_rotary_factor", hf["partial_rotary_factor"])
+    if hf.get("rotary_dim") is not None:
+        rope.setdefault("rotary_dim", hf["rotary_dim"])
     # The oldest spellings of rope_type and of longrope.
     old = rope.pop("type", None)
     rope.setdefault("rope_type", old or "default")

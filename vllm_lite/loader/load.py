@@ -161,7 +161,8 @@ def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
     if re.match(r"(model\.)?mtp[._]", name):
         return True
     hf, found = facts.hf_config, re.match(r"model\.layers\.(\d+)\.", name)
-    count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_layers") or 0
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+    count = next((hf[name] for name in names if hf.get(name)), 0)
     return found is not None and 0 <= int(found[1]) - facts.num_layers < count
 
 

@@ -30,7 +30,6 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
-        check_field(facts, "scoring_func", "softmax")
         check_field(facts, "topk_method", *_METHODS)
         is_grouped = hf.get("topk_method") == _METHODS[1]
         routing = Routing(
@@ -53,8 +52,6 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        check_field(facts, "scoring_func", "sigmoid")
-        check_field(facts, "topk_method", "noaux_tc")
         return with_biased_experts(facts, _dense(facts))
 
     @staticmethod
@@ -64,7 +61,6 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
 
 def _dense(facts: ModelFacts) -> DecoderSpec:
     """The model without experts; neighbours are rotated unless it says otherwise."""
-    check_field(facts, "moe_layer_freq", 1)
     spec = decoder_spec(facts, mlp_bias=bool(facts.hf_config.get("mlp_bias")))
     is_interleaved = bool(facts.hf_config.get("rope_interleave", True))
     return with_latents(spec, facts, is_interleaved=is_interleaved)

@@ -30,7 +30,7 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
         )
         shared = shared_mlp(facts, "num_shared_experts")
         experts = routed_experts(facts, routing, has_choice_bias=True, shared=shared)
-        first, last = hf["moe_layer_start_index"], hf["moe_layer_end_index"]
+        first, last = hf["moe_layer_start_index"], hf.get("moe_layer_end_index", -1)
         if last == -1:
             last = facts.num_layers - 1
         period = size(facts, "moe_layer_interval")

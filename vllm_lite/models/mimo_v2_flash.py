@@ -20,8 +20,6 @@ class MiMoV2FlashForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf, kinds = facts.hf_config, facts.hf_config.get("layer_types")
-        check_field(facts, "scoring_func", "sigmoid")
-        check_field(facts, "topk_method", "noaux_tc")
         for name, own in (("num_attention_heads", facts.num_heads), ("head_dim", facts.head_size)):
             check_field(facts, f"swa_{name}", own)
         check_field(facts, "swa_v_head_dim", hf["v_head_dim"])

@@ -14,7 +14,7 @@ from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import layer_kinds
 from vllm_lite.models.mixtral import mixtral_rules
 from vllm_lite.models.mixtures import LAYERS, check_field, routed_experts, with_experts
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, decoder_spec, positive, size
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
 
 _KINDS = {"full_attention": "full", "linear_attention": "linear"}
 
@@ -31,14 +31,10 @@ class MiniMaxForCausalLM(DecoderForCausalLM):
         plain = decoder_spec(facts)
         layers = []
         for number, (layer, kind) in enumerate(zip(plain.layers, _kinds(facts), strict=True)):
-            attention = layer.mixer
-            assert isinstance(attention, AttentionSpec) and attention.rotary is not None
-            rope = {**attention.rotary.parameters, "rotary_dim": hf.get("rotary_dim")}
-            attention = replace(attention, rotary=replace(attention.rotary, parameters=rope))
             factors = (f"{kind}_attn_alpha_factor", "mlp_alpha_factor")
             changed = replace(
                 layer,
-                mixer=attention if kind == "full" else _lightning(facts, number),
+                mixer=layer.mixer if kind == "full" else _lightning(facts, number),
                 norms="renewing",
                 stream_scales=tuple(positive(facts, name, 1.0) for name in factors),
             )

@@ -60,6 +60,8 @@ class Architecture:
     reads: frozenset[str] = frozenset()
     # Fields of its own that change nothing which is computed here.
     harmless: frozenset[str] = frozenset()
+    # Fields of its own that may have one value alone, of which the model's class needs no telling.
+    fixed: JsonView = field(default_factory=dict)
     # Fields that hold others, which are read as if they stood beside them.
     nested: frozenset[str] = frozenset()
     # Fields that, where they are set, only transformers' module computes.

@@ -17,6 +17,9 @@ _EPSILON = "attention.layer_norm_epsilon"
 _STABLELM: dict[str, Any] = {
     "aliases": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
     "reads": "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual",
+    # What num_attention_heads says too.
+    "harmless": "num_heads",
+    "fixed": {"rotary_scaling_factor": 1.0},
 }
 _FALCON: dict[str, Any] = {
     "aliases": {
@@ -52,7 +55,7 @@ ROWS = (
         gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx",
-        harmless="n_ctx reorder_and_upcast_attn",
+        harmless="reorder_and_upcast_attn",
     ),
     row(
         "GPTJForCausalLM",
@@ -60,14 +63,14 @@ ROWS = (
         aliases=_GPT,
         reads="layer_norm_epsilon rotary_dim",
         # transformers' class has them, and looks at neither.
-        harmless="n_ctx rotary scale_attn_weights",
+        harmless="rotary scale_attn_weights",
     ),
     row(
         "CodeGenForCausalLM",
         "gptj",
         aliases=_GPT,
         reads="layer_norm_epsilon rotary_dim",
-        harmless="n_ctx rotary scale_attn_weights",
+        harmless="rotary scale_attn_weights",
     ),
     row(
         "GPTNeoForCausalLM",
@@ -90,7 +93,7 @@ ROWS = (
         gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases=_GPT,
         reads="layer_norm_epsilon scale_attn_weights multi_query",
-        harmless="n_ctx attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
+        harmless="attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
         "inference_runner validate_runner_input pad_key_length pre_allocate_kv_cache "
         "max_batch_size max_sequence_length runner_max_sequence_length",
     ),
@@ -201,6 +204,9 @@ ROWS = (
         gguf=("starcoder2",),
         gguf_fields={_EPSILON: "norm_epsilon"},
         reads="norm_epsilon use_bias",
+        # Not the one that it computes with.
+        harmless="layer_norm_epsilon",
+        fixed={"mlp_type": "default", "norm_type": "layer_norm"},
         windows="every",
     ),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_lite.config.families.architecture import LATENTS, row
+from vllm_lite.config.families.llama import HUNYUAN_FIXED, HUNYUAN_HARMLESS
+from vllm_lite.config.families.states import MINIMAX_BLOCKS
 
 # What some files call the experts of a layer, those of a token, and shared ones.
 _NAMES = {
@@ -18,7 +20,8 @@ _BIASED = (
     f"{_ROUTED} moe_intermediate_size num_shared_experts norm_topk_prob routed_scaling_factor "
     "n_group topk_group first_k_dense_replace mlp_layer_types"
 )
-_DEEPSEEK = "rope_interleave scoring_func topk_method moe_layer_freq"
+# DeepSeek-V3's way to choose experts, and that of many after it.
+_CHOICE: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
@@ -29,6 +32,20 @@ _PHIMOE: dict[str, Any] = {
     "harmless": "input_jitter_noise",
     "windows": "every",
 }
+_EXAONE: dict[str, Any] = {
+    "module": "glm4_moe",
+    "aliases": {**_NAMES, "is_moe_layer": "mlp_layer_types"},
+    "reads": f"{_BIASED} sliding_window_pattern",
+    "harmless": f"{_UNUSED} first_last_k_dense_replace",
+    "fixed": _CHOICE,
+    "windows": "pattern",
+}
+
+# Of Hunyuan's eyes.
+_IMAGES = (
+    "anyres_pooling_size num_media_embeds vit_input_resolution vit_mapping_type vit_norm_type "
+    "vit_patch vit_token"
+)
 
 ROWS = (
     row(
@@ -55,6 +72,7 @@ ROWS = (
         aliases=_NAMES,
         reads=f"{_QWEN} use_sliding_window",
         harmless="max_window_layers",
+        fixed={"use_qk_norm": True},
         windows="every",
     ),
     row("OlmoeForCausalLM", "olmoe", aliases=_NAMES, reads=f"{_ROUTED} norm_topk_prob"),
@@ -79,30 +97,32 @@ ROWS = (
         model_class="DeepseekV3ForCausalLM",
         own_defaults={"first_k_dense_replace": 1},
         aliases=_NAMES,
-        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        reads=f"{_BIASED} {LATENTS} rope_interleave",
+        fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=_UNUSED,
     ),
     row(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
         aliases=_NAMES,
-        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        reads=f"{_BIASED} {LATENTS} rope_interleave topk_method",
+        fixed={"scoring_func": "softmax", "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
     row(
         "DeepseekV3ForCausalLM",
         "deepseek_v2",
         aliases=_NAMES,
-        reads=f"{_BIASED} {LATENTS} {_DEEPSEEK}",
+        reads=f"{_BIASED} {LATENTS} rope_interleave",
+        fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
+    row("ExaoneMoeForCausalLM", **_EXAONE),
     row(
-        "ExaoneMoeForCausalLM",
-        "glm4_moe",
-        aliases=_NAMES,
-        reads=f"{_BIASED} sliding_window_pattern",
-        harmless=_UNUSED,
-        windows="pattern",
+        "ExaoneMoEForCausalLM",
+        model_class="ExaoneMoeForCausalLM",
+        like="ExaoneMoeForCausalLM",
+        **_EXAONE,
     ),
     row(
         "HYV3ForCausalLM",
@@ -118,8 +138,17 @@ ROWS = (
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
         aliases=_NAMES,
-        reads=_ROUTED,
-        harmless=_UNUSED,
+        reads=f"{_ROUTED} rotary_dim",
+        # What it has of MiniMax-Text-01, whose sums have factors, and of drafts.
+        harmless=f"{_UNUSED} attn_type_list mlp_intermediate_size shared_moe_mode use_mtp "
+        "num_mtp_modules mtp_transformer_layers",
+        fixed={
+            **dict.fromkeys((f"layernorm_{block}_beta" for block in MINIMAX_BLOCKS), 1.0),
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "use_routing_bias": True,
+        },
     ),
     row(
         "MiMoV2FlashForCausalLM",
@@ -137,9 +166,10 @@ ROWS = (
             "moe_layer_freq": "mlp_layer_types",
             "swa_rope_theta": "rope_local_base_freq",
         },
-        reads=f"{_BIASED} v_head_dim attention_value_scale sliding_window_size scoring_func "
-        "topk_method rope_local_base_freq swa_num_attention_heads swa_num_key_value_heads "
+        reads=f"{_BIASED} v_head_dim attention_value_scale sliding_window_size "
+        "rope_local_base_freq swa_num_attention_heads swa_num_key_value_heads "
         "swa_head_dim swa_v_head_dim add_swa_attention_sink_bias add_full_attention_sink_bias",
+        fixed=_CHOICE,
         # What the window says too.
         harmless="attention_chunk_size",
     ),
@@ -168,6 +198,8 @@ ROWS = (
         },
         reads=f"{_ROUTED} moe_intermediate_size num_shared_experts moe_layer_start_index "
         "moe_layer_end_index moe_layer_interval moe_norm_min",
+        harmless=f"{_UNUSED} moe_capacity",
+        fixed={"moe_gate": "topk", "moe_use_aux_free": True, "use_rmsnorm": True},
     ),
     row(
         "HunYuanMoEV1ForCausalLM",
@@ -179,7 +211,13 @@ ROWS = (
             "attention_head_dim": "head_dim",
         },
         reads=f"{_ROUTED} moe_intermediate_size num_shared_expert use_qk_norm",
-        harmless="eod_token_id",
+        harmless=f"{HUNYUAN_HARMLESS} {_IMAGES}",
+        fixed={
+            **HUNYUAN_FIXED,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "use_mixed_mlp_moe": True,
+        },
     ),
     row(
         "GptOssForCausalLM",

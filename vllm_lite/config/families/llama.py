@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm_lite.config.families.architecture import LATENTS, row
 
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LONG = {"original_max_position_embeddings": 8192}
 _COHERE_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+# What it has of other tasks, or what only cross-layer attention would read.
+HUNYUAN_HARMLESS = "class_num cla_share_factor dense_list org_vocab_size pool_type"
+HUNYUAN_FIXED: dict[str, Any] = {"norm_type": "rms", "use_cla": False, "use_rotary_pos_emb": True}
 
 ROWS = (
     row(
@@ -43,7 +48,6 @@ ROWS = (
         "llama",
         gguf=("seed_oss",),
         reads="attention_out_bias",
-        harmless="residual_dropout",
     ),
     row(
         "CwmForCausalLM",
@@ -109,9 +113,16 @@ ROWS = (
         own_defaults={"use_qk_norm": True},
         aliases={"attention_head_dim": "head_dim"},
         reads="use_qk_norm",
-        harmless="eod_token_id",
+        harmless=HUNYUAN_HARMLESS,
+        fixed=HUNYUAN_FIXED,
     ),
-    row("Ernie4_5ForCausalLM", "ernie4_5", gguf=("ernie4_5",), reads="use_bias"),
+    row(
+        "Ernie4_5ForCausalLM",
+        "ernie4_5",
+        gguf=("ernie4_5",),
+        reads="use_bias",
+        fixed={"use_rmsnorm": True},
+    ),
     row(
         "InternLM2ForCausalLM",
         "internlm2",
@@ -125,6 +136,8 @@ ROWS = (
         like="LlamaForCausalLM",
         own_defaults={"scale_emb": 1, "dim_model_base": 1, "scale_depth": 1},
         reads="scale_emb dim_model_base scale_depth",
+        # Of training.
+        harmless="mup_denominator",
     ),
     row(
         "Llama4ForCausalLM",
@@ -143,6 +156,7 @@ ROWS = (
         "apertus",
         gguf=("apertus",),
         own_defaults={"rope_scaling": {**_LLAMA3, **_LONG, "factor": 8.0}},
+        fixed={"qk_norm": True, "post_norm": False},
     ),
     row("BitNetForCausalLM", "bitnet", gguf=("bitnet",), gguf_fixed={"hidden_act": "silu"}),
     row(
@@ -222,8 +236,7 @@ ROWS = (
         reads="layer_norm_eps logit_scale sliding_window_pattern",
         # What older files say of every model of this family.
         harmless="order_of_interleaved_layers position_embedding_type rotary_pct layer_switch "
-        "use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding "
-        "cache_implementation",
+        "use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding",
         windows="pattern",
     ),
 )

@@ -54,6 +54,8 @@ ROWS = (
         "Phi3ForCausalLM",
         "phi3",
         gguf=("phi3",),
+        # Of attention to blocks in Phi-3-small.
+        fixed={"full_attn_mod": 1, "interpolate_factor": 1},
         windows="every",
     ),
     row(

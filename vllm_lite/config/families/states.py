@@ -30,7 +30,7 @@ _DELTA = (
 )
 
 # Blocks whose sums with the stream have factors, by their names in older files.
-_MINIMAX_BLOCKS = {
+MINIMAX_BLOCKS = {
     "full_attention": "full_attn",
     "linear_attention": "linear_attn",
     "mlp": "mlp",
@@ -47,12 +47,12 @@ _MINIMAX: dict[str, Any] = {
         "num_local_experts": "num_experts",
         **{
             f"layernorm_{kind}_{factor}": f"{own}_{factor}_factor"
-            for kind, own in _MINIMAX_BLOCKS.items()
+            for kind, own in MINIMAX_BLOCKS.items()
             for factor in ("alpha", "beta")
         },
     },
     "reads": "num_experts num_experts_per_tok rotary_dim postnorm attn_type_list "
-    + " ".join(f"{own}_{f}_factor" for own in _MINIMAX_BLOCKS.values() for f in ("alpha", "beta")),
+    + " ".join(f"{own}_{f}_factor" for own in MINIMAX_BLOCKS.values() for f in ("alpha", "beta")),
     # How others cut what they compute, and how shared experts would be added.
     "harmless": "block_size shared_moe_mode router_jitter_noise",
     "mixer": "both",
@@ -79,8 +79,9 @@ ROWS = (
         reads="n_groups state_size conv_kernel expand use_bias use_conv_bias "
         "layer_norm_epsilon time_step_limit",
         # What steps of time were drawn from, and how others cut and round what they compute.
-        harmless="time_step_min time_step_max time_step_floor time_step_rank chunk_size "
-        "residual_in_fp32 rms_norm norm_before_gate",
+        harmless="time_step_min time_step_max time_step_floor time_step_rank "
+        "time_step_init_scheme time_step_scale chunk_size residual_in_fp32 rms_norm "
+        "norm_before_gate",
         mixer="state",
     ),
     row(
@@ -104,6 +105,7 @@ ROWS = (
         "NemotronHForCausalLM",
         "nemotron_h",
         aliases={
+            "attention_head_dim": "head_dim",
             "mamba_num_heads": "mamba_n_heads",
             "mamba_head_dim": "mamba_d_head",
             "n_groups": "mamba_n_groups",
@@ -123,7 +125,7 @@ ROWS = (
         harmless="chunk_size mamba_chunk_size mamba_ssm_cache_dtype use_mamba_kernels "
         "num_logits_to_keep n_shared_experts moe_shared_expert_overlap num_nextn_predict_layers "
         "mtp_layers_block_type time_step_min time_step_max time_step_floor time_step_rank "
-        "residual_in_fp32 rescale_prenorm_residual norm_eps",
+        "residual_in_fp32 rescale_prenorm_residual norm_eps num_query_groups",
         mixer="both",
     ),
     row(
@@ -202,7 +204,7 @@ ROWS = (
         "attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier "
         "ssm_out_multiplier",
         harmless="mamba_chunk_size num_logits_to_keep mamba_use_mlp time_step_floor "
-        "time_step_max time_step_min time_step_rank attn_layer_indices",
+        "time_step_max time_step_min time_step_rank attn_layer_indices mlp_expansion_factor",
         mixer="both",
     ),
     row(

@@ -1,0 +1,45 @@
+"""Configurations as they are published are read, with all that changes nothing in them.
+
+published.json holds those of the Hub's models, without texts; factors of frequencies, and one
+model's list of blocks, are shortened or made up.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoint import read_facts
+from vllm_lite.errors import CheckpointError
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.registry import get_model_class
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("published.json").read_text()
+)
+FIXED = [(row.name, name) for row in ARCHITECTURES.values() for name in row.fixed]
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_published_configuration_describes_a_model(model: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[model]))
+    facts = read_facts(str(tmp_path))
+    assert facts.implementation == "vllm"
+    family = get_model_class(facts.architecture)
+    assert issubclass(family, DecoderForCausalLM)
+    assert len(family.spec(facts).layers) == facts.num_layers
+    family.weight_rules(facts)
+
+
+@pytest.mark.parametrize(("architecture", "name"), FIXED)
+def test_a_field_that_has_one_value_may_not_have_another(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
+    told = {"architectures": [architecture], name: "other"}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=f"{name} is 'other', not "):
+        read_facts(str(tmp_path))
