@@ -41,6 +41,8 @@ _USUAL_NAMES = {
     **dict.fromkeys(("n_head", "n_heads", "num_heads"), "num_attention_heads"),
     **dict.fromkeys(LENGTHS, "max_position_embeddings"),
 }
+# Architectures whose tokens attend to what an index chooses for them.
+_SPARSE = {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}
 # Endings of the names of transformers' decoders.
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 _GENERATION_CONFIG = "generation_config.json"
@@ -184,6 +186,11 @@ def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
         row = ARCHITECTURES.get(name)
         if row is not None and (model_impl == "vllm" or not any(map(hf.get, row.only_there))):
             return row
+    if not _SPARSE.isdisjoint(names):
+        raise CheckpointError(
+            f"{path} holds {', '.join(names)}, whose sparse attention (an index chooses the tokens "
+            "that each token sees) is not supported; serve a model with full attention"
+        )
     if model_impl != "vllm" and any(name.endswith(_GENERATES) for name in names):
         return None
     found = f"the architecture {', '.join(names)}" if names else "a model without architectures"

@@ -139,6 +139,9 @@ def test_longrope_has_older_names(name: str, tmp_path: Path) -> None:
     [
         ({"architectures": ["OtherModel"]}, ", ".join(ARCHITECTURES)),
         ({"architectures": None}, "without architectures"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32ForCausalLM, whose sparse"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM, whose sparse"),
+        ({"architectures": ["GlmMoeDsaForCausalLM"]}, "GlmMoeDsaForCausalLM, whose sparse"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rotary factor is None"),
