@@ -78,6 +78,7 @@ def launch_everything() -> None:
         launch_grouped(rows)
         launch_experts(rows)
     launch_latents()
+    launch_values()
     launch_states()
 
 
@@ -208,6 +209,17 @@ def launch_latents() -> None:
                 starts = tensor(requests + 1, dtype=torch.int32)
                 with processors(count):
                     ops.paged_attention(query, *caches, table, starts, starts[1:], 0.1)
+
+
+def launch_values() -> None:
+    """Launch MiMo-V2-Flash's attention, whose values are narrower than its keys."""
+    caches = [tensor(1000, 4, 16, size) for size in (192, 128)]
+    for requests in (2, 8):
+        table, lens = tensor(requests, 64, dtype=torch.int32), tensor(requests, dtype=torch.int32)
+        starts = tensor(requests + 1, dtype=torch.int32)
+        for count in (1, 132):
+            with processors(count):
+                ops.paged_attention(tensor(8, 64, 192), *caches, table, starts, lens, 0.1)
 
 
 def launch_states() -> None:

@@ -89,6 +89,31 @@ def test_a_cache_may_be_a_part_of_pages(narrow: str | None) -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "narrow"), [((40, 24), None), ((20, 36), "e4m3"), ((40, 24), "scaled int8")]
+)
+def test_values_of_another_size(
+    sizes: tuple[int, int], narrow: str | None, splits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if splits:
+        monkeypatch.setattr(tuning, "processor_count", lambda _: 64)
+    for lens in ([(1, 600), (1, 3)], [(9, 40), (1, 7), (3, 70), (0, 0)]):
+        keyed, valued = (batch(lens, (4, 2), size, narrow=narrow) for size in sizes)
+        case = replace(keyed, value_cache=valued.value_cache)
+        ours, theirs = both(case)
+        assert ours.shape[-1] == sizes[1]
+        torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+    key, value = (torch.randn(5, 2, size) for size in sizes)
+    slots = torch.tensor([3, -1, 40, 17, 16])
+    written = []
+    for module in (ops, reference):
+        caches = [keyed.key_cache.clone(), valued.value_cache.clone()]
+        module.reshape_and_cache(key, value, *caches, slots)
+        written.append([cache.view(torch.uint8) for cache in caches])
+    assert all(torch.equal(*pair) for pair in zip(*written, strict=True))
+
+
+@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize(("num_heads", "sizes"), [(5, (40, 32)), (20, (24, 20))])
 def test_latents(
     num_heads: int, sizes: tuple[int, int], splits: bool, monkeypatch: pytest.MonkeyPatch

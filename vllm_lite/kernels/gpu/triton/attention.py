@@ -28,7 +28,7 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
 )
 from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
 from vllm_lite.kernels.gpu.triton.quantize import decode, load_scales, stored_numbers
-from vllm_lite.kernels.reference.cache import are_latents
+from vllm_lite.kernels.reference.cache import are_latents, value_size_of
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
 # Names in tuning tables of what is not plain 16-bit attention.
@@ -64,6 +64,7 @@ def paged_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     ROW_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -93,6 +94,7 @@ def paged_attention_kernel(
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
     query_mask = is_row[:, None] & is_column[None, :]
+    is_value_column = columns < VALUE_SIZE
     query = tl.load(
         query_ptr
         + tokens[:, None] * query_token_stride
@@ -133,7 +135,8 @@ def paged_attention_kernel(
         is_key = keys < end
         block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         # Within a block: kv_head, then offset, then column.
-        inner = (kv_head * BLOCK_SIZE + keys % BLOCK_SIZE) * ROW_SIZE
+        slot = kv_head * BLOCK_SIZE + keys % BLOCK_SIZE
+        inner = slot * ROW_SIZE
         key = tl.load(
             key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None],
             mask=is_key[None, :] & is_column[:, None],
@@ -165,30 +168,31 @@ def paged_attention_kernel(
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(largest - shift)
         total = total * keep + tl.sum(weights, axis=1)
+        value_rows = block * value_block_stride + slot * (ROW_SIZE - HEAD_SIZE + VALUE_SIZE)
         value = tl.load(
-            value_cache_ptr + (block * value_block_stride + inner)[:, None] + columns[None, :],
-            mask=is_key[:, None] & is_column[None, :],
+            value_cache_ptr + value_rows[:, None] + columns[None, :],
+            mask=is_key[:, None] & is_value_column[None, :],
             other=0,
         )
         if ROW_SIZE > HEAD_SIZE:
-            value_rows = value_cache_ptr + block * value_block_stride + inner
-            weights *= load_scales(value_rows, is_key, HEAD_SIZE)[None, :]
+            weights *= load_scales(value_cache_ptr + value_rows, is_key, VALUE_SIZE)[None, :]
         acc = acc * keep[:, None]
         if FORMAT > 0:
             value = decode(value, FORMAT)
         acc += tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
         largest = new_largest
 
+    out_mask = is_row[:, None] & is_value_column[None, :]
     if IS_SPLIT:
         # [T, H, splits, D + 2]: the unnormalised sum, then its largest score and its total.
-        place = ((tokens * num_heads + heads) * num_splits + split) * (HEAD_SIZE + 2)
-        tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=query_mask)
-        tl.store(partial_ptr + place + HEAD_SIZE, largest, mask=is_row)
-        tl.store(partial_ptr + place + HEAD_SIZE + 1, total, mask=is_row)
+        place = ((tokens * num_heads + heads) * num_splits + split) * (VALUE_SIZE + 2)
+        tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
+        tl.store(partial_ptr + place + VALUE_SIZE, largest, mask=is_row)
+        tl.store(partial_ptr + place + VALUE_SIZE + 1, total, mask=is_row)
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = (tokens * num_heads + heads) * HEAD_SIZE
-        tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=query_mask)
+        place = (tokens * num_heads + heads) * VALUE_SIZE
+        tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +257,10 @@ def paged_attention(
     lse: Tensor | None = None,
     is_chunked: bool = False,
 ) -> Tensor:
+    where = (block_table, query_start_loc, seq_lens)
     if are_latents(key_cache, value_cache):
-        where = (query, key_cache, value_cache, block_table, query_start_loc, seq_lens)
-        return latent_attention(*where, scale, sliding_window, logits_soft_cap, alibi_slopes, sinks)
-    _check_form(key_cache, value_cache, lse)
+        told = (query, key_cache, value_cache, *where, scale, sliding_window, logits_soft_cap)
+        return latent_attention(*told, alibi_slopes, sinks)
     num_tokens, num_heads, head_size = query.shape
     _, kv_heads, block_size, row_size = key_cache.shape
     *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
@@ -264,20 +268,19 @@ def paged_attention(
     is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
     group = num_heads // kv_heads
-    tiling = choose_tiling(group, head_size, is_decode, item_size, query.device)
+    value_size = _value_size(key_cache, value_cache, head_size, lse)
+    tiling = choose_tiling(group, max(head_size, value_size), is_decode, item_size, query.device)
     # Enough tiles for any lengths; surplus programs return at once.
     tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
     splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
-    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    partial = out if splits == 1 else room_for_partials(query, head_size, splits)
+    out = query.new_zeros((num_tokens, num_heads, value_size))
+    partial = out if splits == 1 else room_for_partials(query, value_size, splits)
     paged_attention_kernel[(tiles, kv_heads, splits)](
         out,
         partial,
         query,
         *caches,
-        block_table,
-        query_start_loc,
-        seq_lens,
+        *where,
         *(out if per_head is None else per_head for per_head in (alibi_slopes, sinks)),
         scale * _LOG2_E.value,
         logits_soft_cap * _LOG2_E.value,
@@ -290,6 +293,7 @@ def paged_attention(
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_SIZE=head_size,
+        VALUE_SIZE=value_size,
         ROW_SIZE=row_size,
         FORMAT=number_format,
         **_terms(sliding_window, is_chunked, logits_soft_cap, alibi_slopes, sinks),
@@ -314,6 +318,7 @@ def _terms(
     }
 
 
-def _check_form(key_cache: Tensor, value_cache: Tensor, lse: Tensor | None) -> None:
-    if lse is not None or value_cache.shape != key_cache.shape:
-        raise ValueError("paged_attention on a GPU takes no lse, and values of the keys' size only")
+def _value_size(key_cache: Tensor, value_cache: Tensor, head_size: int, lse: Tensor | None) -> int:
+    if lse is not None:
+        raise ValueError("paged_attention on a GPU takes no lse")
+    return value_size_of(key_cache, value_cache, head_size)

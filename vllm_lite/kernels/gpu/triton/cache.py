@@ -102,6 +102,10 @@ def reshape_and_cache(
 ) -> None:
     if are_latents(key_cache, value_cache):
         value, value_cache = key, key_cache
+    elif value.shape != key.shape:
+        for rows, cache in ((key, key_cache), (value, value_cache)):
+            reshape_and_cache(rows, rows, cache, cache, slot_mapping)
+        return
     num_tokens, num_kv_heads, head_size = key.shape
     key_rows, value_rows, number_format = stored_numbers(key_cache, value_cache, head_size)
     strides = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
