@@ -24,20 +24,13 @@ from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 
-class GGUFLinearMethod:
+class GGUFLinearMethod(UnquantizedLinearMethod):
     """Keeps quantised rows; plain ones have the model's dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._plain = UnquantizedLinearMethod(dtype)
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         # Pages of `data` that are never written take no memory.
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1, rows={})}
-
-    def create_bias(self, output_size: int) -> Tensor:
-        return self._plain.create_bias(output_size)
 
     def process_weights_after_loading(
         self,

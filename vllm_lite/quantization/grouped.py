@@ -20,9 +20,7 @@ from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
-    EmbeddingTable,
     LinearKernel,
-    LinearMethod,
     StoredTensor,
 )
 from vllm_lite.quantization.quantized import quantized_kernel
@@ -65,23 +63,19 @@ class GroupedKernel:
         return self.ops.grouped_linear(x, self.weight, self.bias, self.out_dtype)
 
 
-class GroupedLinearMethod:
+class GroupedLinearMethod(UnquantizedLinearMethod):
     """Multiplies by a checkpoint's packed integers; the embedding and the output head are plain."""
 
     def __init__(self, layout: PackedLayout, dtype: torch.dtype, keeps_packed: bool = True) -> None:
         """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
         self._layout = layout
-        self._dtype = dtype
+        super().__init__(dtype)
         self._keeps_packed = keeps_packed
-        self._plain = UnquantizedLinearMethod(dtype)
         self._ops = gpu_only_ops()
         self._has_logged = False
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
-
-    def create_bias(self, output_size: int) -> Tensor:
-        return self._plain.create_bias(output_size)
 
     def process_weights_after_loading(
         self,
@@ -116,12 +110,6 @@ class GroupedLinearMethod:
                 "Some layers are dequantised to %s: no kernel of this device takes their numbers",
                 str(self._dtype).removeprefix("torch."),
             )
-
-    def for_vocabulary(self) -> LinearMethod:
-        return self._plain
-
-    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        return self._plain.make_table(weights)
 
 
 def as_rows(weight: GroupedWeight) -> QuantizedRows | None:

@@ -24,7 +24,7 @@ _Q8_0: Final = 8
 _VALUES_AT_ONCE = 1 << 16
 
 
-class OnlineLinearMethod:
+class OnlineLinearMethod(UnquantizedLinearMethod):
     """Plain weights until they are filled, then 8 or 4 bits a value.
 
     The embedding and the output head always take 8 bits, for accuracy.
@@ -33,8 +33,7 @@ class OnlineLinearMethod:
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         """`name` is int8 or int4."""
         self._name = name
-        self._dtype = dtype
-        self._plain = UnquantizedLinearMethod(dtype)
+        super().__init__(dtype)
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         if input_size % GROUP:
@@ -44,9 +43,6 @@ class OnlineLinearMethod:
             )
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1)}
-
-    def create_bias(self, output_size: int) -> Tensor:
-        return self._plain.create_bias(output_size)
 
     def process_weights_after_loading(
         self,

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.quantization.method import (
-    EmbeddingTable,
     LinearKernel,
-    LinearMethod,
     StoredTensor,
 )
 from vllm_lite.quantization.storage import StoredWeight
@@ -71,24 +69,20 @@ def of_rows(kernel: LinearKernel) -> ScaledKernel | None:
     return None
 
 
-class ScaledLinearMethod:
+class ScaledLinearMethod(UnquantizedLinearMethod):
     """Plain weights until they are filled, then one byte a value."""
 
     def __init__(self, number: torch.dtype, dtype: torch.dtype, ops: GpuOps) -> None:
         """`number` is int8 or float8_e4m3fn."""
         self._number = number
-        self._dtype = dtype
+        super().__init__(dtype)
         self._ops = ops
-        self._plain = UnquantizedLinearMethod(dtype)
         # Several threads finish layers, and a kernel's first launch compiles it.
         self._one_at_a_time = Lock()
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1)}
-
-    def create_bias(self, output_size: int) -> Tensor:
-        return self._plain.create_bias(output_size)
 
     def process_weights_after_loading(
         self,
@@ -101,9 +95,3 @@ class ScaledLinearMethod:
         with self._one_at_a_time:
             codes, scales = self._ops.quantize_rows(weight, self._number)
         return ScaledKernel(codes, scales, bias, out_dtype, self._ops)
-
-    def for_vocabulary(self) -> LinearMethod:
-        return self._plain
-
-    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        return self._plain.make_table(weights)

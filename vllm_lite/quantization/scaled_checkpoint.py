@@ -17,9 +17,7 @@ from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
-    EmbeddingTable,
     LinearKernel,
-    LinearMethod,
     StoredTensor,
 )
 from vllm_lite.quantization.scaled import ScaledKernel
@@ -30,15 +28,14 @@ logger = init_logger(__name__)
 _NUMBERS = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
-class ScaledCheckpointMethod:
+class ScaledCheckpointMethod(UnquantizedLinearMethod):
     """Multiplies by a checkpoint's values and scales; embedding and output head are plain."""
 
     def __init__(self, form: ScaledCodes, dtype: torch.dtype, keeps_codes: bool = True) -> None:
         """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded."""
         self._form = form
-        self._dtype = dtype
+        super().__init__(dtype)
         self._ops = gpu_only_ops() if keeps_codes else None
-        self._plain = UnquantizedLinearMethod(dtype)
         if keeps_codes and self._ops is None:
             logger.info(
                 "Weights are expanded to %s: %s is multiplied on a GPU alone",
@@ -62,9 +59,6 @@ class ScaledCheckpointMethod:
             weights["input_scale"] = _one_number(output_size)
         return weights
 
-    def create_bias(self, output_size: int) -> Tensor:
-        return self._plain.create_bias(output_size)
-
     def process_weights_after_loading(
         self,
         weights: Mapping[str, StoredTensor],
@@ -82,12 +76,6 @@ class ScaledCheckpointMethod:
         input_scale = loaded["input_scale"].max().view(1) if "input_scale" in loaded else None
         group = SCALE_BLOCK if is_block and scales.shape[1] > 1 else 0
         return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
-
-    def for_vocabulary(self) -> LinearMethod:
-        return self._plain
-
-    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        return self._plain.make_table(weights)
 
 
 def _one_number(output_size: int) -> StoredTensor:

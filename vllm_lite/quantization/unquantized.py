@@ -17,12 +17,17 @@ from vllm_lite.kernels.dispatch import is_deterministic, ops
 from vllm_lite.kernels.gpu.backends import fixed_product
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.ops import Ops
-from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
+from vllm_lite.quantization.method import (
+    EmbeddingTable,
+    LinearKernel,
+    LinearMethod,
+    StoredTensor,
+)
 from vllm_lite.quantization.storage import StoredWeight
 
 
 class UnquantizedLinearMethod:
-    """Weights in the model's own dtype."""
+    """Weights in the model's own dtype; base of the methods whose vocabulary has such weights."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -43,9 +48,9 @@ class UnquantizedLinearMethod:
         return plain_kernel(weights["weight"].data, bias, out_dtype)
 
     def for_vocabulary(self) -> LinearMethod:
-        return self
+        return UnquantizedLinearMethod(self._dtype)
 
-    def make_table(self, weights: Mapping[str, StoredTensor]) -> PlainTable:
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         return PlainTable(weights["weight"].data)
 
 
