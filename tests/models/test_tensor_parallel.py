@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.models import test_gguf
 from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
-from tests.models.families import FAMILIES
+from tests.models.families import FAMILIES, UNDIVIDED
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_quantized import assert_near
@@ -77,19 +77,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "zamba2": {"hidden_size": 24, "n_mamba_heads": 8, "mamba_ngroups": 4},
     "gpt_neox": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
 }
-
-
-# They normalise all heads, or all hidden features, as one row.
-UNDIVIDED = (
-    "bitnet",
-    "minimax",
-    "minimax_m2",
-    "minimax_text_01",
-    "olmo2",
-    "olmo3",
-    "olmo_hybrid",
-    "olmoe",
-)
 
 
 @pytest.mark.parametrize("family", UNDIVIDED)

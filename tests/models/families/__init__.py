@@ -9,3 +9,14 @@ CASES = {
     for name, family in FAMILIES.items()
     for case, changes in family.cases.items()
 }
+# Ranks cannot share them: they normalise all heads, or all hidden features, as one row.
+UNDIVIDED = (
+    "bitnet",
+    "minimax",
+    "minimax_m2",
+    "minimax_text_01",
+    "olmo2",
+    "olmo3",
+    "olmo_hybrid",
+    "olmoe",
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from tests.models.families import FAMILIES, UNDIVIDED
 from vllm_lite.config.architectures import GROUPS
 from vllm_lite.config.families.architecture import Architecture
 
@@ -20,7 +21,9 @@ A checkpoint is served if its `config.json` names one of these architectures, or
 of the names in the last column. They share one decoder, so that all of them have continuous
 batching, chunked prefill, prefix caching, tensor parallelism, quantised weights (`--quantization`),
 structured output, and vectors of prompts (`--runner pooling`); what a model's shape forbids is
-refused when it starts. Adapters are not available.
+refused when it starts. Adapters are not available. Ranks cannot share these, which normalise all
+heads, or all features, as one row:
+{undivided}.
 
 Of Gemma 3, Gemma 4, Llama 4 and Qwen3.5 that read pictures or sounds too
 (`...ForConditionalGeneration`), the text part is run.
@@ -41,7 +44,9 @@ MIXED = "keys and values, in some layers of a window if it has one"
 
 def page() -> str:
     """The whole document."""
-    return "\n".join([INTRODUCTION, *map(_table, GROUPS)])
+    undivided = ", ".join(sorted({FAMILIES[name].architecture for name in UNDIVIDED}))
+    names = undivided.replace("ForCausalLM", "")
+    return "\n".join([INTRODUCTION.format(undivided=names), *map(_table, GROUPS)])
 
 
 def _table(group: ModuleType) -> str:
