@@ -278,10 +278,5 @@ def talk(options: ChatOptions) -> int:
     client = OpenAIClient(options)
     with Terminal(shows_markdown=True) as terminal:
         terminal.say(f"Using model: {client.model}")
-        conversation = Conversation(client, options.system_prompt, _settings_of(options))
+        conversation = Conversation(client, options.system_prompt, options)
         return run_session(options, conversation, terminal, ChatCommands(conversation).run)
-
-
-def _settings_of(options: ChatOptions) -> SamplingOptions:
-    names = option_table(SamplingOptions)
-    return SamplingOptions(**{name: getattr(options, name) for name in names})

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from vllm_lite.parsers.literals import JSON, convert, read_string, read_value
 from vllm_lite.parsers.source import MAX_NAME, NOT_NAME, EndOfText, Malformed, Reading, Source
-from vllm_lite.parsers.tools.reader import CallWriter
+from vllm_lite.parsers.tools.reader import CallWriter, Marks
 
 _OTHER_KEYS = frozenset(("id", "type", "index", "tool_call_id"))
 
 
 @dataclass(frozen=True)
-class JsonTools:
+class JsonTools(Marks):
     """`opener` [lead] object or [object, ...] `closer`; openers in `bare` are read themselves."""
 
     openers: tuple[str, ...]
@@ -30,9 +30,6 @@ class JsonTools:
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     is_keyed_by_name: bool = False  # {"get_weather": {...}}
     needs_arguments: bool = False  # an object without arguments is not a call
-    wrappers: tuple[str, ...] = ()
-    id_style: str = ""
-    needs_special_tokens: bool = True
 
     @property
     def strays(self) -> tuple[str, ...]:

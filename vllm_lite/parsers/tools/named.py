@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vllm_lite.parsers.literals import JSON, Dialect, read_value
 from vllm_lite.parsers.source import SPACE, Malformed, Reading
 from vllm_lite.parsers.tools.json_calls import JsonTools
-from vllm_lite.parsers.tools.reader import CallWriter, ToolFormat, is_control
+from vllm_lite.parsers.tools.reader import CallWriter, Marks, ToolFormat, is_control
 from vllm_lite.parsers.tools.spec import NamedTool, ToolChoice
 from vllm_lite.parsers.tools.values import coercion
 
@@ -42,7 +42,7 @@ def plain_format(choice: ToolChoice, id_style: str) -> ToolFormat:
 
 
 @dataclass(frozen=True)
-class NamedTools:
+class NamedTools(Marks):
     """`opener` `call` [`lead`] name `name_end` [`argument_leads`] {...} `call_ends` ... `closer`.
 
     An opener that is itself `call` begins one call alone.
@@ -58,9 +58,6 @@ class NamedTools:
     closers: tuple[str, ...] = ()
     dialect: Dialect = JSON  # of the arguments
     has_ids: bool = False  # names are `functions.NAME:INDEX`, which is the id too
-    wrappers: tuple[str, ...] = ()
-    id_style: str = ""
-    needs_special_tokens: bool = True
     json: JsonTools | None = None  # reads an object in place of a name
 
     @property

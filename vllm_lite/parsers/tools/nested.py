@@ -13,7 +13,7 @@ from itertools import starmap
 
 from vllm_lite.parsers.literals import quoted
 from vllm_lite.parsers.source import MAX_NAME, SPACE, EndOfText, Malformed, Reading, Source
-from vllm_lite.parsers.tools.reader import CallWriter
+from vllm_lite.parsers.tools.reader import CallWriter, Marks
 from vllm_lite.parsers.tools.spec import item_schema, property_schema, schema_types
 from vllm_lite.parsers.tools.values import beginning, typed
 
@@ -71,15 +71,12 @@ def _member(name: str, values: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class NestedTools:
+class NestedTools(Marks):
     """`opener` then `<invoke name="f">` `<key>value</key>`... `</invoke>` ... `closer`."""
 
     mark: str
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    wrappers: tuple[str, ...] = ()
-    id_style: str = ""
-    needs_special_tokens: bool = True
 
     @property
     def strays(self) -> tuple[str, ...]:

@@ -12,21 +12,18 @@ from functools import cached_property
 
 from vllm_lite.parsers.literals import PYTHON, Dialect, quoted, read_value
 from vllm_lite.parsers.source import Malformed, Reading, Source
-from vllm_lite.parsers.tools.reader import CallWriter
+from vllm_lite.parsers.tools.reader import CallWriter, Marks
 
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 @dataclass(frozen=True)
-class PythonicTools:
+class PythonicTools(Marks):
     """`opener` [`[`] call, call, ... [`]`] `closer`; a `[` in `bare` stands for both."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    wrappers: tuple[str, ...] = ()
-    id_style: str = ""
-    needs_special_tokens: bool = True
     repeats_calls: bool = False  # a repetition of the calls is dropped
 
     @cached_property

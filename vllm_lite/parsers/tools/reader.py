@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_lite.parsers.events import EventSink
@@ -90,6 +91,15 @@ class CallWriter:
         """Raise Malformed where `name` is no tool: for formats that prose could resemble."""
         if name not in self.tools:
             raise Malformed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """The fields of every format beside the marks of its calls; see ToolFormat."""
+
+    wrappers: tuple[str, ...] = ()
+    id_style: str = ""
+    needs_special_tokens: bool = True
 
 
 class ToolFormat(Protocol):

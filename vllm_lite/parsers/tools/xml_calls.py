@@ -25,7 +25,7 @@ from vllm_lite.parsers.source import (
     Source,
 )
 from vllm_lite.parsers.tools.json_calls import JsonTools
-from vllm_lite.parsers.tools.reader import CallWriter, is_control
+from vllm_lite.parsers.tools.reader import CallWriter, Marks, is_control
 from vllm_lite.parsers.tools.spec import ToolSpec, type_named
 from vllm_lite.parsers.tools.values import read_text_value
 
@@ -45,7 +45,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class XmlTools:
+class XmlTools(Marks):
     """`opener` call ... `closer`; a call is `call` [`lead`] `parameter`... `call_end`."""
 
     openers: tuple[str, ...]
@@ -62,9 +62,6 @@ class XmlTools:
     trims_newlines: bool = False
     checks_names: bool = False  # only the request's tools are calls
     has_cdata: bool = False  # values may be CDATA sections
-    wrappers: tuple[str, ...] = ()
-    id_style: str = ""
-    needs_special_tokens: bool = True
     # Reads an object in place of a call or its name.
     json: JsonTools | None = None
     # A single argument of one of these names, unknown to the tool, contains the arguments.
