@@ -139,6 +139,13 @@ def as_published(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str
     }
 
 
+def with_states_of_its_width(model: Any) -> None:
+    """Let a convolution remember as many channels as it has, which hidden_size need not be."""
+    for layer in model.model.layers:
+        block = layer.temporal_block
+        block.hidden_size = getattr(block, "lru_width", block.hidden_size)
+
+
 FAMILIES = {
     "minimax": Family(
         "MiniMaxForCausalLM",
@@ -401,6 +408,32 @@ FAMILIES = {
                 "linear_num_heads": 3,
                 "linear_head_dim": 9,
                 "linear_conv_kernel_dim": 2,
+            },
+        },
+    ),
+    "recurrent_gemma": Family(
+        "RecurrentGemmaForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 7,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        absent=("max_position_embeddings",),
+        prepare=with_states_of_its_width,
+        cases={
+            "": {},
+            "odd": {
+                "block_types": ["attention", "recurrent", "recurrent"],
+                "num_attention_heads": 3,
+                "num_key_value_heads": 1,
+                "lru_width": 39,
+                "conv1d_width": 3,
+                "attention_window_size": 20,
+                "attention_bias": True,
+                "logits_soft_cap": 2.5,
+                "intermediate_size": 71,
+                "tie_word_embeddings": False,
             },
         },
     ),

@@ -238,4 +238,15 @@ ROWS = (
         own_defaults={"first_k_dense_replace": 1},
         mixer="both",
     ),
+    row(
+        "RecurrentGemmaForCausalLM",
+        "recurrent_gemma",
+        aliases={"attention_window_size": "sliding_window", "hidden_activation": "hidden_act"},
+        reads="block_types lru_width conv1d_width logits_soft_cap",
+        harmless="w_init_variance_scale final_w_init_variance_scale embeddings_scale_by_sqrt_dim",
+        # The length that it was trained with: its configuration does not state one.
+        own_defaults={"max_position_embeddings": 8192},
+        windows="every",
+        mixer="both",
+    ),
 )
