@@ -282,7 +282,7 @@ def test_gated_rows_under_triton() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    sizes = [(8, 4), (8, 4), (4, 8, 2, 4), (8, 4), (4, 2, 8, 4, False)]
+    sizes = [(8, 4), (8, 4), (4, 8, 2, 4), (8, 4), (4, 2, 8, 4, False), (8,)]
     places = make_places((5,), padding=0)
     for (kind, _), given_sizes in zip(KINDS, sizes, strict=True):
         case = kind(5, given_sizes, torch.float32)
@@ -300,11 +300,11 @@ def test_what_does_not_fit_is_refused() -> None:
         for given, wrong in (
             (states.bfloat16(), places),
             (states[:, :1], places),
-            (states.transpose(1, 2).contiguous().transpose(1, 2), places),
+            (states.repeat_interleave(2, -1)[..., ::2], places),
             (states, places._replace(state_in=places.state_in.long())),
             (states, places._replace(state_out=places.state_out[:4])),
         ):
-            with pytest.raises(ValueError, match=r"causal_conv1d|_scan|delta_rule"):
+            with pytest.raises(ValueError, match=r"causal_conv1d|_scan|_recurrence|delta_rule"):
                 case.run(cpu, given, wrong)
     with pytest.raises(ValueError, match="gated_rms_norm: rows must be whole groups"):
         cpu.gated_rms_norm(torch.ones(2, 6), torch.ones(2, 6), torch.ones(6), 1e-5, 4)
