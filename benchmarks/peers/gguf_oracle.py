@@ -84,7 +84,16 @@ def convert(directory: Path, file: Path) -> None:
         for part in (model_class, *vars(model_class).values()):
             if isinstance(part, type):
                 part.set_vocab = no_vocabulary
-        model = model_class(directory, gguf.LlamaFileType.ALL_F32, file, model_name="tiny")
+        # Qwen's must have further layers otherwise.
+        model_class.no_mtp = "Qwen" in name
+        # State models are converted by what is written, not by what transformers makes of it.
+        if any(part.__name__ == "Mamba2Model" for part in model_class.__mro__):
+            hparams = published(json.loads((directory / "config.json").read_text()))
+        else:
+            hparams = base.load_hparams(directory, is_mistral_format=False)
+        model = model_class(
+            directory, gguf.LlamaFileType.ALL_F32, file, model_name="tiny", hparams=hparams
+        )
         model.model_tensors = {other_name(key): make for key, make in model.model_tensors.items()}
         model.write()
 

@@ -14,6 +14,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
     "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
 }
+_GPT_OSS = {**YARN, "truncate": False}
 # What files cannot say, or what the converter refuses, is as in published models.
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3-published": ("ministral3", {"rope_parameters": _MISTRAL3}),
@@ -113,11 +114,153 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
     ),
+    "qwen2_moe-published": ("qwen2_moe", {"norm_topk_prob": False}),
+    "olmoe-published": ("olmoe", {"norm_topk_prob": False, "num_key_value_heads": 4}),
+    "olmoe-tied": ("olmoe", {"num_experts_per_tok": 2, "tie_word_embeddings": True}),
+    "deepseek_v2-scaled": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": None,
+            "n_routed_experts": 12,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v3-scaled": (
+        "deepseek_v3",
+        {
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek-one-key": ("deepseek", {"num_key_value_heads": 1, "num_hidden_layers": 3}),
+    "gpt_oss-published": (
+        "gpt_oss",
+        {
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 7,
+            "rope_parameters": _GPT_OSS,
+        },
+    ),
+    "dbrx-published": (
+        "dbrx",
+        {
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.7, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 2},
+        },
+    ),
+    "ernie4_5_moe-some": (
+        "ernie4_5_moe",
+        {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_k": 2, "rms_norm_eps": 1e-3},
+    ),
+    "mamba-untied": ("mamba", {"state_size": 7, "conv_kernel": 3, "tie_word_embeddings": False}),
+    "nemotron_h-usual-heads": (
+        "nemotron_h",
+        {"mamba_num_heads": 4, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    ),
+    "nemotron_h-experts-usual-heads": (
+        "nemotron_h",
+        {
+            **CASES["nemotron_h-experts"][1],
+            "mamba_num_heads": 8,
+            "head_dim": 12,
+        },
+    ),
+    "lfm2-published": ("lfm2", {"conv_L_cache": 2, "num_key_value_heads": 4}),
+    "falcon_h1-factors": (
+        "falcon_h1",
+        {
+            "head_dim": 12,
+            "embedding_multiplier": 1.7,
+            "lm_head_multiplier": 0.8,
+            "mlp_multipliers": [0.9, 1.2],
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.6,
+            "ssm_multipliers": [0.9, 1.1, 1.2, 0.8, 0.7],
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.9,
+        },
+    ),
+    "falcon_h1-normed-in-groups": (
+        "falcon_h1",
+        {
+            "head_dim": 20,
+            "mamba_d_ssm": 72,
+            "mamba_d_head": 18,
+            "mamba_n_heads": 4,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+        },
+    ),
+    "phimoe-published": (
+        "phimoe",
+        {"router_jitter_noise": 0.01, "attention_bias": True, "lm_head_bias": True},
+    ),
+    "qwen3_5-wide": (
+        "qwen3_5",
+        {"hidden_size": 64, "intermediate_size": 96, "linear_value_head_dim": 32},
+    ),
+    "gpt_oss-wide": (
+        "gpt_oss",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "deepseek_v2-wide": (
+        "deepseek_v2",
+        {
+            "hidden_size": 64,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+            "moe_intermediate_size": 32,
+            "rope_parameters": {"rope_type": "default"},
+        },
+    ),
+    "qwen3_next-sparse": (
+        "qwen3_next",
+        {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_value_head_dim": 13},
+    ),
 }
 GGUF_CASES = {**CASES, **FURTHER}
 
 
 _RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
+
+
+def _published_blocks(hparams: dict[str, Any]) -> dict[str, Any]:
+    """Fields of mixtures and of layers of several kinds as published configurations have them."""
+    kind, count = hparams.get("model_type"), hparams.get("num_hidden_layers")
+    if kind == "minimax_m2":
+        part = hparams["rope_parameters"].get("partial_rotary_factor", 1.0)
+        return {**hparams, "rotary_dim": int(hparams["head_dim"] * part)}
+    if kind == "phimoe":
+        length = hparams["rope_parameters"].get("original_max_position_embeddings")
+        return {"original_max_position_embeddings": length or 128, **hparams}
+    if kind == "glm4_moe_lite":
+        return {**hparams, "first_k_dense_replace": 1}
+    if kind == "hunyuan_v1_moe":
+        experts = hparams["moe_topk"]
+        top = experts if isinstance(experts, list) else [experts] * count
+        widths = [hparams["intermediate_size"]] * count
+        lists = {"moe_topk": top, "moe_intermediate_size": widths, "num_shared_expert": [1] * count}
+        return {**hparams, **lists}
+    if kind == "granitemoehybrid":
+        old = {"linear_attention": "mamba", "full_attention": "attention"}
+        return {**hparams, "layer_types": [old.get(x, x) for x in hparams["layer_types"]]}
+    if kind == "nemotron_h":
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        kinds = hparams.get("layers_block_type") or hparams["layer_types"]
+        pattern = "".join(letters[x] for x in kinds)
+        new = {**hparams, "num_hidden_layers": len(pattern), "layers_block_type": None}
+        new["hybrid_override_pattern"] = pattern
+        return new if "E" in pattern else {k: v for k, v in new.items() if "num_exp" not in k}
+    return hparams
 
 
 def published(hparams: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +279,7 @@ def published(hparams: dict[str, Any]) -> dict[str, Any]:
         width = block["ffn"]["intermediate_size"]
         # The converter's own formula rounds up to whole 256s.
         block["ffn"]["ffn_mult"] = width and 1.5 * (width - 1) / hparams["hidden_size"]
+    hparams = _published_blocks(hparams)
     if names:
         hparams = {**hparams, "architectures": names}
     return {**{key: value for key, value in older.items() if value is not None}, **hparams}

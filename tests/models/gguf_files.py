@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.models import gguf_mixtures as mixtures
 from tests.models.checkpoints import save
 from vllm_lite.config.values import Json
 
@@ -29,8 +30,10 @@ State = dict[str, Tensor]
 _OTHER_NAMES = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
+    "e_score_correction_bias": "e_score_correction.bias",
 }
-_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(.*)")
+_IN_FLOATS = re.compile(r"norm|ssm_conv1d|ssm_a|ffn_gate_inp|bias")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
 @cache
@@ -157,19 +160,36 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "llama4": turned_experts,
     "apertus": without_activation,
     "gemma4": with_weights,
+    "deepseek": permuted,
+    "deepseek2": mixtures.latents,
+    "granitemoe": lambda config, state: mixtures.split_inputs(config, permuted(config, state)),
+    "granitehybrid": lambda config, state: mixtures.split_inputs(
+        config, mixtures.mamba2(config, permuted(config, state))
+    ),
+    "dbrx": mixtures.dbrx_experts,
+    "gpt-oss": mixtures.gpt_oss,
+    **dict.fromkeys(("mamba", "jamba"), mixtures.mamba),
+    "mamba2": mixtures.mamba2,
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        lambda config, state: mixtures.nemotron(config, permuted(config, state)),
+    ),
+    "falcon-h1": mixtures.falcon_h1,
+    **dict.fromkeys(("lfm2", "lfm2moe"), mixtures.short_convolutions),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), mixtures.gated_delta),
 }
 
 
 def stacked(state: State) -> Iterator[tuple[str, Tensor]]:
     """The tensors, with all experts of a layer in one."""
-    stacks: dict[str, list[Tensor]] = {}
+    stacks: dict[str, dict[int, Tensor]] = {}
     for name, x in state.items():
         if found := _EXPERT.fullmatch(name):
-            stacks.setdefault(f"{found[1]}.{found[2]}", []).append(x)
+            stacks.setdefault(f"{found[1]}.{found[3]}", {})[int(found[2])] = x
         else:
             yield name, x
     for name, parts in stacks.items():
-        yield name, torch.stack(parts)
+        yield name, torch.stack([parts[i] for i in range(len(parts))])
 
 
 def file_tensors(architecture: str, config: Json, state: State) -> State:
@@ -179,7 +199,8 @@ def file_tensors(architecture: str, config: Json, state: State) -> State:
     names = gguf.get_tensor_name_map(arch, 8)
     tensors = {}
     for name, x in stacked(state):
-        found = names.get_name(other_name(name), (".weight", ".bias"))
+        known = names.get_name(other_name(name), (".weight", ".bias"))
+        found = name if name.startswith("blk.") else known
         assert found is not None, name
         tensors[found] = x.contiguous()
     return tensors
@@ -218,8 +239,18 @@ def checkpoint_of(model: Any, directory: Path) -> tuple[Json, State]:
     return config, load_file(directory / "model.safetensors")
 
 
-def write_case(case: str, model: Any, folder: Path) -> Path:
-    """The file of `model`, whose header is that of `case`."""
+def write_case(
+    case: str,
+    model: Any,
+    folder: Path,
+    stored: gguf.GGMLQuantizationType | None = None,
+    *,
+    is_expanded: bool = False,
+) -> Path:
+    """The file of `model`, whose header is that of `case`.
+
+    Matrices of whole blocks are of the type `stored`, or the numbers that such blocks hold.
+    """
     fields = headers()[case]
     architecture = fields["general.architecture"][2]
     path = folder / "model.gguf"
@@ -230,7 +261,15 @@ def write_case(case: str, model: Any, folder: Path) -> Path:
             writer.add_key_value(key, value, of[kind], of[item] if kind == "ARRAY" else None)
     tensors = file_tensors(architecture, *checkpoint_of(model, folder / "hf"))
     for name, x in (rotary_tensors(model.config) | tensors).items():
-        writer.add_tensor(name, x.float().numpy())
+        values = x.float().numpy()
+        if stored is None or x.dim() < 2 or x.shape[-1] % 32 or _IN_FLOATS.search(name):
+            writer.add_tensor(name, values)
+            continue
+        data = gguf.quants.quantize(values, stored)
+        if is_expanded:
+            writer.add_tensor(name, gguf.quants.dequantize(data, stored))
+        else:
+            writer.add_tensor(name, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -32,6 +32,25 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+@pytest.mark.parametrize("case", ["qwen3_5-wide", "gpt_oss-wide", "deepseek_v2-wide"])
+@torch.inference_mode()
+def test_blocks_are_computed_with_or_expanded(case: str, kind: str, tmp_path: Path) -> None:
+    family, changes = GGUF_CASES[case]
+    stored = gguf.GGMLQuantizationType[kind]
+    logits = []
+    for is_expanded in (False, True):
+        folder = tmp_path / str(is_expanded)
+        folder.mkdir()
+        path = write_case(
+            case, make_model(family, **changes), folder, stored, is_expanded=is_expanded
+        )
+        logits.append(PagedRunner(load(path)).step({"a": IDS})["a"])
+    assert torch.nn.functional.cosine_similarity(*logits, dim=1).min() > 0.999
+    if kind == "MXFP4":
+        assert torch.equal(*logits)
+
+
 def split(path: Path, sizes: Sequence[int]) -> list[Path]:
     """The file `path` in parts of so many tensors, as llama-gguf-split names and marks them."""
     reader = gguf.GGUFReader(path)

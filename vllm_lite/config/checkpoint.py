@@ -28,7 +28,7 @@ __all__ = ["LOADABLE_GGML_TYPES", "ModelFacts", "read_facts", "with_generation_c
 # Tensor types that the loader can turn into numbers.
 LOADABLE_GGML_TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"),
 )
 # Sizes are multiplied with each other in 64 bits.
 _LARGEST_SIZE = 2**31 - 1

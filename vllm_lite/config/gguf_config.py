@@ -26,7 +26,7 @@ _WITH_WINDOWS = {
     "LlamaForCausalLM": "MistralForCausalLM",
     "Olmo2ForCausalLM": "Olmo3ForCausalLM",
 }
-# Fields that say whether the first layer has a tensor.
+# Fields that say whether any layer has a tensor, named as that of the first.
 _SEEN = {
     "attention_bias": "blk.0.attn_q.bias",
     "use_bias": "blk.0.attn_output.bias",
@@ -34,12 +34,17 @@ _SEEN = {
     "mlp_bias": "blk.0.ffn_up.bias",
     "use_qk_norm": "blk.0.attn_q_norm.weight",
 }
-_WITH_EXPERTS: dict[str, str] = {}
+_WITH_EXPERTS = dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM"), "MixtralForCausalLM")
 # Keys of a mixture's header to fields here.
 _EXPERT_FIELDS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "num_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
 }
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -72,11 +77,12 @@ def hf_config_of(gguf: GGUFFile) -> Json:
     if get("expert_count"):
         row = ARCHITECTURES[_WITH_EXPERTS.get(row.name, row.name)]
     _refuse_unsupported(gguf, row)
-    num_heads = _of_all_layers(get("attention.head_count"))
+    num_heads, drafts = _of_all_layers(get("attention.head_count")), get("nextn_predict_layers")
     config: Json = {
         "architectures": [row.name],
         "model_type": _MODEL_TYPES.get(row.name, name),
-        "num_hidden_layers": get("block_count"),
+        "num_hidden_layers": get("block_count") - drafts if drafts else get("block_count"),
+        "num_nextn_predict_layers": drafts,
         "hidden_size": get("embedding_length"),
         "intermediate_size": _of_all_layers(get("feed_forward_length")),
         "num_attention_heads": num_heads,
@@ -114,14 +120,15 @@ def _add_family(config: Json, row: Architecture, gguf: GGUFFile) -> None:
     defaults, known = row.defaults, READ_BY_ALL | row.reads
     config |= {key: defaults[key] for key in row.reads if key in defaults and key not in config}
     if gguf.of_architecture("expert_count"):
-        experts = {own: gguf.of_architecture(key) for key, own in _EXPERT_FIELDS.items()}
+        given = {own: gguf.of_architecture(key) for key, own in _EXPERT_FIELDS.items()}
         # What files have no field for is as llama.cpp computes it.
-        experts |= {"norm_topk_prob": True, "decoder_sparse_step": 1}
+        experts = {"norm_topk_prob": True, "decoder_sparse_step": 1, **_expert_width(gguf)}
+        experts |= {key: shortest(value) for key, value in given.items() if value is not None}
         config |= {key: value for key, value in experts.items() if key in row.reads}
     config |= row.gguf_fixed
     usual = {key: tensor for key, tensor in _SEEN.items() if key in known}
     for key, tensor in {**usual, **row.gguf_seen}.items():
-        is_there = tensor.removeprefix("!") in gguf.tensors
+        is_there = _is_in_a_layer(gguf, tensor.removeprefix("!"))
         config[key] = is_there != tensor.startswith("!")
     for key, own in row.gguf_fields.items():
         value = gguf.of_architecture(key)
@@ -135,8 +142,22 @@ def _add_family(config: Json, row: Architecture, gguf: GGUFFile) -> None:
         place[last] = value.tolist() if isinstance(value, GGUFArray) else shortest(value)
 
 
+def _is_in_a_layer(gguf: GGUFFile, tensor: str) -> bool:
+    own = tensor.removeprefix("blk.0.")
+    layers = range(gguf.of_architecture("block_count") if own != tensor else 0)
+    return tensor in gguf.tensors or any(f"blk.{i}.{own}" in gguf.tensors for i in layers)
+
+
+def _expert_width(gguf: GGUFFile) -> Json:
+    """The width of experts by their tensors, which older headers do not say."""
+    stacks = (t for name, t in gguf.tensors.items() if name.endswith(".ffn_down_exps.weight"))
+    stack = next(stacks, None)
+    return {} if stack is None else {"moe_intermediate_size": stack.shape[-1]}
+
+
 def _refuse_unsupported(gguf: GGUFFile, row: Architecture) -> None:
-    if gguf.of_architecture("expert_count") and "num_experts" not in row.reads:
+    has_experts = bool(row.reads & {"num_experts", "n_routed_experts"})
+    if gguf.of_architecture("expert_count") and not has_experts:
         raise CheckpointError(
             f"{gguf.path} is a mixture of experts, which {row.name} is not here; supported "
             f"mixtures are "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_lite.config.gguf_header import GGUFFile, shortest
+from vllm_lite.config.gguf_hybrids import HYBRIDS
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
@@ -98,4 +99,5 @@ REFINEMENTS: Mapping[str, Callable[[GGUFFile, Json], None]] = {
     "gemma4": _gemma4,
     "deci": _deci,
     "llama4": _llama4,
+    **HYBRIDS,
 }

@@ -19,7 +19,20 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, WeightRules, fused, renamed
+from vllm_lite.loader.gguf_latents import join_latents
+from vllm_lite.loader.gguf_layout import laid_out
+from vllm_lite.loader.mxfp4 import expand_gguf
+from vllm_lite.loader.tensors import CheckpointTensor
+from vllm_lite.loader.weight_rules import (
+    Alias,
+    AnyRule,
+    Part,
+    Rule,
+    WeightRules,
+    fused,
+    log_of_negative,
+    renamed,
+)
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -47,7 +60,19 @@ _BLOCK_NAMES = {
     "inp_gate": "own_input.gate",
     "proj": "own_input.projection",
     "post_norm": "own_input.norm",
-    # Numbered by _matrices.
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate",
+    "attn_sinks": "self_attn",
+    "ssm_d": "mixer",
+    "ssm_dt": "mixer",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+    "ssm_x": "mixer.select_proj",
+    **{f"ssm_{part}_norm": f"mixer.{part}_layernorm" for part in ("dt", "b", "c")},
+    # Numbered by gguf_layout.
     "ffn_gate_exps.*": "mlp.experts.*.gate_proj",
     "ffn_up_exps.*": "mlp.experts.*.up_proj",
     "ffn_down_exps.*": "mlp.experts.*.down_proj",
@@ -63,6 +88,8 @@ _NAMES = {
     "per_layer_proj_norm": "model.own_inputs.norm",
     **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
 }
+# Types whose blocks layers compute with; others are expanded.
+_KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1} - {"MXFP4"}
 # Numbers by layer that the metadata hold, to the models' names.
 _NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 
@@ -85,18 +112,29 @@ class GGUFCheckpointTensor:
         return self.tensor.nbytes
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)
         kind = GGML_TYPES[self.tensor.ggml_type]
         rows, *others = part.region(slot)
-        taken = stored.view(self.shape[0], -1)[rows]
-        if slot.keep is not None and kind.block_size > 1:
-            slot.keep(self._kept(taken, kind, slot))
-            return
-        shape = (len(taken), *self.shape[1:])
-        values = ops().dequantize_gguf(
-            taken.reshape(-1), self.tensor.ggml_type, shape, slot.tensor.dtype
-        )
+        if slot.keep is not None and kind.name in _KEPT:
+            taken: Tensor | None = self._rows(rows)
+            if part.inputs is not None:
+                taken = _reordered(self._rows(rows), part.inputs, kind)
+            if taken is not None:
+                slot.keep(self._kept(taken, kind, slot))
+                return
+        values = self.values(slot.tensor.dtype, rows)
         write_weights(slot.tensor, part.values(values[(slice(None), *others)]))
+
+    def _rows(self, rows: slice | Tensor) -> Tensor:
+        stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)
+        return stored.view(self.shape[0], -1)[rows]
+
+    def values(self, dtype: torch.dtype, rows: slice | Tensor = slice(None)) -> Tensor:
+        """The numbers of all or some rows."""
+        taken = self._rows(rows)
+        shape = (len(taken), *self.shape[1:])
+        if GGML_TYPES[self.tensor.ggml_type].name == "MXFP4":
+            return expand_gguf(taken.view(-1, 17)).view(shape).to(dtype)
+        return ops().dequantize_gguf(taken.reshape(-1), self.tensor.ggml_type, shape, dtype)
 
     def _kept(self, rows: Tensor, kind: GGMLType, slot: WeightSlot) -> QuantizedRows:
         """This rank's inputs of the blocks `rows` [M, bytes of a row]."""
@@ -110,6 +148,17 @@ class GGUFCheckpointTensor:
         return QuantizedRows(rows[:, start : start + size], self.tensor.ggml_type, num_inputs)
 
 
+def _reordered(rows: Tensor, inputs: Tensor, kind: GGMLType) -> Tensor | None:
+    """The blocks `rows` in the order of `inputs`; None where that would cut a block."""
+    runs = inputs.view(-1, kind.block_size) if len(inputs) % kind.block_size == 0 else None
+    if runs is None or not (runs == runs[:, :1] + torch.arange(kind.block_size)).all():
+        return None
+    if (runs[:, 0] % kind.block_size).any():
+        return None
+    blocks = rows.view(len(rows), -1, kind.block_bytes)
+    return blocks[:, runs[:, 0] // kind.block_size].flatten(1)
+
+
 def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
     """The names of files of most architectures, and those rules of a family that are of files.
 
@@ -119,6 +168,7 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
     sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
     return [
         *renamed(_NAMES),
+        *renamed({"blk.*.ssm_a": "model.layers.*.mixer"}, transform=log_of_negative),
         replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
         # Called a weight, and filling a slot of another name.
         Alias("blk.*.layer_output_scale.weight", "model.layers.*.layer_scalar"),
@@ -127,11 +177,11 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
         else Rule("rope_freqs"),
         # Read with the header.
         *(Rule(f"rope_factors_{length}") for length in ("short", "long")),
-        *(rule for rule in own if rule.source.startswith("blk.")),
+        *(rule for rule in own if rule.source.startswith(("blk.", "token_embd"))),
     ]
 
 
-def open_gguf(path: str, rules: WeightRules) -> list[GGUFCheckpointTensor]:
+def open_gguf(path: str, rules: WeightRules) -> list[CheckpointTensor]:
     """The tensors of the file at `path`, in file order; raises CheckpointError."""
     file = read_gguf(path)
     # Private mappings: torch takes only memory that it might write to.
@@ -140,10 +190,11 @@ def open_gguf(path: str, rules: WeightRules) -> list[GGUFCheckpointTensor]:
         for path, view in file.data.items()
     }
     return [
-        GGUFCheckpointTensor(rules.name_of(tensor.name), tensor, data[stored.path])
-        for stored in sorted(file.tensors.values(), key=lambda tensor: (tensor.path, tensor.offset))
-        for tensor in _matrices(stored)
-    ] + list(_numbers(file))
+        *join_latents(
+            GGUFCheckpointTensor(rules.name_of(t.name), t, data[t.path]) for t in laid_out(file)
+        ),
+        *_numbers(file),
+    ]
 
 
 def _numbers(file: GGUFFile) -> Iterator[GGUFCheckpointTensor]:
@@ -155,21 +206,3 @@ def _numbers(file: GGUFFile) -> Iterator[GGUFCheckpointTensor]:
             yield GGUFCheckpointTensor(
                 name, GGUFTensor(name, (1,), 0, 4 * i, 4, file.path), values.view(torch.uint8)
             )
-
-
-def _matrices(tensor: GGUFTensor) -> Iterator[GGUFTensor]:
-    """A stack of matrices one by one, each with its number behind the layer's name; or `tensor`."""
-    if len(tensor.shape) != 3:
-        yield tensor
-        return
-    layer, _, suffix = tensor.name.rpartition(".")
-    count, *shape = tensor.shape
-    size = tensor.nbytes // count
-    for i in range(count):
-        yield replace(
-            tensor,
-            name=f"{layer}.{i}.{suffix}",
-            shape=tuple(shape),
-            offset=tensor.offset + i * size,
-            nbytes=size,
-        )

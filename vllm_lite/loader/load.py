@@ -136,7 +136,9 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         dummies = make_dummies(targets, config.model.seed)
         return [_Fill(dummy, targets[dummy.name], WHOLE) for dummy in dummies]
     if facts.format == "gguf":
-        return _match(facts.path, open_gguf(facts.path, rules), rules, targets)
+        opened = open_gguf(facts.path, rules)
+        held = (tensor for tensor in opened if not _is_for_drafts(facts, tensor.name))
+        return _match(facts.path, held, rules, targets)
 
     def wanted(name: str) -> torch.dtype | None:
         whole = rules.stack_of(name) is None
@@ -160,7 +162,7 @@ def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
     """Whether a tensor is of layers after the last one, which predict tokens further ahead."""
     if re.match(r"(model\.)?mtp[._]", name):
         return True
-    hf, found = facts.hf_config, re.match(r"model\.layers\.(\d+)\.", name)
+    hf, found = facts.hf_config, re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
     names = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
     count = next((hf[name] for name in names if hf.get(name)), 0)
     return found is not None and 0 <= int(found[1]) - facts.num_layers < count

@@ -30,6 +30,8 @@ class Part:
     num_stored: int | None = None  # output features of the checkpoint's layer
     is_transposed: bool = False
     transform: Callable[[Tensor], Tensor] | None = None
+    # The checkpoint's inputs in the model's order; None where it is the same.
+    inputs: Tensor | None = None
 
     def shape_of(self, stored: Sequence[int], slot: WeightSlot) -> tuple[int, ...]:
         """The shape of the view of a tensor that is stored as `stored`."""
@@ -61,6 +63,9 @@ class Part:
                 taken[slot.output_dim] = slice(part.start, part.stop)
             else:
                 taken[slot.output_dim] = items[start : start + size]
+        if self.inputs is not None and len(taken) > 1:
+            start, size = slot.starts[1], slot.tensor.shape[1]
+            taken[1] = self.inputs[start : start + size]
         return tuple(reversed(taken) if self.is_transposed else taken)
 
     def values(self, part: Tensor) -> Tensor:
@@ -214,6 +219,11 @@ def interleaved_heads(source: str, parent: str, num_heads: int, head_size: int) 
 def plus_one(weight: Tensor) -> Tensor:
     """The rule of a norm whose checkpoint stores the weight minus 1."""
     return weight.float() + 1.0
+
+
+def log_of_negative(decay: Tensor) -> Tensor:
+    """The rule of decays that are stored as they are, where others store log(-decay)."""
+    return decay.float().neg().log()
 
 
 def interleaved_pairs(source: str, target: str, num_heads: int, head_size: int) -> Rule:

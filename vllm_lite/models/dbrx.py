@@ -56,6 +56,7 @@ class DbrxForCausalLM(DecoderForCausalLM):
         attention, count = f"{LAYERS}.self_attn", size(facts, "num_experts")
         query, key = (n * facts.head_size for n in (facts.num_heads, facts.num_kv_heads))
         names = {
+            "blk.*.attn_output_norm": f"{LAYERS}.post_attention_layernorm",
             "transformer.wte": "model.embed_tokens",
             "transformer.norm_f": "model.norm",
             f"{around}.norm_1": f"{LAYERS}.input_layernorm",

@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.llama import LlamaForCausalLM
+from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
 from vllm_lite.models.mixtures import expert_rules, routed_experts, shared_mlp, with_experts
 from vllm_lite.models.spec import DecoderSpec, positive, size
 
@@ -34,4 +34,4 @@ class DeepseekForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        return expert_rules(size(facts, "moe_intermediate_size"))
+        return [*gguf_pairs(facts), *expert_rules(size(facts, "moe_intermediate_size"))]

@@ -10,6 +10,7 @@ from vllm_lite.loader.weight_rules import Alias, AnyRule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mixtures import (
     CHOICE_BIAS,
+    FILE_NORMS,
     MLP,
     biased_routing,
     expert_rules,
@@ -41,7 +42,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        return expert_rules(size(facts, "moe_intermediate_size"))
+        return [*FILE_NORMS, *expert_rules(size(facts, "moe_intermediate_size"))]
 
 
 class ExaoneMoeForCausalLM(DecoderForCausalLM):

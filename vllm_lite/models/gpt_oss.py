@@ -11,7 +11,7 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.mixtures import MLP, expert_size, with_experts
+from vllm_lite.models.mixtures import FILE_NORMS, MLP, expert_size, with_experts
 from vllm_lite.models.spec import (
     DecoderSpec,
     ExpertsSpec,
@@ -51,6 +51,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return [
+            *FILE_NORMS,
             *renamed({f"{MLP}.router": f"{MLP}.gate"}),
             *_layer("gate_up", "gate_up_proj", ("gate_proj", "up_proj"), 2 * expert_size(facts)),
             *_layer("down", "down_proj", ("down_proj",), facts.hidden_size),

@@ -11,6 +11,7 @@ from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.granite import GraniteForCausalLM
 from vllm_lite.models.granite_moe import granite_experts, granite_rules
 from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds
+from vllm_lite.models.llama import gguf_pairs
 from vllm_lite.models.mamba2 import mamba2_rules
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec, size
 
@@ -47,6 +48,7 @@ class GraniteMoeHybridForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         layer = "model.layers.*"
         mamba = mamba2_rules(f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts))
+        mamba += gguf_pairs(facts)
         if facts.hf_config.get("num_experts"):
             return *granite_rules(facts), *mamba
         width = size(facts, "shared_intermediate_size")

@@ -37,6 +37,9 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         layer = "model.layers.*"
         names = {
+            "token_embd_norm": "model.norm",
+            "blk.*.shortconv.conv": f"{layer}.mixer.x_conv",
+            "blk.*.shortconv.out_proj": f"{layer}.mixer.out_proj",
             "model.embedding_norm": "model.norm",
             f"{layer}.operator_norm": f"{layer}.input_layernorm",
             f"{layer}.ffn_norm": f"{layer}.post_attention_layernorm",
@@ -50,7 +53,8 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
             f"{layer}.feed_forward.w2": f"{layer}.mlp.down_proj",
         }
         parts = dict.fromkeys(("b_proj", "c_proj", "x_proj"), facts.hidden_size)
-        return *renamed(names), fused(f"{layer}.conv.in_proj", f"{layer}.mixer", parts)
+        sources = ("blk.*.shortconv.in_proj", f"{layer}.conv.in_proj")
+        return *renamed(names), *(fused(source, f"{layer}.mixer", parts) for source in sources)
 
 
 class Lfm2MoeForCausalLM(DecoderForCausalLM):

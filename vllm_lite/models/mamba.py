@@ -55,10 +55,13 @@ class MambaForCausalLM(DecoderForCausalLM):
 
 def mamba1_rules(old: str, new: str, width: int) -> list[Rule]:
     """The rules of a Mamba 1 mixer of so many channels, as its authors named its parts."""
-    names = {old: new, f"{old}.out_proj": f"{new}.out_proj", f"{old}.conv1d": f"{new}.x_conv"}
+    names = {"blk.*.ssm_conv1d": f"{new}.x_conv", "blk.*.ssm_dt": f"{new}.step_proj"}
+    names |= {old: new, f"{old}.out_proj": f"{new}.out_proj", f"{old}.conv1d": f"{new}.x_conv"}
     names |= {f"{old}.x_proj": f"{new}.select_proj", f"{old}.dt_proj": f"{new}.step_proj"}
     names |= {f"{old}.{part}_layernorm": f"{new}.{part}_layernorm" for part in ("dt", "b", "c")}
-    return [*renamed(names), fused(f"{old}.in_proj", new, {"x_proj": width, "z_proj": width})]
+    halves = {"x_proj": width, "z_proj": width}
+    sources = ("blk.*.ssm_in", f"{old}.in_proj")
+    return [*renamed(names), *(fused(source, new, halves) for source in sources)]
 
 
 def step_rank(facts: ModelFacts, key: str) -> int:

@@ -51,12 +51,13 @@ def mamba2_rules(
     conv = {"x_conv": inner, "b_conv": vectors, "c_conv": vectors}
     product = {"z_proj": inner, "x_proj": inner, "b_proj": vectors, "c_proj": vectors}
     names = {old: new, f"{old}.norm": f"{new}.norm", f"{old}.out_proj": f"{new}.out_proj"}
+    steps = {"dt_proj": sizes.num_heads}
     return [
+        fused("blk.*.ssm_conv1d", new, conv),
+        fused("blk.*.ssm_in", new, {**product, **steps}),
         *renamed(names),
         fused(f"{old}.conv1d", new, conv),
-        fused(
-            f"{old}.in_proj", new, {**product, "dt_proj": sizes.num_heads}, transforms=transforms
-        ),
+        fused(f"{old}.in_proj", new, {**product, **steps}, transforms=transforms),
     ]
 
 

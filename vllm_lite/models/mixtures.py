@@ -9,7 +9,7 @@ from typing import Any
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed, stacked_experts
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size
 
 LAYERS = "model.layers.*"
@@ -19,6 +19,10 @@ GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
 CHOICE_BIAS = "e_score_correction_bias"
 # What Mixtral's checkpoints call an expert's layers.
 _NUMBERED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+# GGUF files call the norm before a mixture after the block before it.
+FILE_NORMS = renamed({"blk.*.post_attention_norm": f"{LAYERS}.post_attention_layernorm"})
 
 
 def with_experts(
@@ -98,9 +102,11 @@ def check_field(facts: ModelFacts, key: str, *known: object) -> None:
 def expert_rules(intermediate_size: int, at: str = MLP) -> list[AnyRule]:
     """Rules of mixtures at `at` whose experts are stored one by one, or all in one tensor."""
     expert = f"{MLP}.experts.*"
+    both = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
     moved: Mapping[str, str] = {f"{at}.experts.*.{n}": f"{expert}.{n}" for n in GATED_LAYERS}
     numbered = {f"{at}.experts.*.{n}": f"{expert}.{own}" for n, own in _NUMBERED.items()}
     return [
+        replace(fused("blk.*.ffn_gate_up_exps.*", expert, both), is_alternative=True),
         *stacked_experts(f"{at}.experts", expert, intermediate_size),
         *(renamed(moved) if at != MLP else ()),
         *(replace(rule, is_alternative=True) for rule in renamed(numbered)),

@@ -68,7 +68,8 @@ class NemotronHForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        rules: list[Rule] = []
+        files = {"attn_norm": "input_layernorm", "ffn_norm": "input_layernorm"}
+        rules = renamed({f"blk.*.{old}": f"model.layers.*.{own}" for old, own in files.items()})
         for root in ("backbone", "model"):
             old, new = f"{root}.layers.*", "model.layers.*"
             names = {

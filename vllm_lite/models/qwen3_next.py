@@ -11,10 +11,18 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.states.delta import DeltaSpec
-from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused, plus_one, renamed
+from vllm_lite.loader.weight_rules import (
+    AnyRule,
+    Part,
+    Rule,
+    fused,
+    log_of_negative,
+    plus_one,
+    renamed,
+)
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import layer_kinds
-from vllm_lite.models.mixtures import with_experts
+from vllm_lite.models.mixtures import FILE_NORMS, with_experts
 from vllm_lite.models.qwen2_moe import every_nth_layer, experts_and_shared, qwen_rules
 from vllm_lite.models.spec import (
     AttentionSpec,
@@ -42,7 +50,12 @@ class Qwen3_5ForCausalLM(DecoderForCausalLM):
             f"{old}.in_proj_a": f"{new}.decay_proj",
         }
         parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
-        return *_rules(facts, delta), *renamed(names), fused(f"{old}.in_proj_qkv", new, parts)
+        return (
+            *_rules(facts, delta),
+            *_file_rules(facts, delta, in_turn=True),
+            *renamed(names),
+            fused(f"{old}.in_proj_qkv", new, parts),
+        )
 
 
 class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
@@ -82,8 +95,15 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
         return (
             *mixture,
             *_rules(facts, delta),
-            _by_head(f"{old}.in_proj_qkvz", new, sizes, delta.num_key_heads),
-            _by_head(f"{old}.in_proj_ba", new, both, delta.num_key_heads),
+            *_file_rules(facts, delta, in_turn=False),
+            *(
+                _by_head(source, new, sizes, delta.num_key_heads)
+                for source in ("blk.*.ssm_in", f"{old}.in_proj_qkvz")
+            ),
+            *(
+                _by_head(source, new, both, delta.num_key_heads)
+                for source in ("blk.*.ssm_ba", f"{old}.in_proj_ba")
+            ),
         )
 
 
@@ -143,6 +163,41 @@ def _rules(facts: ModelFacts, delta: DeltaSpec) -> list[Rule]:
         *renamed({name: name for name in norms}, transform=plus_one),
         *delta_rules(f"{layer}.linear_attn", f"{layer}.mixer", delta),
         _by_head(f"{attention}.q_proj", attention, halves, facts.num_heads),
+    ]
+
+
+def _file_rules(facts: ModelFacts, delta: DeltaSpec, *, in_turn: bool) -> list[Rule]:
+    """Layers of GGUF files; with `in_turn`, heads of one head of keys do not follow each other."""
+    if facts.format != "gguf":
+        return []
+    new, count = "model.layers.*.mixer", delta.num_heads
+    heads = torch.arange(count)
+    if in_turn:
+        heads = heads.view(-1, delta.num_key_heads).t().reshape(-1)
+    features = (heads[:, None] * delta.value_size + torch.arange(delta.value_size)).flatten()
+    keys, values = delta.num_key_heads * delta.key_size, len(features)
+    total = 2 * keys + values
+    taken: dict[str, slice | torch.Tensor]
+    taken = {"q": slice(0, keys), "k": slice(keys, 2 * keys), "v": 2 * keys + features}
+    own = {
+        "attn_gate": Part(f"{new}.z_proj", features, values),
+        "ssm_beta": Part(f"{new}.beta_proj", heads, count),
+        "ssm_alpha": Part(f"{new}.decay_proj", heads, count),
+        "ssm_a": Part(new, heads, count, transform=log_of_negative),
+        "ssm_dt": Part(new, heads, count),
+        "ssm_out": Part(f"{new}.out_proj", inputs=features),
+    }
+    attention, halves = "model.layers.*.self_attn", ("q_proj", "output_gate_proj")
+    return [
+        *FILE_NORMS,
+        *(Rule(f"blk.*.{name}", (part,)) for name, part in own.items()),
+        *(
+            Rule(source, tuple(Part(f"{new}.{n}_{kind}", x, total) for n, x in taken.items()))
+            for source, kind in (("blk.*.attn_qkv", "proj"), ("blk.*.ssm_conv1d", "conv"))
+        ),
+        _by_head(
+            "blk.*.attn_q", attention, dict.fromkeys(halves, facts.head_size), facts.num_heads
+        ),
     ]
 
 

@@ -312,6 +312,23 @@ FAMILIES = {
             },
         },
     ),
+    "dots1": Family(
+        "Dots1ForCausalLM",
+        {**BIASED, "n_routed_experts": 8, "n_shared_experts": 2, "sliding_window": None},
+        prepare=with_choice_biases,
+        cases={
+            "": {"first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+            "odd": {
+                "head_dim": 20,
+                "n_group": 4,
+                "topk_group": 2,
+                "num_key_value_heads": 1,
+                "sliding_window": 9,
+                "max_window_layers": 1,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
     "exaone_moe": Family(
         "ExaoneMoeForCausalLM",
         {**BIASED, "num_experts": 4, "num_shared_experts": 1, "sliding_window": 9},

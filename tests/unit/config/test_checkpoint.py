@@ -311,7 +311,10 @@ def test_gguf_families(tmp_path: Path, name: str) -> None:
     ("changes", "cause"),
     [
         ({"general.architecture": "t5"}, "llama, mistral, .*qwen2, qwen3"),
-        ({"llama.expert_count": 8}, "mixture of experts, .* are .*qwen3moe"),
+        (
+            {"general.architecture": "qwen2", "qwen2.expert_count": 8},
+            "mixture of experts, .* are .*qwen3moe",
+        ),
         ({"split.count": 3}, "several parts"),
         ({"llama.attention.head_count_kv": [2, 1]}, "different sizes"),
         ({"llama.block_count": "two"}, "num_hidden_layers is 'two'"),

@@ -31,6 +31,14 @@ _OF_MEDIA = frozenset(
     *("vision_soft_tokens_per_image", "audio_soft_tokens_per_image"),
 }
 
+# Granite's factors, in the headers of GGUF files.
+GRANITE_FACTORS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:

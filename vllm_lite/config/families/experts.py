@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import LATENTS, row
+from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row
 from vllm_lite.config.families.llama import HUNYUAN_FIXED, HUNYUAN_HARMLESS
 from vllm_lite.config.families.states import MINIMAX_BLOCKS
 
@@ -23,6 +23,7 @@ _BIASED = (
 # DeepSeek-V3's way to choose experts, and that of many after it.
 _CHOICE: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+_NORMED = {"expert_weights_norm": "norm_topk_prob"}
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
 _PHIMOE: dict[str, Any] = {
@@ -56,11 +57,20 @@ ROWS = (
         harmless=_UNUSED,
         windows="every",
     ),
-    row("PhimoeForCausalLM", **_PHIMOE),
+    row(
+        "PhimoeForCausalLM",
+        gguf=("phimoe",),
+        gguf_seen={"lm_head_bias": "output.bias"},
+        **_PHIMOE,
+    ),
     row("PhiMoEForCausalLM", model_class="PhimoeForCausalLM", like="PhimoeForCausalLM", **_PHIMOE),
     row(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
+        gguf=("qwen2moe",),
+        gguf_fields={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        gguf_fixed={"norm_topk_prob": False},
+        gguf_seen={"qkv_bias": "blk.0.attn_q.bias"},
         aliases=_NAMES,
         reads=f"{_QWEN} shared_expert_intermediate_size use_sliding_window max_window_layers",
         windows="switched",
@@ -75,18 +85,34 @@ ROWS = (
         fixed={"use_qk_norm": True},
         windows="every",
     ),
-    row("OlmoeForCausalLM", "olmoe", aliases=_NAMES, reads=f"{_ROUTED} norm_topk_prob"),
+    row(
+        "OlmoeForCausalLM",
+        "olmoe",
+        gguf=("olmoe",),
+        gguf_fixed={"norm_topk_prob": False},
+        aliases=_NAMES,
+        reads=f"{_ROUTED} norm_topk_prob",
+    ),
     row("GraniteMoeForCausalLM", "granite_moe", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
     row(
         "GraniteMoeSharedForCausalLM",
         "granite_moe",
         model_class="GraniteMoeForCausalLM",
+        gguf=("granitemoe",),
+        gguf_fields={
+            **GRANITE_FACTORS,
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+        gguf_fixed={"shared_intermediate_size": 0},
         aliases=_NAMES,
         reads=f"{_ROUTED} {_MULTIPLIERS} shared_intermediate_size",
     ),
     row(
         "Glm4MoeForCausalLM",
         "glm4_moe",
+        gguf=("glm4moe",),
+        gguf_fields=_NORMED,
+        gguf_fixed={"norm_topk_prob": False},
         aliases=_NAMES,
         reads=f"{_BIASED} use_qk_norm",
         harmless=_UNUSED,
@@ -104,6 +130,9 @@ ROWS = (
     row(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
+        gguf=("deepseek2",),
+        gguf_fields=_NORMED,
+        gguf_fixed={"norm_topk_prob": False},
         aliases=_NAMES,
         reads=f"{_BIASED} {LATENTS} rope_interleave topk_method",
         fixed={"scoring_func": "softmax", "moe_layer_freq": 1},
@@ -137,6 +166,7 @@ ROWS = (
     row(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
+        gguf=("minimax-m2",),
         aliases=_NAMES,
         reads=f"{_ROUTED} rotary_dim",
         # What it has of MiniMax-Text-01, whose sums have factors, and of drafts.
@@ -176,6 +206,8 @@ ROWS = (
     row(
         "DeepseekForCausalLM",
         "deepseek",
+        gguf=("deepseek",),
+        gguf_fixed={"norm_topk_prob": False},
         like="LlamaForCausalLM",
         own_defaults={
             "first_k_dense_replace": 0,
@@ -191,6 +223,12 @@ ROWS = (
     row(
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
+        gguf=("ernie4_5-moe",),
+        gguf_fields={
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        gguf_fixed={"moe_layer_end_index": -1},
         aliases={
             "moe_num_experts": "num_experts",
             "moe_k": "num_experts_per_tok",
@@ -204,6 +242,8 @@ ROWS = (
     row(
         "HunYuanMoEV1ForCausalLM",
         "hunyuan_moe",
+        gguf=("hunyuan-moe",),
+        gguf_fields={"expert_shared_count": "num_shared_expert"},
         own_defaults={"use_qk_norm": True, "num_shared_expert": 1},
         aliases={
             "num_local_experts": "num_experts",
@@ -220,8 +260,21 @@ ROWS = (
         },
     ),
     row(
+        "Dots1ForCausalLM",
+        "glm4_moe",
+        model_class="Glm4MoeForCausalLM",
+        gguf=("dots1",),
+        gguf_fields=_NORMED,
+        gguf_fixed={"norm_topk_prob": False, "use_qk_norm": True},
+        own_defaults={"use_qk_norm": True},
+        aliases=_NAMES,
+        reads=f"{_BIASED} use_qk_norm max_window_layers",
+        windows="switched",
+    ),
+    row(
         "GptOssForCausalLM",
         "gpt_oss",
+        gguf=("gpt-oss",),
         own_defaults={
             "sliding_window_pattern": 2,
             "rope_scaling": {
@@ -252,6 +305,8 @@ ROWS = (
     row(
         "DbrxForCausalLM",
         "dbrx",
+        gguf=("dbrx",),
+        gguf_fields={"attention.clamp_kqv": "clip_qkv"},
         own_defaults={
             "num_key_value_heads": 1,
             "intermediate_size": 3584,

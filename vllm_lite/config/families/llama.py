@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import LATENTS, row
+from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row
 
 _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -211,12 +211,7 @@ ROWS = (
         "granite",
         gguf=("granite", "minicpm"),
         gguf_fixed={"attention_multiplier": None},
-        gguf_fields={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        gguf_fields=GRANITE_FACTORS,
         reads=_MULTIPLIERS,
     ),
     row("HyperCLOVAXForCausalLM", "granite", reads=f"{_MULTIPLIERS} use_post_norm"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import LATENTS, row
+from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row
 
 _MAMBA: dict[str, Any] = {
     "module": "mamba",
@@ -18,16 +18,41 @@ _MAMBA: dict[str, Any] = {
     "own_defaults": {"time_step_rank": "auto"},
     "mixer": "state",
 }
+_MAMBA_FILES: dict[str, Any] = {
+    "gguf_fields": {
+        "ssm.state_size": "state_size",
+        "ssm.conv_kernel": "conv_kernel",
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    },
+    "gguf_seen": {"use_bias": "blk.0.ssm_in.bias", "use_conv_bias": "blk.0.ssm_conv1d.bias"},
+}
 
 _MAMBA2 = (
     "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand "
     "mamba_conv_bias mamba_proj_bias time_step_limit "
 )
+_MIXER_FIELDS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_MIXER_BIASES = {
+    "mamba_conv_bias": "blk.0.ssm_conv1d.bias",
+    "mamba_proj_bias": "blk.0.ssm_in.bias",
+}
 
 _DELTA = (
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
     "linear_conv_kernel_dim "
 )
+_DELTA_FIELDS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_SHARED_FIELDS = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 
 # Blocks whose sums with the stream have factors, by their names in older files.
 MINIMAX_BLOCKS = {
@@ -39,7 +64,10 @@ MINIMAX_BLOCKS = {
 _QWEN_EXPERTS = (
     "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size"
 )
-_QWEN3_5 = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings attn_output_gate"
+_QWEN3_5 = (
+    "num_nextn_predict_layers mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings "
+    "attn_output_gate"
+)
 
 _MINIMAX: dict[str, Any] = {
     "module": "minimax",
@@ -70,11 +98,20 @@ ROWS = (
         )
         for name in ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
     ),
-    row("MambaForCausalLM", **_MAMBA),
+    row(
+        "MambaForCausalLM",
+        gguf=("mamba",),
+        gguf_fields={**_MAMBA_FILES["gguf_fields"], "ssm.time_step_rank": "time_step_rank"},
+        gguf_seen=_MAMBA_FILES["gguf_seen"],
+        **_MAMBA,
+    ),
     row("FalconMambaForCausalLM", **_MAMBA),
     row(
         "Mamba2ForCausalLM",
         "mamba2",
+        gguf=("mamba2",),
+        gguf_fields={**_MAMBA_FILES["gguf_fields"], "ssm.group_count": "n_groups"},
+        gguf_seen=_MAMBA_FILES["gguf_seen"],
         aliases={"num_heads": "num_attention_heads"},
         reads="n_groups state_size conv_kernel expand use_bias use_conv_bias "
         "layer_norm_epsilon time_step_limit",
@@ -94,6 +131,9 @@ ROWS = (
     row(
         "GraniteMoeHybridForCausalLM",
         "granite_hybrid",
+        gguf=("granitehybrid",),
+        gguf_fields={**_MIXER_FIELDS, **GRANITE_FACTORS},
+        gguf_seen=_MIXER_BIASES,
         aliases={"num_local_experts": "num_experts"},
         reads=f"{_MAMBA2} embedding_multiplier logits_scaling residual_multiplier "
         "attention_multiplier num_experts num_experts_per_tok shared_intermediate_size "
@@ -104,6 +144,16 @@ ROWS = (
     row(
         "NemotronHForCausalLM",
         "nemotron_h",
+        gguf=("nemotron_h", "nemotron_h_moe"),
+        gguf_fields={
+            **_MIXER_FIELDS,
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+            "expert_count": "n_routed_experts",
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+            "moe_latent_size": "moe_latent_size",
+        },
+        gguf_seen={"mamba_conv_bias": "blk.0.ssm_conv1d.bias", "use_bias": "blk.0.ssm_in.bias"},
         aliases={
             "attention_head_dim": "head_dim",
             "mamba_num_heads": "mamba_n_heads",
@@ -131,6 +181,9 @@ ROWS = (
     row(
         "Lfm2ForCausalLM",
         "lfm2",
+        gguf=("lfm2",),
+        gguf_fields={"shortconv.l_cache": "conv_L_cache"},
+        gguf_seen={"conv_bias": "blk.0.shortconv.conv.bias"},
         aliases={
             "norm_eps": "rms_norm_eps",
             "tie_embedding": "tie_word_embeddings",
@@ -147,6 +200,8 @@ ROWS = (
     row(
         "Qwen3_5ForCausalLM",
         "qwen3_next",
+        gguf=("qwen35",),
+        gguf_fields=_DELTA_FIELDS,
         reads=f"{_DELTA} full_attention_interval",
         harmless=f"{_QWEN3_5} mlp_only_layers",
         mixer="both",
@@ -154,6 +209,8 @@ ROWS = (
     row(
         "Qwen3_5MoeForCausalLM",
         "qwen3_next",
+        gguf=("qwen35moe",),
+        gguf_fields={**_DELTA_FIELDS, **_SHARED_FIELDS},
         reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS}",
         harmless=f"{_QWEN3_5} mlp_only_layers",
         mixer="both",
@@ -161,6 +218,8 @@ ROWS = (
     row(
         "Qwen3NextForCausalLM",
         "qwen3_next",
+        gguf=("qwen3next",),
+        gguf_fields={**_DELTA_FIELDS, **_SHARED_FIELDS},
         reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS} norm_topk_prob "
         "decoder_sparse_step mlp_only_layers",
         harmless=_QWEN3_5,
@@ -169,6 +228,13 @@ ROWS = (
     row(
         "JambaForCausalLM",
         "jamba",
+        gguf=("jamba",),
+        gguf_fields={
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_dt_rank",
+        },
+        gguf_seen=_MIXER_BIASES,
         aliases={"num_local_experts": "num_experts"},
         reads="mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank mamba_conv_bias "
         "mamba_proj_bias num_experts num_experts_per_tok expert_layer_period expert_layer_offset "
@@ -181,6 +247,15 @@ ROWS = (
     row(
         "Lfm2MoeForCausalLM",
         "lfm2",
+        gguf=("lfm2moe",),
+        gguf_fields={
+            "shortconv.l_cache": "conv_L_cache",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        gguf_seen={
+            "conv_bias": "blk.0.shortconv.conv.bias",
+            "use_expert_bias": "blk.0.exp_probs_b.bias",
+        },
         aliases={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
         own_defaults={"tie_word_embeddings": True},
         reads="conv_bias conv_L_cache moe_intermediate_size num_dense_layers num_experts "
@@ -199,6 +274,25 @@ ROWS = (
     row(
         "FalconH1ForCausalLM",
         "falcon_h1",
+        gguf=("falcon-h1",),
+        gguf_fields={**_MIXER_FIELDS, "ssm.inner_size": "mamba_d_ssm"},
+        gguf_seen={
+            **_MIXER_BIASES,
+            "mamba_rms_norm": "blk.0.ssm_norm.weight",
+            "projectors_bias": "blk.0.ssm_out.bias",
+        },
+        # llama.cpp's converter multiplies factors into the weights.
+        gguf_fixed={
+            "mamba_norm_before_gate": False,
+            **dict.fromkeys(
+                (
+                    *("lm_head_multiplier", "embedding_multiplier", "key_multiplier"),
+                    *("attention_out_multiplier", "attention_in_multiplier"),
+                    *("ssm_in_multiplier", "ssm_out_multiplier"),
+                ),
+                1.0,
+            ),
+        },
         reads=f"{_MAMBA2} mamba_d_ssm mamba_norm_before_gate mamba_rms_norm projectors_bias "
         "lm_head_multiplier embedding_multiplier mlp_multipliers key_multiplier "
         "attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier "
