@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.values import JsonView
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.key_delta import KeyDeltaSpec
 from vllm_lite.loader.weight_rules import AnyRule, renamed
@@ -79,11 +80,19 @@ def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
     kinds = hf.get("layer_types")
     if kinds is None and nested.keys() >= _LISTS.keys():
         # Layers count from 1 there.
-        told = {i: kind for name, kind in _LISTS.items() for i in nested[name] or ()}
-        kinds = [told.get(i + 1) for i in range(facts.num_layers)]
+        told = {str(i): kind for name, kind in _LISTS.items() for i in _listed(facts, nested, name)}
+        kinds = [told.get(str(i + 1)) for i in range(facts.num_layers)]
     elif kinds is None:
         kinds = [
             "linear_attention" if i % 4 or not i else "full_attention"
             for i in range(facts.num_layers)
         ]
     return replace(facts, hf_config={**hf, **fields, "layer_types": kinds})
+
+
+def _listed(facts: ModelFacts, fields: JsonView, name: str) -> list[object]:
+    if not isinstance(fields[name], list):
+        raise CheckpointError(
+            f"{facts.path}: {name} of linear_attn_config is {fields[name]!r}, no list"
+        )
+    return list(fields[name])
