@@ -144,8 +144,9 @@ def _add_family(config: Json, row: Architecture, gguf: GGUFFile) -> None:
 
 def _is_in_a_layer(gguf: GGUFFile, tensor: str) -> bool:
     own = tensor.removeprefix("blk.0.")
-    layers = range(gguf.of_architecture("block_count") if own != tensor else 0)
-    return tensor in gguf.tensors or any(f"blk.{i}.{own}" in gguf.tensors for i in layers)
+    return tensor in gguf.tensors or any(
+        name.startswith("blk.") and name.split(".", 2)[2:] == [own] for name in gguf.tensors
+    )
 
 
 def _expert_width(gguf: GGUFFile) -> Json:
