@@ -222,6 +222,19 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default"},
         },
     ),
+    "kimi_linear-published": ("kimi_linear", {}),
+    "kimi_linear-latent-queries": (
+        "kimi_linear",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", *["linear_attention"] * 2, "full_attention"],
+            "q_lora_rank": 20,
+            "num_shared_experts": 2,
+            "linear_head_dim": 9,
+            "linear_conv_kernel_dim": 3,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "qwen3_next-sparse": (
         "qwen3_next",
         {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_value_head_dim": 13},

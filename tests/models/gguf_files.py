@@ -162,6 +162,7 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "gemma4": with_weights,
     "deepseek": permuted,
     "deepseek2": mixtures.latents,
+    "kimi-linear": mixtures.key_delta,
     "granitemoe": lambda config, state: mixtures.split_inputs(config, permuted(config, state)),
     "granitehybrid": lambda config, state: mixtures.split_inputs(
         config, mixtures.mamba2(config, permuted(config, state))

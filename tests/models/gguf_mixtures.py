@@ -45,6 +45,18 @@ def latents(config: Json, state: State) -> State:
     return state
 
 
+def key_delta(config: Json, state: State) -> State:
+    """Kimi's latents, and the parts of its other layers as those of state-space models."""
+    new: State = {}
+    for name, x in latents(config, state).items():
+        if name.endswith(".A_log"):
+            x = -torch.exp(x)
+        elif name.endswith("_conv1d.weight"):
+            x = x.view(1, len(x), 1, -1)
+        new[name.replace(".dt_bias", ".dt_proj.bias")] = x
+    return new
+
+
 def dbrx_experts(config: Json, state: State) -> State:
     """Experts in a dimension of their own, all outputs by inputs."""
     count = config["ffn_config"]["moe_num_experts"]

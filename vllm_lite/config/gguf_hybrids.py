@@ -18,6 +18,7 @@ _YARN_SCALE = 0.1  # by which files of DeepSeek's have multiplied mscale_all_dim
 # A tensor of a layer to the layer's kind; the first that there is decides.
 _MAMBA_KINDS = {"ssm_out": "linear_attention", "attn_q": "full_attention"}
 _NEMOTRON_KINDS = {**_MAMBA_KINDS, "ffn_up_exps": "moe", "ffn_up": "mlp"}
+_KIMI_KINDS = {"ssm_f_a": "linear_attention", "attn_kv_a_mqa": "full_attention"}
 _LFM_KINDS = {"shortconv.conv": "conv", "attn_q": "full_attention"}
 
 
@@ -142,6 +143,13 @@ def _qwen_next(gguf: GGUFFile, config: Json) -> None:
         config["mlp_only_layers"] = dense
 
 
+def _kimi_linear(gguf: GGUFFile, config: Json) -> None:
+    config["layer_types"] = _kinds(gguf, config, _KIMI_KINDS)
+    config["linear_num_heads"] = config["num_attention_heads"]
+    is_sigmoid = gguf.of_architecture("expert_gating_func") == _SIGMOID
+    config["moe_router_activation_func"] = "sigmoid" if is_sigmoid else "softmax"
+
+
 HYBRIDS: Mapping[str, Callable[[GGUFFile, Json], Any]] = {
     "deepseek2": _deepseek2,
     "gpt-oss": _gpt_oss,
@@ -157,4 +165,5 @@ HYBRIDS: Mapping[str, Callable[[GGUFFile, Json], Any]] = {
     "qwen3next": _qwen_next,
     "qwen35": _qwen_next,
     "qwen35moe": _qwen_next,
+    "kimi-linear": _kimi_linear,
 }

@@ -28,7 +28,9 @@ _CONVOLUTIONS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "
 def laid_out(file: GGUFFile) -> Iterator[GGUFTensor]:
     """The file's tensors in its order, stacks as one tensor for each expert."""
     for stored in sorted(file.tensors.values(), key=lambda tensor: (tensor.path, tensor.offset)):
-        yield from _parts(replace(stored, name=_name(file, stored.name), shape=_shape(stored)))
+        yield from _parts(
+            replace(stored, name=_name(file, stored.name), shape=_shape(file, stored))
+        )
 
 
 def _name(file: GGUFFile, name: str) -> str:
@@ -41,9 +43,12 @@ def _name(file: GGUFFile, name: str) -> str:
     return f"blk.{number}.{_NAMES.get(own, own)}"
 
 
-def _shape(tensor: GGUFTensor) -> tuple[int, ...]:
+def _shape(file: GGUFFile, tensor: GGUFTensor) -> tuple[int, ...]:
     own, shape = ".".join(tensor.name.split(".")[2:]), tensor.shape
     layer = own.removesuffix(".weight").removesuffix(".bias")
+    # Kimi's numbers of heads, which its other checkpoints have among dimensions of 1.
+    if layer == "ssm_a" and f"{tensor.name.removesuffix('a')}f_a.weight" in file.tensors:
+        return 1, 1, math.prod(shape), 1
     if layer in _FLAT or (layer == "ssm_a" and shape[-1] == 1) or shape == (1, 1, *shape[2:]):
         return (math.prod(shape),)
     if layer in _CONVOLUTIONS and len(shape) > 1:

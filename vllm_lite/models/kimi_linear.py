@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.values import JsonView
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.key_delta import KeyDeltaSpec
-from vllm_lite.loader.weight_rules import AnyRule, renamed
+from vllm_lite.loader.weight_rules import AnyRule, log_of_negative, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.glm4_moe import with_biased_experts
 from vllm_lite.models.hybrid import layer_kinds
@@ -29,6 +29,14 @@ _SIZES = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+# Layers of GGUF files, beside the usual ones.
+_FILES = {
+    "ssm_dt": "",
+    "ssm_norm": ".o_norm",
+    "ssm_beta": ".b_proj",
+    **{f"ssm_{gate}_{part}": f".{gate}_{part}_proj" for gate in "fg" for part in "ab"},
+    **{f"ssm_conv1d_{part}": f".{part}_conv" for part in "qkv"},
 }
 _LISTS = {"full_attn_layers": "full_attention", "kda_layers": "linear_attention"}
 
@@ -66,6 +74,8 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
             *renamed_mlp(f"{sparse}.shared_experts", f"{MLP}.shared_experts"),
             # So transformers writes layers without experts.
             *(replace(rule, is_alternative=True) for rule in renamed_mlp(sparse, MLP)),
+            *renamed({f"blk.*.{name}": f"{attention}{own}" for name, own in _FILES.items()}),
+            *renamed({"blk.*.ssm_a": attention}, transform=log_of_negative),
             *renamed({**names, f"{sparse}.gate": f"{MLP}.gate"}),
         )
 

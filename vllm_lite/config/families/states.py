@@ -316,6 +316,11 @@ ROWS = (
     row(
         "KimiLinearForCausalLM",
         "kimi_linear",
+        gguf=("kimi-linear",),
+        gguf_fields={
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "kda.head_dim": "linear_head_dim",
+        },
         aliases={
             "model_max_length": "max_position_embeddings",
             "moe_renormalize": "norm_topk_prob",
