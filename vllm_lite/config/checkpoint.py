@@ -16,6 +16,7 @@ from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.families.architecture import FALLBACK, Architecture
 from vllm_lite.config.family_config import LENGTHS, family_config, layer_windows
+from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
@@ -30,10 +31,6 @@ LOADABLE_GGML_TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"),
 )
-# Sizes are multiplied with each other in 64 bits.
-_LARGEST_SIZE = 2**31 - 1
-# Some things are listed by layer.
-_MOST_LAYERS = 2**14
 # Other names of sizes, in configurations that only transformers reads.
 _USUAL_NAMES = {
     **dict.fromkeys(("n_embd", "d_model", "dim"), "hidden_size"),
@@ -133,10 +130,11 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
     num_heads = count("num_attention_heads", 1 if row.mixer == "state" else None)
     num_kv_heads = count("num_key_value_heads", num_heads)
     head_size = count("head_dim", hidden_size // num_heads)
-    num_layers = count("num_hidden_layers", most=_MOST_LAYERS)
+    num_layers = count("num_hidden_layers", most=MOST_LISTED)
     if num_heads % num_kv_heads:
         raise CheckpointError(
-            f"{path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads"
+            f"{path}: num_attention_heads is {num_heads}, and so many heads cannot share "
+            f"{num_kv_heads} key-value heads (num_key_value_heads)"
         )
     bos = _ids(hf.get("bos_token_id"))
     windows = layer_windows(path, row, hf, num_layers)
@@ -161,7 +159,7 @@ def _facts(path: str, row: Architecture, hf: Json) -> ModelFacts:
 
 
 def _count(
-    path: str, hf: Json, key: str, default: int | None = None, most: int = _LARGEST_SIZE
+    path: str, hf: Json, key: str, default: int | None = None, most: int = LARGEST_SIZE
 ) -> int:
     """A size of the configuration: a positive whole number."""
     value = hf.get(key)
@@ -222,7 +220,7 @@ def _max_position(path: str, row: Architecture, hf: Json) -> int:
     rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:
         length = rope.get("original_max_position_embeddings") or length
-        return int(min(length * rope["factor"], _LARGEST_SIZE))
+        return int(min(length * rope["factor"], LARGEST_SIZE))
     return length
 
 
@@ -252,8 +250,9 @@ def check_sizes(facts: ModelFacts) -> None:
     described = facts.hidden_size * (rows + (width if isinstance(width, int) else 0))
     if held and described > _MOST_WEIGHTS_PER_BYTE * held:
         raise CheckpointError(
-            f"{facts.path}: {facts.num_layers} layers of size {facts.hidden_size} and a vocabulary "
-            f"of {facts.vocab_size} are {described:.3g} weights or more, but "
+            f"{facts.path}: num_hidden_layers {facts.num_layers}, hidden_size {facts.hidden_size}, "
+            f"head_dim {facts.head_size}, intermediate_size {width} and vocab_size "
+            f"{facts.vocab_size} are {described:.3g} weights or more, but "
             f"its files hold {held:,} bytes ({', '.join(map(str, files[:2]))}): they are cut off, "
             "or the configuration is another model's"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_lite.config.families.architecture import Architecture
+from vllm_lite.config.field_kinds import check_kind, shown
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
 
@@ -81,15 +82,17 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     for name, value in _flat(row, raw).items():
         usual = row.aliases.get(name, name)
         if usual in row.fixed and value not in (None, row.fixed[usual]):
-            raise CheckpointError(f"{path}: {name} is {_shown(value)}, not {row.fixed[usual]!r}")
+            raise CheckpointError(f"{path}: {name} is {shown(value)}, not {row.fixed[usual]!r}")
         is_note = name.startswith(_HARMLESS_PREFIXES) or name.endswith(_HARMLESS_SUFFIX)
         if not (usual in known or value in _NOTHING or is_note):
             raise CheckpointError(
-                f"{path}: its configuration sets {name} to {_shown(value)}, which {row.name} does "
+                f"{path}: its configuration sets {name} to {shown(value)}, which {row.name} does "
                 f"not read here and which may change what the model computes; if it does not, "
                 f"""pass --hf-overrides '{{"{name}": null}}'"""
             )
         hf[usual] = _named_kinds(usual, value)
+        if usual in row.reads or usual in READ_BY_ALL:
+            check_kind(path, name, usual, hf[usual])
     lengths = [hf[name] for name in LENGTHS if hf.get(name) is not None]
     if lengths:
         hf["max_position_embeddings"] = lengths[0]
@@ -168,7 +171,7 @@ def _attention_types(path: str, types: Any, count: int) -> list[str]:
         kinds = []
     if len(kinds) != count or not set(kinds) <= {"global", "local"}:
         raise CheckpointError(
-            f"{path}: attention_types is {_shown(types)} in its configuration, which does not name "
+            f"{path}: attention_types is {shown(types)} in its configuration, which does not name "
             f"{count} layers global or local"
         )
     return kinds
@@ -196,8 +199,3 @@ def _check_kinds(path: str, kinds: Any, count: int, known: tuple[str, ...]) -> N
             raise CheckpointError(
                 f"{path}: layer_types has {kind!r}; supported are {' and '.join(known)}"
             )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,6 +14,12 @@ _INF = float("inf")
 _KINDS = ("full_attention", "sliding_attention")
 # Scalings that know the length a model was trained for.
 _KNOW_TRAINED_LENGTH = {"llama3", "yarn", "longrope"}
+# What is a positive number, where it is there; a magnitude may be 0 too.
+_POSITIVE = ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "alpha")
+_MAGNITUDES = (
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    *("short_mscale", "long_mscale", "partial_rotary_factor"),
+)
 # Fields beside the dicts that belong into them.
 _LOOSE = (
     *("rope_theta", "rope_scaling", "rope_local_base_freq"),
@@ -31,6 +37,11 @@ def take_rope_parameters(path: str, hf: Json, overrides: JsonView) -> None:
             raise CheckpointError(f"{path}: {key} is {hf[key]!r} in its configuration, no object")
     given = dict(hf.get("rope_parameters") or {})
     nested = [kind for kind in _KINDS if isinstance(given.get(kind), dict)]
+    for kind in _KINDS:
+        if kind in given and kind not in nested:
+            raise CheckpointError(
+                f"{path}: rope_parameters has {given[kind]!r} for {kind}, no object"
+            )
     if nested:
         hf["rope_parameters"] = {kind: _flat(path, hf, given[kind], {}) for kind in nested}
     else:
@@ -49,7 +60,7 @@ def take_rope_parameters(path: str, hf: Json, overrides: JsonView) -> None:
 def main_rope(hf: JsonView) -> Json:
     """The settings of layers that attend to everything."""
     rope: Json = hf["rope_parameters"]
-    main: Json = rope.get("full_attention", rope)
+    main: Json = rope.get("full_attention") or rope.get("sliding_attention", rope)
     return main
 
 
@@ -71,7 +82,7 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
         rope["rope_type"] = "longrope"
     if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
         raise CheckpointError(
-            f"{path} uses the rotary scaling {rope['rope_type']!r}; "
+            f"{path}: rope_type is {rope['rope_type']!r} in its rotary settings; "
             f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
         )
     trained = hf.get("original_max_position_embeddings")
@@ -80,10 +91,14 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
     needed = {"rope_theta"}
     if rope["rope_type"] not in ("default", "longrope", "proportional"):
         needed.add("factor")
-    for key in needed:
+    for key in (*needed, *(name for name in _POSITIVE if rope.get(name) is not None)):
         value = rope.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _INF:
             raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a positive number")
+    for key in _MAGNITUDES:
+        value = rope.get(key)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < _INF):
+            raise CheckpointError(f"{path}: the rotary {key} is {value!r}, not a number from 0")
     if rope["rope_type"] == "longrope":
         _check_factors(path, rope)
     return rope

@@ -41,7 +41,7 @@ class RotarySettings:
         if not isinstance(size, int) or size < 2 or size % 2 or size > self.head_size:
             raise CheckpointError(
                 f"the rotary size is {size!r}; it must be even, positive and at most a head's size "
-                f"({self.head_size})"
+                f"({self.head_size}); rotary_dim, partial_rotary_factor or head_dim is wrong"
             )
         return size
 

@@ -53,7 +53,13 @@ _QUIET_SECONDS = 1.0
 def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
     """The model of `config` on `device` (an nn.Module); raises CheckpointError."""
     with _refusals_name(config.facts.path):
-        model, rules = _build(config, device)
+        try:
+            model, rules = _build(config, device)
+        except (MemoryError, RuntimeError):
+            # Sizes that the files contradict are a better reason than memory.
+            model, rules = _build(config, "meta")
+            _fills(config, rules, weight_targets(model))
+            raise
         numbers = {id(module): number for number, module in enumerate(model.modules())}
         jobs = _jobs(_fills(config, rules, weight_targets(model)), numbers)
         _run_jobs(jobs, config.load.use_tqdm_on_load)

@@ -74,16 +74,16 @@ def _check_routing(spec: ExpertsSpec) -> None:
     routing, num_experts = spec.routing, spec.num_experts
     if routing.top_k > num_experts:
         raise CheckpointError(
-            f"the configuration asks for {routing.top_k} of {num_experts} experts for each token"
+            f"num_experts_per_tok asks for {routing.top_k} of {num_experts} experts for each token"
         )
     size, rest = divmod(num_experts, routing.num_groups)
     if rest or size < routing.best_of_group or routing.top_groups > routing.num_groups:
         raise CheckpointError(
-            f"the configuration asks for {routing.top_groups} of {routing.num_groups} groups of "
+            f"topk_group asks for {routing.top_groups} of {routing.num_groups} groups (n_group) of "
             f"{num_experts} experts"
         )
     if routing.top_k > routing.top_groups * size:
         raise CheckpointError(
-            f"the configuration asks for {routing.top_k} experts for each token of "
+            f"num_experts_per_tok asks for {routing.top_k} experts for each token of "
             f"{routing.top_groups} groups of {size}"
         )

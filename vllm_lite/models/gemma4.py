@@ -218,8 +218,8 @@ def _head_sizes(facts: ModelFacts, is_local: Sequence[bool]) -> list[tuple[int, 
             facts.num_heads % pair[1]
         ):
             raise CheckpointError(
-                f"{facts.path}: layer {i} has {pair[1]!r} key-value heads of {pair[0]!r} numbers "
-                f"for {facts.num_heads} heads in its configuration"
+                f"{facts.path}: layer {i} has num_key_value_heads {pair[1]!r} and head_dim "
+                f"{pair[0]!r} for {facts.num_heads} heads in its configuration"
             )
         found.append(pair)
     return found

@@ -89,6 +89,11 @@ def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
     fields = {own: nested[name] for name, own in _SIZES.items() if name in nested}
     kinds = hf.get("layer_types")
     if kinds is None and nested.keys() >= _LISTS.keys():
+        for name in _LISTS:
+            if not isinstance(nested[name] or [], list):
+                raise CheckpointError(
+                    f"{facts.path}: {name} is {nested[name]!r}, no list of layers"
+                )
         # Layers count from 1 there.
         told = {str(i): kind for name, kind in _LISTS.items() for i in _listed(facts, nested, name)}
         kinds = [told.get(str(i + 1)) for i in range(facts.num_layers)]

@@ -83,8 +83,8 @@ def checked(facts: ModelFacts, mixer: Mamba2Spec, inner: int) -> Mamba2Spec:
     """`mixer` if its heads make up `inner` features; raises CheckpointError."""
     if mixer.num_heads % mixer.num_groups or mixer.num_heads * mixer.head_size != inner:
         raise CheckpointError(
-            f"{facts.path}: {mixer.num_heads} heads of {mixer.head_size} in {mixer.num_groups} "
-            f"groups do not make up the {inner} features of its configuration"
+            f"{facts.path}: {mixer.num_heads} heads of {mixer.head_size} numbers (head_dim) in "
+            f"{mixer.num_groups} groups do not make up {inner} features (hidden_size times expand)"
         )
     return mixer
 

@@ -83,7 +83,7 @@ def sparse_layers(facts: ModelFacts) -> Callable[[int], bool]:
     kinds, first = facts.hf_config.get("mlp_layer_types"), facts.hf_config["first_k_dense_replace"]
     if kinds is None:
         return lambda layer: layer >= first
-    if len(kinds) != facts.num_layers or not set(kinds) <= {"dense", "sparse"}:
+    if len(kinds) != facts.num_layers or not all(kind in ("dense", "sparse") for kind in kinds):
         raise CheckpointError(
             f"{facts.path}: mlp_layer_types does not call each of {facts.num_layers} layers dense "
             "or sparse"

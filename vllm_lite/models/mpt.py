@@ -24,6 +24,7 @@ _NEEDED = {
     "rope": False,
     "sliding_window_size": -1,
 }
+_NUMBERS = ("alibi_bias_max", "softmax_scale", "clip_qkv")
 
 
 class MptForCausalLM(DecoderForCausalLM):
@@ -33,7 +34,7 @@ class MptForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         attention = _attn_config(facts)
         bias = not facts.hf_config["no_bias"]
-        largest = attention.get("alibi_bias_max", 8)
+        largest = attention.get("alibi_bias_max") or 8
         mixer = {
             "alibi_slopes": alibi_slopes(facts.num_heads, largest),
             "scale": attention.get("softmax_scale") or facts.head_size**-0.5,
@@ -76,4 +77,8 @@ def _attn_config(facts: ModelFacts) -> dict[str, Any]:
                 f"{facts.path}: {name} is {value!r} in its configuration; MPT runs here with "
                 f"{needed!r}"
             )
+    for name in _NUMBERS:
+        value = told.get(name) or 1.0
+        if not isinstance(value, int | float) or not 0 < value < 2**20:
+            raise CheckpointError(f"{facts.path}: {name} is {value!r}, not a positive number")
     return told

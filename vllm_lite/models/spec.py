@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.field_kinds import LARGEST_SIZE
 from vllm_lite.core.kv_spec import CacheFormat, LayerCacheSpec
 from vllm_lite.distributed.groups import head_shards
 from vllm_lite.errors import CheckpointError, UsageError
@@ -249,7 +250,9 @@ def gpt_spec(facts: ModelFacts, eps: str, *, bias: bool = True) -> DecoderSpec:
         output_bias=bias,
     )
     ffn = MLPSpec(
-        intermediate_size=facts.hf_config.get("intermediate_size") or 4 * facts.hidden_size,
+        intermediate_size=size(facts, "intermediate_size")
+        if facts.hf_config.get("intermediate_size")
+        else 4 * facts.hidden_size,
         act=facts.hf_config["hidden_act"],
         is_gated=False,
         bias=bias,
@@ -304,7 +307,7 @@ def rotary_settings(facts: ModelFacts, kind: str = "full_attention") -> RotarySe
 def size(facts: ModelFacts, key: str) -> int:
     """The whole positive number `key` of the configuration; raises CheckpointError."""
     value = facts.hf_config.get(key)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or value > LARGEST_SIZE:
         raise _not_positive(facts, key, value)
     return int(positive(facts, key, 0))
 
