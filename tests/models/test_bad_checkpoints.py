@@ -48,7 +48,7 @@ def fields(config: dict[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def wrong_values(value: Any) -> Iterator[Any]:
-    """What may stand in a broken file instead of `value`."""
+    """Values that a broken file may hold instead of `value`."""
     yield from WRONG
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield from (10 * value, value + 1, -value)

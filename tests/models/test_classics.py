@@ -80,7 +80,7 @@ def test_mpt_may_have_biases_and_steeper_slopes(tmp_path: Path) -> None:
             "alibi is False in its configuration; MPT runs here with True",
         ),
         ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln is True in its configuration"),
-        ("mpt", {"attn_config": [8]}, r"attn_config is \[8\], not an object"),
+        ("mpt", {"attn_config": [8]}, r"attn_config is \[8\] in its configuration, not an object"),
         ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"),
         ("mpt", {"expansion_ratio": "4"}, "expansion_ratio is '4'"),
         ("gptj", {"rotary_dim": None}, "rotary_dim is None"),

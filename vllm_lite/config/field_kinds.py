@@ -59,7 +59,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         full_attn_alpha_factor full_attn_beta_factor key_multiplier layer_norm_eps
         layer_norm_epsilon linear_attn_alpha_factor linear_attn_beta_factor lm_head_multiplier
         logit_scale logits_scaling mamba_expand mixer_rms_eps mlp_alpha_factor mlp_beta_factor
-        moe_norm_min! moe_normalize_expert_weights norm_eps norm_epsilon
+        moe_layer_end_index! moe_norm_min! moe_normalize_expert_weights norm_eps norm_epsilon
         original_max_position_embeddings partial_rotary_factor query_pre_attn_scalar
         residual_multiplier rms_norm_eps rope_local_base_freq rope_theta routed_scaling_factor
         router_jitter_noise router_scaling_factor scale_depth scale_emb ssm_in_multiplier
@@ -90,8 +90,13 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "a list",
         lambda value: isinstance(value, list),
         """attention_types attn_layer_indices attn_type_list block_configs bskcn_1 bskcn_2 bskcn_3
-        bskcn_4 bskcn_tv full_attn_idxs layer_types mlp_layer_types mlp_multipliers mlp_only_layers
-        moe_layers no_rope_layers num_key_value_heads_per_layer ssm_multipliers time_step_limit!""",
+        bskcn_4 full_attn_idxs layer_types mlp_layer_types mlp_only_layers
+        moe_layers no_rope_layers num_key_value_heads_per_layer time_step_limit!""",
+    ),
+    (
+        "a list of numbers",
+        lambda value: isinstance(value, list) and all(map(_is_number, value)),
+        "bskcn_tv mlp_multipliers ssm_multipliers",
     ),
     (
         "an object",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.cohere import CohereForCausalLM
 from vllm_lite.models.mixtures import (
+    check_field,
     expert_rules,
     expert_size,
     routed_experts,
@@ -61,11 +61,8 @@ class Cohere2MoeForCausalLM(CohereForCausalLM):
 def _experts(facts: ModelFacts) -> ExpertsSpec:
     hf = facts.hf_config
     scores, mix = hf["expert_selection_fn"], hf["shared_expert_combination_strategy"]
-    if scores not in ("softmax", "sigmoid") or mix not in ("sum", "average"):
-        raise CheckpointError(
-            f"{facts.path}: its configuration asks for {scores!r} of experts and the {mix!r} with "
-            "shared ones; supported are softmax and sigmoid, sum and average"
-        )
+    check_field(facts, "expert_selection_fn", "softmax", "sigmoid")
+    check_field(facts, "shared_expert_combination_strategy", "sum", "average")
     shared = shared_mlp(facts, "num_shared_experts")
     share = 0.5 if shared is not None and mix == "average" else 1.0
     routing = Routing(

@@ -79,7 +79,7 @@ class DeciLMForCausalLM(LlamaForCausalLM):
 def _with_heads(facts: ModelFacts, layer: LayerSpec, count: Any) -> LayerSpec:
     if not isinstance(count, int) or count < 1 or facts.num_heads % count:
         raise CheckpointError(
-            f"{facts.path}: {facts.num_heads} attention heads cannot share {count!r} key-value "
+            f"{facts.path}: num_attention_heads {facts.num_heads} cannot share {count!r} key-value "
             "heads, as its configuration says of a layer"
         )
     assert isinstance(layer.mixer, AttentionSpec)

@@ -84,8 +84,6 @@ def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
     """`facts` with linear_attn_config's fields under their names beside it, and layer_types."""
     hf = facts.hf_config
     nested = hf.get("linear_attn_config") or {}
-    if not isinstance(nested, dict):
-        raise CheckpointError(f"{facts.path}: linear_attn_config is {nested!r}, no object")
     fields = {own: nested[name] for name, own in _SIZES.items() if name in nested}
     kinds = hf.get("layer_types")
     if kinds is None and nested.keys() >= _LISTS.keys():

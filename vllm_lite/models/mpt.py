@@ -68,8 +68,6 @@ class MptForCausalLM(DecoderForCausalLM):
 def _attn_config(facts: ModelFacts) -> dict[str, Any]:
     """The configuration's attn_config; raises CheckpointError for what cannot be run."""
     told = facts.hf_config.get("attn_config") or {}
-    if not isinstance(told, dict):
-        raise CheckpointError(f"{facts.path}: attn_config is {told!r}, not an object")
     stated = {"norm_type": str(facts.hf_config["norm_type"]).removeprefix("low_precision_"), **told}
     for name, needed in _NEEDED.items():
         if (value := stated.get(name, needed)) != needed:

@@ -127,8 +127,8 @@ def delta_spec(facts: ModelFacts) -> DeltaSpec:
     )
     if num_heads % num_key_heads:
         raise CheckpointError(
-            f"{facts.path}: {num_heads} heads of linear attention cannot share {num_key_heads} "
-            "heads of keys"
+            f"{facts.path}: {num_heads} heads of linear attention (linear_num_value_heads) cannot "
+            f"share {num_key_heads} heads of keys"
         )
     return DeltaSpec(
         num_heads=num_heads,
