@@ -155,6 +155,15 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_k": 2, "rms_norm_eps": 1e-3},
     ),
     "mamba-untied": ("mamba", {"state_size": 7, "conv_kernel": 3, "tie_word_embeddings": False}),
+    "bamba-whole-heads-tied": (
+        "bamba",
+        {
+            "attn_layer_indices": [0, 2],
+            "mamba_n_groups": 1,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron_h-usual-heads": (
         "nemotron_h",
         {"mamba_num_heads": 4, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
@@ -249,6 +258,10 @@ _RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
 def _published_blocks(hparams: dict[str, Any]) -> dict[str, Any]:
     """Fields of mixtures and of layers of several kinds as published configurations have them."""
     kind, count = hparams.get("model_type"), hparams.get("num_hidden_layers")
+    if kind == "bamba":
+        part = hparams["rope_parameters"].get("partial_rotary_factor", 0.5)
+        head_size = hparams["hidden_size"] // hparams["num_attention_heads"]
+        return {**hparams, "attn_rotary_emb": int(head_size * part)}
     if kind == "minimax_m2":
         part = hparams["rope_parameters"].get("partial_rotary_factor", 1.0)
         return {**hparams, "rotary_dim": int(hparams["head_dim"] * part)}

@@ -103,7 +103,7 @@ ROWS = (
             **GRANITE_FACTORS,
             "expert_shared_feed_forward_length": "shared_intermediate_size",
         },
-        gguf_fixed={"shared_intermediate_size": 0},
+        gguf_fixed={"shared_intermediate_size": 0, "attention_multiplier": None},
         aliases=_NAMES,
         reads=f"{_ROUTED} {_MULTIPLIERS} shared_intermediate_size",
     ),

@@ -133,6 +133,8 @@ ROWS = (
         "granite_hybrid",
         gguf=("granitehybrid",),
         gguf_fields={**_MIXER_FIELDS, **GRANITE_FACTORS},
+        # Files of Bamba, which has no factors, call themselves so too.
+        gguf_fixed={"attention_multiplier": None},
         gguf_seen=_MIXER_BIASES,
         aliases={"num_local_experts": "num_experts"},
         reads=f"{_MAMBA2} embedding_multiplier logits_scaling residual_multiplier "
