@@ -68,6 +68,9 @@ has the converter's tensors bit for bit.
   yarn_attn_factor, another base of OLMo 3's local rotations, and DeciLM's attention before no MLP,
   caps Gemma 4's logits at 30 where the header is silent, and takes Phi-3's long factors from its
   own padded length on; there this engine agrees with transformers.
+- Bamba rotates half of a head. The converter reorders pairs of the whole head, and llama.cpp
+  rotates other pairs than transformers; of whole heads all three agree. Kimi Linear's files state
+  no groups of experts, and llama.cpp does not read that its queries have latents.
 - Not explained: phimoe, deepseek_v3-scaled, glm4_moe_lite and gpt_oss-published, where this engine
   agrees with transformers and llama.cpp does not.
 """
