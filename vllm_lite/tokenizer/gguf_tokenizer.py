@@ -67,6 +67,11 @@ _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?
 _CASED_TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_CASED_TAIL}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+# The same of letters that are not Han's, whose runs are words.
+_OTHER_CASED = "|".join(
+    part.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") + f"{_CONTRACTIONS}?" for part in _CASED
+)
+_KIMI = rf"\p{{Han}}+|{_OTHER_CASED}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -100,6 +105,7 @@ _FAMILIES: dict[PreTokenizer, str] = {
     PreTokenizer((_QWEN35,)): "qwen35",
     PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o llama4 minimax-m2 kanana2",
+    PreTokenizer((_KIMI,), ignore_merges=True): "kimi-k2",
     PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3)): "deepseek-v3 hunyuan-dense",
     PreTokenizer(
         (

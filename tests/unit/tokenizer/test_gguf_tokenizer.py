@@ -102,6 +102,11 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
         ("qwen2", "x=12;\n y", ["x", "=", "1", "2", ";\n", " y"]),
         ("tekken", "helloWorld 12", ["hello", "World", " ", "1", "2"]),
         ("gpt-4o", "HTTPServer's 1234", ["HTTPServer's", " ", "123", "4"]),
+        (
+            "kimi-k2",
+            "It's好的ok 1234 HTTPServer",
+            ["It's", "好的", "ok", " ", "123", "4", " HTTPServer"],
+        ),
         ("deepseek-v3", "1234好的 ok", ["123", "4", "好的", " ok"]),
     ],
 )
