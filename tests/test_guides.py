@@ -30,8 +30,8 @@ OF_CODE = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", *sorted(DOCS.glob
 # Options of docker, pip, mypy, llama.cpp, and of scripts in benchmarks and tests.
 OF_OTHERS = """
     --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
-    --engines --entrypoint --examples --folder --from --gpus --grammar --index-url --memory
-    --no-build-isolation --only --output --requests --rm --rounds --sections --soak-minutes
+    --engines --entrypoint --examples --folder --from --gpus --grammar --headers --index-url
+    --memory --no-build-isolation --only --output --requests --rm --rounds --sections --soak-minutes
     --strict --target --write
 """
 NAMES = [page.name for page in PAGES]

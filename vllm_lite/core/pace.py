@@ -21,6 +21,8 @@ _STRETCH = 2.2
 # Steps in which all known prompts are to be computed, at most, whatever the automatic target.
 _PATIENCE = 16
 _MOST_TOKENS = 1 << 16
+# A prompt token takes some time, however long steps without any were.
+_LEAST_SECONDS = 1e-7
 # Waiting requests whose prompts are counted.
 _MOST_COUNTED = 64
 # Weight of the newest step in the estimates.
@@ -78,7 +80,7 @@ class StepPace:
             _learn(self._alone, num_decoding, seconds)
             return
         alone = _nearest(self._alone, num_decoding) if num_decoding and self._alone else 0.0
-        added = max(0.0, seconds - alone)
+        added = max(seconds - alone, _LEAST_SECONDS * num_prompt_tokens)
         if num_prompt_tokens >= self.least_tokens:  # the ends of prompts say little
             _learn(self._added, num_prompt_tokens, added / num_prompt_tokens)
 

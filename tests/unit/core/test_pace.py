@@ -83,3 +83,18 @@ def test_the_estimate_follows_a_machine_that_becomes_slower() -> None:
         for _ in range(30):
             pace.learn(8, prompts, linear(8, 0) + 0.001 * prompts)
     assert pace.tokens_beside(8) < before
+
+
+@pytest.mark.parametrize("target", [None, 5.0])
+def test_prompts_that_seem_to_cost_nothing_are_not_limited(target: float | None) -> None:
+    pace = StepPace(SchedulerConfig(scheduler_target_itl_ms=target))
+    pace.learn(4, 0, 0.004)
+    pace.learn(4, 64, 0.003)
+    assert pace.tokens_beside(4) > 4096
+
+
+def test_steps_that_take_no_time_are_no_error() -> None:
+    pace = StepPace(SchedulerConfig())
+    pace.learn(4, 0, 0.0)
+    pace.learn(4, 64, 0.0)
+    assert pace.tokens_beside(4) == 16
