@@ -48,7 +48,10 @@ def test_weights_that_shared_layers_have_for_nothing_are_passed_over(tmp_path: P
         ({"vocab_size_per_layer_input": 130}, "130 in its configuration, fewer than its 131"),
         ({"use_bidirectional_attention": "all"}, "tokens see later ones"),
         ({"per_layer_config": {"2": {"num_attention_heads": 2}}}, "per_layer_config"),
-        ({"per_layer_config": {"2": {"num_key_value_heads": 3}}}, "layer 2 has 3 key-value heads"),
+        (
+            {"per_layer_config": {"2": {"num_key_value_heads": 3}}},
+            "layer 2 has num_key_value_heads 3",
+        ),
     ],
 )
 def test_configurations_that_say_nothing_that_can_run(

@@ -218,7 +218,7 @@ def shared_caches(facts: ModelFacts, is_local: Sequence[bool]) -> list[int | Non
     if not set(is_local) <= set(last):
         raise CheckpointError(
             f"{facts.path}: none of the first {count - shared} layers of its configuration has a "
-            "cache for layers of another kind among the last to read"
+            "cache for layers of another kind among the last num_kv_shared_layers to read"
         )
     own: list[int | None] = [None] * (count - shared)
     return own + [last[kind] for kind in is_local[count - shared :]]

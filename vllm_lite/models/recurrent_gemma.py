@@ -76,7 +76,7 @@ def _mixer(facts: ModelFacts) -> RecurrenceSpec:
     if width % facts.num_heads:
         raise CheckpointError(
             f"{facts.path}: a recurrence of {width} channels does not divide into "
-            f"{facts.num_heads} heads"
+            f"{facts.num_heads} heads (num_attention_heads)"
         )
     return RecurrenceSpec(
         num_heads=facts.num_heads,

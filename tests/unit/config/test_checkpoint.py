@@ -15,6 +15,8 @@ from tests.unit.config.write_defaults import class_defaults
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.checkpoint import ModelFacts, read_facts
 from vllm_lite.config.facts import UNLIMITED_POSITIONS
+from vllm_lite.config.family_config import READ_BY_ALL
+from vllm_lite.config.field_kinds import KIND_OF, SEVERAL_FORMS
 from vllm_lite.errors import CheckpointError
 
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 128}
@@ -215,6 +217,11 @@ def _that_matter(rope: dict[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type") or rope["type"]
     numbers = {name: value for name, value in rope.items() if value != 1.0 and name != "type"}
     return numbers | {"rope_type": kind}
+
+
+def test_each_field_that_a_family_reads_is_of_a_kind() -> None:
+    read = {name for row in ARCHITECTURES.values() for name in row.reads}
+    assert read <= KIND_OF.keys() | SEVERAL_FORMS | READ_BY_ALL
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
