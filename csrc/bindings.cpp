@@ -171,6 +171,8 @@ NB_MODULE(_cpu, m) {
   define<Rows<Rotary>>(m, program, "rotary_embedding");
   define<Rows<Activation>, 2>(m, program, "activation");
   define<Rows<ScaledAdd>>(m, program, "scaled_add");
+  define<Rows<RowMix>>(m, program, "mix_rows");
+  define<Rows<RowLevel>>(m, program, "level_rows");
   define<Rows<CacheWrite>>(m, program, "reshape_and_cache");
   define<AttentionCall>(m, program, "paged_attention");
   define<LinearCall, 1>(m, program, "linear");

@@ -42,6 +42,8 @@ bool comes_before(const GatedNorm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.size) && product.are_apart(p.x, product.out.start) &&
          product.are_apart(p.gate, product.out.start);
 }
+bool comes_before(const RowMix&, const Ends&) { return false; }
+bool comes_before(const RowLevel&, const Ends&) { return false; }
 bool comes_before(const Rotary&, const Ends&) { return false; }
 bool comes_before(const CacheWrite&, const Ends&) { return false; }
 bool comes_before(const Route&, const Ends&) { return false; }
@@ -76,6 +78,8 @@ bool comes_after(const Route& p, const Ends& product) {
 }
 
 bool comes_after(const GatedNorm&, const Ends&) { return false; }
+bool comes_after(const RowMix&, const Ends&) { return false; }
+bool comes_after(const RowLevel&, const Ends&) { return false; }
 
 const RowOperation* row_operation(const Call& call) {
   const auto* rows = std::get_if<RowCall>(&call);

@@ -112,6 +112,42 @@ struct ScaledAdd {
   float limit;  // what is beyond it, or below -limit, becomes that
 };
 
+// Sums of some rows of each token by factors of their own.
+struct RowMix {
+  DType dtype;
+  const void* x;        // [T, I, N]
+  const void* factors;  // null: zeros, or [T, J, I], a token's dense; `offset` is added to them
+  const void* base;     // null, or [T, J, N], which the sums are added to
+  const void* weight;   // null, or [N], of the results
+  void* out;            // [T, J, N]: the base, or apart from all
+  int64_t num_inputs;   // I
+  int64_t num_outputs;  // J
+  int64_t size;         // N
+  int64_t x_stride;
+  int64_t x_row_stride;
+  int64_t factors_stride;
+  int64_t base_stride;
+  int64_t base_row_stride;
+  int64_t out_stride;
+  int64_t out_row_stride;
+  float offset;
+};
+
+// A row changed by its own statistics. With `like`: scaled to the root mean square of that row,
+// its own mean square being at least `bound`. Else: what is more than `bound` standard deviations
+// above the mean is what it is above that, and the rest becomes 0.
+struct RowLevel {
+  DType dtype;
+  const void* x;     // [T, N]
+  const void* like;  // null, or [T, N]
+  void* out;         // [T, N]
+  int64_t size;      // N
+  int64_t x_stride;
+  int64_t like_stride;
+  int64_t out_stride;
+  float bound;
+};
+
 // x times the activation of gate, each group of a row scaled to unit root mean square; the gate is
 // the last factor if norm_first. Without a weight, the product alone.
 struct GatedNorm {
@@ -585,6 +621,8 @@ struct Dequantize {
   KERNEL(void, rotary, const Rotary&, int64_t begin, int64_t end)                                \
   KERNEL(void, activate, const Activation&, int64_t begin, int64_t end)                          \
   KERNEL(void, scaled_add, const ScaledAdd&, int64_t begin, int64_t end)                         \
+  KERNEL(void, mix_rows, const RowMix&, int64_t begin, int64_t end)                              \
+  KERNEL(void, level_rows, const RowLevel&, int64_t begin, int64_t end)                          \
   KERNEL(void, write_cache, const CacheWrite&, int64_t begin, int64_t end)                       \
   KERNEL(void, route, const Route&, int64_t begin, int64_t end)                                  \
   KERNEL(void, sum_experts, const ExpertSum&, int64_t begin, int64_t end)                        \

@@ -56,6 +56,13 @@ Description describe(Activation& p) {
 Description describe(ScaledAdd& p) {
   return {"scaled_add", {read(p.x), read(p.y), read(p.gates), write(p.out)}};
 }
+Description describe(RowMix& p) {
+  return {"mix_rows", {read(p.x), read(p.factors), read(p.base), write(p.out)}};
+}
+Description describe(RowLevel& p) {
+  return {p.like == nullptr ? "keep_outliers" : "match_rms",
+          {read(p.x), read(p.like), write(p.out)}};
+}
 Description describe(Rotary& p) {
   return {"rotary_embedding", {change(p.heads[0]), change(p.heads[1]), input(p.positions)}};
 }

@@ -39,6 +39,10 @@ void run_kernel(const Activation& p, int64_t begin, int64_t end) {
 void run_kernel(const ScaledAdd& p, int64_t begin, int64_t end) {
   kernels().scaled_add(p, begin, end);
 }
+void run_kernel(const RowMix& p, int64_t begin, int64_t end) { kernels().mix_rows(p, begin, end); }
+void run_kernel(const RowLevel& p, int64_t begin, int64_t end) {
+  kernels().level_rows(p, begin, end);
+}
 void run_kernel(const Rotary& p, int64_t begin, int64_t end) { kernels().rotary(p, begin, end); }
 void run_kernel(const CacheWrite& p, int64_t begin, int64_t end) {
   kernels().write_cache(p, begin, end);
@@ -51,6 +55,8 @@ void run_kernel(const GatedNorm& p, int64_t begin, int64_t end) {
 int64_t work(const Norm& p) { return p.num_heads * p.size; }
 int64_t work(const Activation& p) { return 2 * p.size; }
 int64_t work(const ScaledAdd& p) { return p.size; }
+int64_t work(const RowMix& p) { return (p.num_inputs + 1) * p.num_outputs * p.size; }
+int64_t work(const RowLevel& p) { return 2 * p.size; }
 int64_t work(const Rotary& p) { return (p.num_heads[0] + p.num_heads[1]) * p.rot_dim; }
 int64_t work(const CacheWrite& p) { return p.num_kv_heads * (p.keys.size + p.values.size); }
 int64_t work(const Route& p) { return p.num_experts * (p.top_k + 8); }

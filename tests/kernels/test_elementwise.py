@@ -44,6 +44,66 @@ def test_rms_norm_takes_strided_rows_and_writes_in_place(dtype: torch.dtype) -> 
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_rows", [0, 1, 70])
+def test_rows_by_their_own_statistics(dtype: torch.dtype, size: int, num_rows: int) -> None:
+    x, like = (torch.randn(num_rows, size + 3).to(dtype)[:, 1 : 1 + size] for _ in range(2))
+    x[::2] *= 1e-4
+    for least in (1e-5, 1.5):
+        expected = reference.match_rms(x, like, least)
+        assert_close(cpu.match_rms(x, like, least), expected)
+    alone = [cpu.match_rms(row[None], other[None], 1.5) for row, other in zip(x, like, strict=True)]
+    actual = cpu.match_rms(x.clone(), like, 1.5)
+    assert not alone or torch.equal(torch.cat(alone), actual)
+    for deviations in (1.6, 0.0, -0.5):
+        apart = x.float() - x.float().mean(-1, keepdim=True)
+        cut = deviations * apart.square().mean(-1, keepdim=True).sqrt()
+        kept = cpu.keep_outliers(x, deviations)
+        torch.testing.assert_close(
+            kept, reference.keep_outliers(x, deviations), rtol=8e-3, atol=1e-5
+        )
+        assert not kept[apart < cut - 1e-5].any()
+    assert cpu.keep_outliers(x, 0.5, out=x) is x
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 40, 577])
+@pytest.mark.parametrize("num_tokens", [0, 1, 70])
+def test_rows_are_mixed(dtype: torch.dtype, size: int, num_tokens: int) -> None:
+    x = torch.randn(num_tokens, 5, size).to(dtype)[:, 1:4]
+    base = torch.randn(num_tokens, 6, size).to(dtype)[:, ::3]
+    factors, weight = torch.randn(num_tokens, 2, 3).to(dtype), torch.randn(size).to(dtype)
+    for given in (
+        (x, factors),
+        (x, factors, base, 1.0),
+        (x, None, base, -0.5, weight),
+        (x[:, :1], None, base, 1.0),
+        (x, None, None, 1 / 3),
+    ):
+        assert_close(cpu.mix_rows(*given), reference.mix_rows(*given))
+    expected = cpu.mix_rows(x, factors, base)
+    alone = [cpu.mix_rows(x[i : i + 1], factors[i : i + 1], base[i : i + 1]) for i in range(len(x))]
+    assert not alone or torch.equal(torch.cat(alone), expected)
+    assert cpu.mix_rows(x, factors, base, out=base) is base
+    assert torch.equal(base, expected)
+
+
+def test_mixed_rows_must_fit() -> None:
+    x, factors, base = torch.randn(4, 3, 8), torch.randn(4, 2, 3), torch.randn(4, 2, 8)
+    for wrong in ((x, factors[:, :, :2]), (x, factors[:3]), (x, factors, base[:, :1])):
+        with pytest.raises(ValueError, match=r"must match x|must be"):
+            cpu.mix_rows(*wrong)
+    with pytest.raises(ValueError, match=r"weight must be \[N\]"):
+        cpu.mix_rows(x, factors, weight=torch.ones(7))
+    with pytest.raises(ValueError, match="must match x"):
+        cpu.match_rms(base[:, 0], base[:3, 0], 1e-5)
+    with pytest.raises(ValueError, match="not positive"):
+        cpu.match_rms(base[:, 0], base[:, 1], 0.0)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [6, 64, 100])
 def test_heads_are_normalised_in_place(dtype: torch.dtype, size: int) -> None:
     qkv, weight = torch.randn(5, 9, size).to(dtype), torch.randn(size).to(dtype)

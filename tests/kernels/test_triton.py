@@ -106,6 +106,21 @@ def test_xielu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 96, 1100])
+def test_mixed_and_levelled_rows(dtype: torch.dtype, size: int) -> None:
+    x, base = torch.randn(3, 5, size).to(dtype)[:, 1:4], torch.randn(3, 2, size).to(dtype)
+    factors, weight = torch.randn(3, 2, 3).to(dtype), torch.randn(size).to(dtype)
+    for given in ((x, factors), (x, factors, base, 1.0), (x, None, None, 1 / 3, weight)):
+        close(ops.mix_rows(*given), reference.mix_rows(*given), dtype)
+    for least in (1e-5, 1.5):
+        expected = reference.match_rms(x[:, 0], base[:, 1], least)
+        close(ops.match_rms(x[:, 0], base[:, 1], least), expected, dtype)
+    expected = reference.keep_outliers(x[:, 1], 0.7)
+    close(ops.keep_outliers(x[:, 1], 0.7, out=x[:, 1]), expected, dtype)
+    close(x[:, 1], expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_scaled_sums(dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 3, 1100).to(dtype)
     for other, scales in ((None, (24.0,)), (y, (0.5, 3.0)), (y, (0.22, -0.7))):

@@ -41,7 +41,7 @@ def with_pictures(directory: Path, marks: tuple[str, str]) -> Path:
 
 
 TEXT_MODELS = (
-    *("gemma3", "gemma4-keys-are-values", "gemma4-no-own-inputs"),
+    *("gemma3", "gemma3n-odd", "gemma4-keys-are-values", "gemma4-no-own-inputs"),
     *("llama4", "qwen3_5", "qwen3_5_moe"),
 )
 

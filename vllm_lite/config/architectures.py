@@ -14,7 +14,7 @@ GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
 
 _TEXT_MODELS = {row.name: row for group in GROUPS for row in group.ROWS}
 # Models that read pictures or sounds too, of which the text model is run.
-_TEXT_PARTS = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+_TEXT_PARTS = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 
 ARCHITECTURES: Mapping[str, Architecture] = _TEXT_MODELS | {
     f"{name}ForConditionalGeneration": text_part(

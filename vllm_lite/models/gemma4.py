@@ -19,6 +19,7 @@ from vllm_lite.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.gemma import FOUR_NORMS
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.per_layer_inputs import (
+    OWN_INPUT_NAMES,
     OwnInput,
     OwnInputs,
     OwnInputSpec,
@@ -164,17 +165,6 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         layer = "model.layers.*"
         names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in FOUR_NORMS.items()}
         return renamed(names | OWN_INPUT_NAMES)
-
-
-# Layers that make and use own inputs, by their names in checkpoints.
-OWN_INPUT_NAMES = {
-    "model.embed_tokens_per_layer": "model.own_inputs.table",
-    "model.per_layer_model_projection": "model.own_inputs.projection",
-    "model.per_layer_projection_norm": "model.own_inputs.norm",
-    "model.layers.*.per_layer_input_gate": "model.layers.*.own_input.gate",
-    "model.layers.*.per_layer_projection": "model.layers.*.own_input.projection",
-    "model.layers.*.post_per_layer_input_norm": "model.layers.*.own_input.norm",
-}
 
 
 def _own_input(facts: ModelFacts) -> OwnInputSpec | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
@@ -26,6 +25,16 @@ from vllm_lite.models.decoder import Decoder, DecoderLayer
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec
 from vllm_lite.quantization.method import LinearKernel
+
+# Layers that make and use own inputs, by their names in checkpoints.
+OWN_INPUT_NAMES = {
+    "model.embed_tokens_per_layer": "model.own_inputs.table",
+    "model.per_layer_model_projection": "model.own_inputs.projection",
+    "model.per_layer_projection_norm": "model.own_inputs.norm",
+    "model.layers.*.per_layer_input_gate": "model.layers.*.own_input.gate",
+    "model.layers.*.per_layer_projection": "model.layers.*.own_input.projection",
+    "model.layers.*.post_per_layer_input_norm": "model.layers.*.own_input.norm",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +134,8 @@ class SharingAttention(nn.Module):
     def _forward_sharing(self, positions: Tensor, projected: Tensor) -> Tensor:
         query = self.q_norm.norm_heads(projected.view(self._shape))
         # The operation rotates two tensors.
-        first, rest = query[:, :1], query[:, 1:]
-        self._rotate(positions, first, rest if rest.shape[1] else torch.empty_like(first))
+        first, rest = query.split_with_sizes([1, query.shape[1] - 1], 1)
+        self._rotate(positions, first, rest)
         mixed = self._cached[0].attend(query)
         return self.o_proj.kernel(mixed.view(-1, self._width))
 

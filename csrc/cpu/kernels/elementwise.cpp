@@ -87,6 +87,28 @@ void scaled_add_rows(const ScaledAdd& p, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void mix_token(const RowMix& p, int64_t token) {
+  const T* x = static_cast<const T*>(p.x) + token * p.x_stride;
+  const T* factors = static_cast<const T*>(p.factors) + token * p.factors_stride;
+  const T* base = static_cast<const T*>(p.base) + token * p.base_stride;
+  const T* weight = static_cast<const T*>(p.weight);
+  T* out = static_cast<T*>(p.out) + token * p.out_stride;
+  for (int64_t to = 0; to < p.num_outputs; ++to) {
+    for_each_vector(p.size, [&](int64_t i, int64_t count) {
+      Vec sum = {};
+      if (p.base != nullptr) sum = load_upto(base + to * p.base_row_stride + i, count);
+      for (int64_t from = 0; from < p.num_inputs; ++from) {
+        float factor = p.offset;
+        if (p.factors != nullptr) factor += to_float(factors[to * p.num_inputs + from]);
+        sum = multiply_add(load_upto(x + from * p.x_row_stride + i, count), broadcast(factor), sum);
+      }
+      if (weight != nullptr) sum = sum * load_upto(weight + i, count);
+      store_upto(out + to * p.out_row_stride + i, sum, count);
+    });
+  }
+}
+
 // The bits decide with arithmetic, not with branches, so that the loop becomes vectors.
 void mask_word(float* logits, uint32_t word, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -115,6 +137,12 @@ void activate(const Activation& p, int64_t begin, int64_t end) {
 
 void scaled_add(const ScaledAdd& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto number) { scaled_add_rows<decltype(number)>(p, begin, end); });
+}
+
+void mix_rows(const RowMix& p, int64_t begin, int64_t end) {
+  with_type(p.dtype, [&](auto number) {
+    for (int64_t token = begin; token < end; ++token) mix_token<decltype(number)>(p, token);
+  });
 }
 
 void apply_token_mask(const TokenMask& p, int64_t begin_part, int64_t end_part) {

@@ -20,13 +20,32 @@ float mean_of(const T* row, int64_t size, Add&& add) {
   return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
 }
 
+template <class T>
+float mean_of(const T* row, int64_t size) {
+  return mean_of(row, size, [](Vec v, Vec sum, int64_t) { return sum + v; });
+}
+
+template <class T>
+float mean_square_of(const T* row, int64_t size) {
+  return mean_of(row, size, [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
+}
+
+template <class T>
+float variance_of(const T* row, int64_t size, Vec mean) {
+  return mean_of(row, size, [&](Vec v, Vec sum, int64_t count) {
+    // Mask lanes beyond the row's end.
+    Vec apart = v - mean;
+    for (int64_t lane = count; lane < kLanes; ++lane) apart[lane] = 0.0f;
+    return multiply_add(apart, apart, sum);
+  });
+}
+
 inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
 
 template <class T, class W>
 void rms_norm_row(const Norm& p, const T* x, int64_t head, T* out) {
   const W* weight = static_cast<const W*>(p.weight) + head * p.weight_head_stride;
-  const float square =
-      mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
+  const float square = mean_square_of(x, p.size);
   const Vec scale = broadcast(inverse_root(square + p.eps));
   for_each_vector(p.size, [&](int64_t i, int64_t count) {
     Vec normed = load_upto(x + i, count) * scale;
@@ -41,13 +60,8 @@ void layer_norm_row(const Norm& p, const T* x, int64_t head, T* out) {
   const int64_t start = head * p.weight_head_stride;
   const W* weight = static_cast<const W*>(p.weight) + start;
   const W* bias = p.bias == nullptr ? nullptr : static_cast<const W*>(p.bias) + start;
-  const Vec mean = broadcast(mean_of(x, p.size, [](Vec v, Vec sum, int64_t) { return sum + v; }));
-  const float variance = mean_of(x, p.size, [&](Vec v, Vec sum, int64_t count) {
-    // Mask lanes beyond the row's end.
-    Vec apart = v - mean;
-    for (int64_t lane = count; lane < kLanes; ++lane) apart[lane] = 0.0f;
-    return multiply_add(apart, apart, sum);
-  });
+  const Vec mean = broadcast(mean_of(x, p.size));
+  const float variance = variance_of(x, p.size, mean);
   const Vec scale = broadcast(inverse_root(variance + p.eps));
   for_each_vector(p.size, [&](int64_t i, int64_t count) {
     const Vec normed = (load_upto(x + i, count) - mean) * scale;
@@ -75,7 +89,34 @@ void norm_rows(const Norm& p, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void level_row(const RowLevel& p, int64_t row) {
+  const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
+  T* out = static_cast<T*>(p.out) + row * p.out_stride;
+  if (p.like != nullptr) {
+    const float told = mean_square_of(static_cast<const T*>(p.like) + row * p.like_stride, p.size);
+    const float own = mean_square_of(x, p.size);
+    const Vec scale = broadcast(sqrtf(told) / sqrtf(own > p.bound ? own : p.bound));
+    for_each_vector(p.size, [&](int64_t i, int64_t count) {
+      store_upto(out + i, load_upto(x + i, count) * scale, count);
+    });
+    return;
+  }
+  const Vec mean = broadcast(mean_of(x, p.size)), none = {};
+  const Vec cut = mean + broadcast(p.bound * sqrtf(variance_of(x, p.size, mean)));
+  for_each_vector(p.size, [&](int64_t i, int64_t count) {
+    const Vec above = load_upto(x + i, count) - cut;
+    store_upto(out + i, above < none ? none : above, count);  // a NaN stays one
+  });
+}
+
 }  // namespace
+
+void level_rows(const RowLevel& p, int64_t begin, int64_t end) {
+  with_type(p.dtype, [&](auto number) {
+    for (int64_t row = begin; row < end; ++row) level_row<decltype(number)>(p, row);
+  });
+}
 
 void norm(const Norm& p, int64_t begin, int64_t end) {
   if (p.dtype == DType::kFloat32) {

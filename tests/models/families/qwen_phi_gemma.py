@@ -72,6 +72,41 @@ FAMILIES = {
             },
         },
     ),
+    "gemma3n": Family(
+        "Gemma3nForCausalLM",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 6,
+            "sliding_window": 9,
+            "hidden_size_per_layer_input": 10,
+            "laurel_rank": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 140,
+        },
+        cases={
+            "": {
+                "altup_num_inputs": 3,
+                "intermediate_size": [40, 56, 24, 40, 72],
+                "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.3],
+            },
+            "odd": {
+                "head_dim": 10,
+                "layer_types": ["full_attention"] + ["sliding_attention"] * 3 + ["full_attention"],
+                # The last tokens have no input of their own.
+                "vocab_size_per_layer_input": 120,
+                "num_kv_shared_layers": 3,
+                "altup_num_inputs": 2,
+                "altup_active_idx": 1,
+                "altup_correct_scale": False,
+                "activation_sparsity_pattern": [0.0] * 5,
+                "attention_bias": True,
+                "num_key_value_heads": 1,
+                "final_logit_softcapping": 3.0,
+                "tie_word_embeddings": False,
+            },
+        },
+    ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
         {

@@ -25,7 +25,7 @@ refused when it starts. Adapters are not available. Ranks cannot share these, wh
 heads, or all features, as one row:
 {undivided}.
 
-Of Gemma 3, Gemma 4, Llama 4 and Qwen3.5 that read pictures or sounds too
+Of Gemma 3, Gemma 3n, Gemma 4, Llama 4 and Qwen3.5 that read pictures or sounds too
 (`...ForConditionalGeneration`), the text part is run.
 
 Each is compared with transformers on random tiny weights: logits within 1e-4 in float32, and the
@@ -33,7 +33,7 @@ same tokens however its requests are scheduled ([every case](models_tested.md)).
 
 Other decoders run by transformers' own module (`--model-impl transformers`), with our linear
 layers, experts, cache and scheduling, if they attend by its attention interface: BioGpt, Persimmon,
-FlexOlmo, Gemma3n, JetMoe and LongcatFlash (`...ForCausalLM`) among them. A step
+FlexOlmo, JetMoe and LongcatFlash (`...ForCausalLM`) among them. A step
 takes longer, as it is not recorded, and ranks can share a model only if its `base_model_tp_plan`
 splits nothing but linear layers. Models that attend in another way, or keep a state of their own,
 are refused by name.

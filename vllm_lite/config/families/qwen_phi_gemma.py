@@ -89,6 +89,17 @@ ROWS = (
         windows="pattern",
     ),
     row(
+        "Gemma3nForCausalLM",
+        "gemma3n",
+        own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 5},
+        aliases={"hidden_activation": "hidden_act"},
+        reads=f"{_OWN_INPUTS} rope_local_base_freq laurel_rank altup_active_idx altup_num_inputs "
+        "altup_correct_scale activation_sparsity_pattern",
+        # Bounds coefficients in training.
+        harmless="altup_coef_clip",
+        windows="pattern",
+    ),
+    row(
         "Gemma4ForCausalLM",
         "gemma4",
         gguf=("gemma4",),

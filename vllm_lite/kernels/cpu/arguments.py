@@ -35,6 +35,15 @@ def row_stride(operation: str, tensor: Tensor) -> int:
     return tensor.stride(0)
 
 
+def row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
+    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
+    if tensor.dim() == 2:
+        return row_stride(operation, tensor), 0
+    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
+        raise refuse(operation, "takes matrices, or heads, with dense rows")
+    return tensor.stride(0), tensor.stride(1)
+
+
 def check_dense(operation: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
     """Refuse `tensor` unless it is dense and has this type and shape."""
     if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():

@@ -12,6 +12,7 @@ from vllm_lite.kernels.cpu.arguments import (
     dtype_number,
     refuse,
     row_stride,
+    row_strides,
 )
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
@@ -76,6 +77,40 @@ def scaled_add(
         row_stride("scaled_add", out),
         0 if gates is None else gates.stride(0),
         *(x_scale, y_scale, limit),
+    )
+    return out
+
+
+def mix_rows(
+    x: Tensor,
+    factors: Tensor | None = None,
+    base: Tensor | None = None,
+    offset: float = 0.0,
+    weight: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    num_tokens, num_inputs, size = x.shape
+    given = factors if base is None else base
+    shape = (num_tokens, 1 if given is None else given.shape[1], size)
+    if out is None:
+        out = torch.empty(shape, dtype=x.dtype)
+    if out.shape != shape or (base is not None and base.shape != shape):
+        raise refuse("mix_rows", "base and out must match x and factors")
+    if factors is not None and (
+        factors.shape != (num_tokens, shape[1], num_inputs)
+        or factors.stride(2) != 1
+        or factors.stride(1) != num_inputs
+    ):
+        raise refuse("mix_rows", "factors must be [T, J, I], and a token's dense")
+    if weight is not None and (weight.shape != (size,) or not weight.is_contiguous()):
+        raise refuse("mix_rows", "weight must be [N]")
+    tensors = [tensor for tensor in (x, factors, base, weight, out) if tensor is not None]
+    calls.get().mix_rows(
+        *(num_tokens, dtype_number("mix_rows", *tensors), x, factors, base, weight, out),
+        *(num_inputs, shape[1], size, *row_strides("mix_rows", x)),
+        0 if factors is None else factors.stride(0),
+        *((0, 0) if base is None else row_strides("mix_rows", base)),
+        *(*row_strides("mix_rows", out), offset),
     )
     return out
 

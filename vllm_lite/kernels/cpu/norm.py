@@ -9,6 +9,7 @@ from vllm_lite.kernels.cpu.arguments import (
     dtype_number,
     refuse,
     row_stride,
+    row_strides,
 )
 from vllm_lite.kernels.cpu.calls import calls
 
@@ -35,6 +36,30 @@ def fused_add_layer_norm(
     return _add_and_norm("fused_add_layer_norm", x, residual, weight, bias, eps)
 
 
+def match_rms(x: Tensor, like: Tensor, least: float, out: Tensor | None = None) -> Tensor:
+    if not least > 0:
+        raise refuse("match_rms", f"least is {least}, not positive")
+    return _level("match_rms", x, like, least, out)
+
+
+def keep_outliers(x: Tensor, deviations: float, out: Tensor | None = None) -> Tensor:
+    return _level("keep_outliers", x, None, deviations, out)
+
+
+def _level(
+    operation: str, x: Tensor, like: Tensor | None, bound: float, out: Tensor | None
+) -> Tensor:
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    other = x if like is None else like
+    if out.shape != x.shape or other.shape != x.shape:
+        raise refuse(operation, "like and out must match x")
+    strides = (row_stride(operation, tensor) for tensor in (x, other, out))
+    dtype = dtype_number(operation, x, other, out)
+    calls.get().level_rows(*(len(x), dtype, x, like, out, x.shape[1], *strides, bound))
+    return out
+
+
 def _norm(
     operation: str,
     x: Tensor,
@@ -51,7 +76,7 @@ def _norm(
     calls.get().norm(
         *(len(x), dtype_number(operation, x, out), dtype_number(operation, weight)),
         *(x, None, weight, bias, out, 1 if x.dim() == 2 else x.shape[1], x.shape[-1]),
-        *(*_row_strides(operation, x), 0, *_row_strides(operation, out)),
+        *(*row_strides(operation, x), 0, *row_strides(operation, out)),
         *(0 if weight.dim() == 1 else weight.shape[1], eps, operation == "layer_norm"),
     )
     return out
@@ -85,12 +110,3 @@ def _check_factors(operation: str, x: Tensor, weight: Tensor, bias: Tensor | Non
             raise refuse(
                 operation, f"weight and bias must both be {x.dtype}, or both torch.float32"
             )
-
-
-def _row_strides(operation: str, tensor: Tensor) -> tuple[int, int]:
-    """Strides between tokens and between heads of [T, N] or [T, H, N] with dense rows."""
-    if tensor.dim() == 2:
-        return row_stride(operation, tensor), 0
-    if tensor.dim() != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
-        raise refuse(operation, "takes matrices, or heads, with dense rows")
-    return tensor.stride(0), tensor.stride(1)

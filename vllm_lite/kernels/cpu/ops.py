@@ -12,6 +12,7 @@ from vllm_lite.kernels.cpu.cache import reshape_and_cache
 from vllm_lite.kernels.cpu.elementwise import (
     act_and_mul,
     activation,
+    mix_rows,
     rotary_embedding,
     scaled_add,
     xielu,
@@ -30,7 +31,9 @@ from vllm_lite.kernels.cpu.linear import (
 from vllm_lite.kernels.cpu.norm import (
     fused_add_layer_norm,
     fused_add_rms_norm,
+    keep_outliers,
     layer_norm,
+    match_rms,
     rms_norm,
 )
 from vllm_lite.kernels.cpu.quantized import (

@@ -89,6 +89,27 @@ def scaled_add(
     return wide.to(x.dtype) if out is None else out.copy_(wide)
 
 
+def mix_rows(
+    x: Tensor,
+    factors: Tensor | None = None,
+    base: Tensor | None = None,
+    offset: float = 0.0,
+    weight: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sum a token's rows of x [T, I, N] by factors [T, J, I] plus `offset`: [T, J, N].
+
+    The sums are added to base [T, J, N], then columns are multiplied by weight [N]. Without factors
+    they are 0, and J is that of the base, or 1. `out` may be the base. Float32, rounded once.
+    """
+    if factors is None:
+        factors = x.new_zeros(len(x), 1 if base is None else base.shape[1], x.shape[1])
+    mixed = (factors.float() + offset) @ x.float()
+    mixed = mixed if base is None else mixed + base.float()
+    mixed = (mixed if weight is None else mixed * weight.float()).to(x.dtype)
+    return mixed if out is None else out.copy_(mixed)
+
+
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> None:

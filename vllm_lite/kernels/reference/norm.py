@@ -45,3 +45,24 @@ def fused_add_layer_norm(
     """Return (layer_norm(x + residual), x + residual), both [T, N], written over x and residual."""
     residual.add_(x)
     return layer_norm(residual, weight, bias, eps, out=x), residual
+
+
+def match_rms(x: Tensor, like: Tensor, least: float, out: Tensor | None = None) -> Tensor:
+    """Scale rows of x [T, N] to the root mean square of those of `like` [T, N].
+
+    The mean square of x's row counts as at least the positive `least`. `out` may be x itself.
+    """
+    told, own = (rows.float().square().mean(-1, keepdim=True) for rows in (like, x))
+    scaled = (x.float() * (told.sqrt() / own.clamp(min=least).sqrt())).to(x.dtype)
+    return scaled if out is None else out.copy_(scaled)
+
+
+def keep_outliers(x: Tensor, deviations: float, out: Tensor | None = None) -> Tensor:
+    """Return what numbers of x [T, N] are above a cut, or 0, as Gemma 3n's sparse gates are.
+
+    A row's cut is its mean plus so many of its standard deviations. `out` may be x itself.
+    """
+    apart = x.float() - x.float().mean(-1, keepdim=True)
+    cut = deviations * apart.square().mean(-1, keepdim=True).sqrt()
+    kept = (apart - cut).relu().to(x.dtype)
+    return kept if out is None else out.copy_(kept)

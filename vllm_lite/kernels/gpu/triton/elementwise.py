@@ -130,6 +130,49 @@ def scaled_add_kernel(
     tl.store(out_ptr + row * out_stride + columns, total, mask=mask)
 
 
+@triton.jit
+def mix_kernel(
+    out_ptr,
+    x_ptr,
+    factors_ptr,
+    base_ptr,
+    weight_ptr,
+    out_stride,
+    out_row_stride,
+    x_stride,
+    x_row_stride,
+    factors_stride,
+    base_stride,
+    base_row_stride,
+    num_inputs,
+    size,
+    offset,
+    HAS_FACTORS: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    to = tl.program_id(1)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    total = tl.zeros([BLOCK], tl.float32)
+    if HAS_BASE:
+        base_ptr += token * base_stride + to * base_row_stride
+        total += tl.load(base_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    x_ptr += token * x_stride
+    for i in range(num_inputs):
+        x = tl.load(x_ptr + i * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        if HAS_FACTORS:
+            place = token * factors_stride + to * num_inputs + i
+            total += x * (tl.load(factors_ptr + place).to(tl.float32) + offset)
+        else:
+            total += x * offset
+    if HAS_WEIGHT:
+        total *= tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * out_stride + to * out_row_stride + columns, total, mask=mask)
+
+
 def activation(x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
     return _activate(x, name, empty_like(x) if out is None else out, is_gated=False)
 
@@ -191,6 +234,44 @@ def scaled_add(
         limit,
         HAS_Y=y is not None,
         HAS_GATES=gates is not None,
+        BLOCK=_BLOCK,
+    )
+    return out
+
+
+def mix_rows(
+    x: Tensor,
+    factors: Tensor | None = None,
+    base: Tensor | None = None,
+    offset: float = 0.0,
+    weight: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    num_tokens, num_inputs, size = x.shape
+    given = factors if base is None else base
+    num_outputs = 1 if given is None else given.shape[1]
+    if out is None:
+        out = x.new_empty(num_tokens, num_outputs, size)
+    other = x if base is None else base
+    mix_kernel[(num_tokens, num_outputs, triton.cdiv(size, _BLOCK))](
+        out,
+        x,
+        x if factors is None else factors,
+        other,
+        x if weight is None else weight,
+        out.stride(0),
+        out.stride(1),
+        x.stride(0),
+        x.stride(1),
+        0 if factors is None else factors.stride(0),
+        other.stride(0),
+        other.stride(1),
+        num_inputs,
+        size,
+        float(offset),
+        HAS_FACTORS=factors is not None,
+        HAS_BASE=base is not None,
+        HAS_WEIGHT=weight is not None,
         BLOCK=_BLOCK,
     )
     return out

@@ -95,6 +95,36 @@ def add_norm_kernel(
     tl.store(x_ptrs, normed, mask=mask)
 
 
+@triton.jit
+def level_kernel(
+    out_ptr,
+    x_ptr,
+    like_ptr,
+    out_stride,
+    x_stride,
+    like_stride,
+    size,
+    bound,
+    HAS_LIKE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if HAS_LIKE:
+        like = tl.load(like_ptr + row * like_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        own = tl.sum(x * x, axis=0) / size
+        own = tl.where(own > bound, own, bound)
+        result = x * (tl.sqrt(tl.sum(like * like, axis=0) / size) / tl.sqrt(own))
+    else:
+        mean = tl.sum(x, axis=0) / size
+        apart = tl.where(mask, x - mean, 0.0)
+        above = x - (mean + bound * tl.sqrt(tl.sum(apart * apart, axis=0) / size))
+        result = tl.where(above < 0.0, 0.0, above)
+    tl.store(out_ptr + row * out_stride + columns, result, mask=mask)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     return _norm(x, weight, None, eps, out, is_centered=False)
 
@@ -115,6 +145,35 @@ def fused_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     return _add_norm(x, residual, weight, bias, eps, is_centered=True)
+
+
+def match_rms(x: Tensor, like: Tensor, least: float, out: Tensor | None = None) -> Tensor:
+    return _level(x, like, least, out)
+
+
+def keep_outliers(x: Tensor, deviations: float, out: Tensor | None = None) -> Tensor:
+    return _level(x, None, deviations, out)
+
+
+def _level(x: Tensor, like: Tensor | None, bound: float, out: Tensor | None) -> Tensor:
+    if out is None:
+        out = empty_like(x)
+    other, size = x if like is None else like, x.shape[1]
+    block = triton.next_power_of_2(size)
+    level_kernel[(len(x),)](
+        out,
+        x,
+        other,
+        out.stride(0),
+        x.stride(0),
+        other.stride(0),
+        size,
+        float(bound),
+        HAS_LIKE=like is not None,
+        BLOCK=block,
+        num_warps=warps_for(block),
+    )
+    return out
 
 
 def _norm(

@@ -10,6 +10,7 @@ from vllm_lite.kernels.gpu.triton.cache import reshape_and_cache
 from vllm_lite.kernels.gpu.triton.elementwise import (
     act_and_mul,
     activation,
+    mix_rows,
     rotary_embedding,
     scaled_add,
     xielu,
@@ -22,7 +23,9 @@ from vllm_lite.kernels.gpu.triton.norm import (
     fused_add_rms_norm,
     gated_product,
     gated_rms_norm,
+    keep_outliers,
     layer_norm,
+    match_rms,
     rms_norm,
 )
 from vllm_lite.kernels.gpu.triton.quantize import (
