@@ -45,7 +45,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         moe_layer_start_index! moe_shared_expert_intermediate_size n_group n_groups
         n_mamba_heads n_routed_experts no_rope_layer_interval num_dense_layers! num_experts
         num_global_key_value_heads num_hidden_layers num_kv_heads num_kv_shared_layers
-        num_ln_in_parallel_attn num_mem_blocks num_shared_experts prefix_dense_intermediate_size
+        num_mem_blocks num_shared_experts prefix_dense_intermediate_size
         prefix_dense_sliding_window_pattern q_lora_rank qk_head_dim qk_nope_head_dim
         qk_rope_head_dim rotary_dim shared_expert_intermediate_size shared_intermediate_size
         sliding_window_size state_size swa_head_dim swa_num_attention_heads
@@ -111,7 +111,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 # What may be a number or a list of them, a number or a word, or anything.
 _SEVERAL_FORMS = """
     mamba_d_head mamba_dt_rank moe_intermediate_size moe_layer_freq num_experts_per_tok
-    num_shared_expert sliding_window_pattern time_step_rank use_bidirectional_attention
+    num_ln_in_parallel_attn num_shared_expert sliding_window_pattern time_step_rank
+    use_bidirectional_attention
 """
 SEVERAL_FORMS = frozenset(_SEVERAL_FORMS.split())
 KIND_OF = {
