@@ -34,11 +34,12 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         f"a whole number from 0 to {LARGEST_SIZE}",
         _is_whole,
-        """adapter_rank attention_chunk_size attn_layer_offset! attn_layer_period block_multiple_of
-        conv1d_width conv_L_cache conv_kernel decoder_sparse_step expansion_ratio
+        """adapter_rank altup_active_idx! altup_num_inputs attention_chunk_size attn_layer_offset!
+        attn_layer_period block_multiple_of conv1d_width conv_L_cache conv_kernel
+        decoder_sparse_step expansion_ratio
         expert_layer_offset! expert_layer_period first_k_dense_replace! full_attention_interval
         global_head_dim hidden_size_per_layer_input interleave_moe_layer_step
-        intermediate_size_mlp kv_lora_rank linear_conv_kernel_dim linear_head_dim
+        intermediate_size_mlp kv_lora_rank laurel_rank linear_conv_kernel_dim linear_head_dim
         linear_key_head_dim linear_num_heads linear_num_key_heads linear_num_value_heads
         linear_value_head_dim lru_width mamba_d_conv mamba_d_ssm mamba_d_state mamba_n_groups
         mamba_n_heads mamba_ngroups max_window_layers! moe_latent_size moe_layer_interval
@@ -71,7 +72,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "true or false",
         lambda value: isinstance(value, int | float) and value in (0, 1),
         """_remove_final_layer_norm add_bias_linear add_full_attention_sink_bias
-        add_swa_attention_sink_bias alibi attention_bias attention_k_eq_v attention_out_bias
+        add_swa_attention_sink_bias alibi altup_correct_scale attention_bias attention_k_eq_v
+        attention_out_bias
         attn_temperature_tuning bias block_auto_adjust_ff_dim conv_bias do_layer_norm_before
         enable_bias layer_norm_elementwise_affine linear_allow_neg_eigval lm_head_bias
         mamba_conv_bias mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mla_use_nope
@@ -110,6 +112,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 # What may be a number or a list of them, a number or a word, or anything.
 _SEVERAL_FORMS = """
+    activation_sparsity_pattern
     mamba_d_head mamba_dt_rank moe_intermediate_size moe_layer_freq num_experts_per_tok
     num_ln_in_parallel_attn num_shared_expert sliding_window_pattern time_step_rank
     use_bidirectional_attention
