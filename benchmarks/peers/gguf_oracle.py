@@ -62,6 +62,8 @@ has the converter's tensors bit for bit.
 
 - llama.cpp looks GELU up in a table of float16 numbers, and takes its tanh form for all models:
   those with GELU differ from it by up to 2e-2. Without that table the tanh form agrees within 1e-4.
+- llama.cpp takes Gemma 3n's gates for a sample, whose variance it divides by n - 1. Transformers
+  with that and such a table differs from it by 4e-3, in place of 4e-2.
 - What a header has no key for is as llama.cpp takes it. Where a case is otherwise, this engine and
   llama.cpp agree with each other and differ from transformers.
 - llama.cpp loads no biases of some architectures, ignores windows of Phi-3 and of small EXAONE 4,

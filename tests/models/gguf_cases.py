@@ -52,6 +52,33 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # llama.cpp has the pattern, the sparse layers and ranks built in, and no cache shared in layers
+    # before the 21st.
+    "gemma3n-published": (
+        "gemma3n",
+        {
+            "num_hidden_layers": 11,
+            "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 2
+            + ["sliding_attention"],
+            "num_kv_shared_layers": 0,
+            "intermediate_size": 1280,
+            "activation_sparsity_pattern": [0.95] * 10 + [0.0],
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 131,
+            "laurel_rank": 64,
+        },
+    ),
+    "gemma3n-widths": (
+        "gemma3n",
+        {
+            "intermediate_size": [40, 56, 24, 40, 72],
+            "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.3],
+            "altup_active_idx": 3,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma4-published": (
         "gemma4",
         {

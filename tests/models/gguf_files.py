@@ -73,6 +73,16 @@ def with_weights(config: Json, state: State) -> State:
     return {f"{k}.weight" if k.endswith("layer_scalar") else k: x for k, x in state.items()}
 
 
+def with_streams(config: Json, state: State) -> State:
+    """Gemma 3n's projections of streams as one tensor, and scales, which are called weights."""
+    named = {f"{k}.weight" if k.endswith("_scale") else k: x for k, x in state.items()}
+    new = {k: x for k, x in named.items() if ".altup_" not in k}
+    for name in ("altup_projections", "altup_unembed_projections"):
+        parts = [named[f"model.{name}.{i}.weight"] for i in range(config["altup_num_inputs"] - 1)]
+        new[f"model.{name}.weight"] = torch.stack(parts)
+    return new
+
+
 def permuted_weights(config: Json, state: State) -> State:
     return permuted(config, state, ("weight",))
 
@@ -159,6 +169,7 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "bitnet": ternary,
     "llama4": turned_experts,
     "apertus": without_activation,
+    "gemma3n": with_streams,
     "gemma4": with_weights,
     "deepseek": permuted,
     "deepseek2": mixtures.latents,
@@ -197,7 +208,7 @@ def file_tensors(architecture: str, config: Json, state: State) -> State:
     """The tensors of a file of `architecture`, from a checkpoint's configuration and tensors."""
     state = CHANGES.get(architecture, lambda _, tensors: tensors)(config, dict(state))
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, 8)
+    names = gguf.get_tensor_name_map(arch, 12)
     tensors = {}
     for name, x in stacked(state):
         known = names.get_name(other_name(name), (".weight", ".bias"))

@@ -51,6 +51,8 @@ _MODEL_TYPES = {
     "MistralForCausalLM": "mistral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+# Families whose layers may have widths of their own.
+_OF_WIDTHS = {"Gemma3nForCausalLM"}
 # Texts of control tokens that end a turn, or a message to a tool.
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>"),
@@ -108,7 +110,8 @@ def hf_config_of(gguf: GGUFFile) -> Json:
     if refine := REFINEMENTS.get(str(name)):
         refine(gguf, config)
     for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
-        if isinstance(config[key], list):
+        is_read = key == "intermediate_size" and row.name in _OF_WIDTHS
+        if isinstance(config[key], list) and not is_read:
             raise CheckpointError(
                 f"{gguf.path} has layers of different sizes ({key}), which are not supported"
             )

@@ -7,6 +7,7 @@ shapes of its tensors where these alone tell.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any
 
 from vllm_lite.config.gguf_header import GGUFFile, shortest
@@ -23,6 +24,17 @@ def _gemma(gguf: GGUFFile, config: Json) -> None:
     is_largest = config["num_hidden_layers"] == _LAYERS_OF_LARGEST[config["model_type"]]
     share = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = share if is_largest else config["head_dim"] or share
+
+
+def _gemma3n(gguf: GGUFFile, config: Json) -> None:
+    """Shares of gates that are 0 are told by where they end in a normal distribution."""
+    if scales := gguf.of_architecture("activation_sparsity_scale"):
+        config["activation_sparsity_pattern"] = [NormalDist().cdf(scale) for scale in scales]
+    sizes = {
+        "vocab_size_per_layer_input": "per_layer_token_embd.weight",
+        "laurel_rank": "blk.0.laurel_l.weight",
+    }
+    config |= {k: gguf.tensors[name].shape[0] for k, name in sizes.items() if name in gguf.tensors}
 
 
 def _gemma4(gguf: GGUFFile, config: Json) -> None:
@@ -96,6 +108,7 @@ def _llama4(gguf: GGUFFile, config: Json) -> None:
 REFINEMENTS: Mapping[str, Callable[[GGUFFile, Json], None]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     "deci": _deci,
     "llama4": _llama4,

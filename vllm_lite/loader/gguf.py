@@ -60,6 +60,13 @@ _BLOCK_NAMES = {
     "inp_gate": "own_input.gate",
     "proj": "own_input.projection",
     "post_norm": "own_input.norm",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -86,6 +93,9 @@ _NAMES = {
     "per_layer_token_embd": "model.own_inputs.table",
     "per_layer_model_proj": "model.own_inputs.projection",
     "per_layer_proj_norm": "model.own_inputs.norm",
+    # Numbered by gguf_layout.
+    "altup_proj.*": "model.altup_projections.*",
+    "altup_unembd_proj.*": "model.altup_unembed_projections.*",
     **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
 }
 # Types whose blocks layers compute with; others are expanded.
@@ -170,8 +180,9 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
         *renamed(_NAMES),
         *renamed({"blk.*.ssm_a": "model.layers.*.mixer"}, transform=log_of_negative),
         replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
-        # Called a weight, and filling a slot of another name.
+        # Called weights, and filling slots of other names.
         Alias("blk.*.layer_output_scale.weight", "model.layers.*.layer_scalar"),
+        Alias("blk.*.altup_correct_scale.weight", "model.layers.*.altup.correct_output_scale"),
         Alias("rope_freqs.weight", "model.rotary_emb.0.frequency_factors")
         if facts.has_rope_freqs
         else Rule("rope_freqs"),

@@ -1,7 +1,7 @@
 """Tensors of a GGUF file by names and in shapes that weight rules can speak of.
 
-llama.cpp keeps all experts of a layer in one tensor, adds or leaves out dimensions of 1, and gives
-some tensors no suffix, or that of another.
+llama.cpp keeps all experts of a layer in one tensor, and projections of all streams; it adds or
+leaves out dimensions of 1, and gives some tensors no suffix, or that of another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _NAMES = {
     "exp_probs_b": "exp_probs_b.e_score_correction_bias",
     "ffn_norm": "ffn_norm.weight",
 }
+# What layers' names end with whose tensors are several matrices.
+_STACKS = ("_exps", "altup_proj", "altup_unembd_proj")
 _FLAT = ("ssm_d", "ssm_norm", "exp_probs_b")
 _CONVOLUTIONS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv")
 
@@ -57,9 +59,9 @@ def _shape(file: GGUFFile, tensor: GGUFTensor) -> tuple[int, ...]:
 
 
 def _parts(tensor: GGUFTensor) -> Iterator[GGUFTensor]:
-    """The experts of a stack, each with its number behind the layer's name; or `tensor`."""
+    """The matrices of a stack, each with its number behind the layer's name; or `tensor`."""
     layer, _, suffix = tensor.name.rpartition(".")
-    if not layer.endswith("_exps"):
+    if not layer.endswith(_STACKS):
         yield tensor
         return
     count, *shape = tensor.shape

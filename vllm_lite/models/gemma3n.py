@@ -325,7 +325,8 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         layer = "model.layers.*"
         norms = FOUR_NORMS | {"pre_feedforward_layernorm": "ffn_norm"}
-        names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in norms.items()}
+        names = {"blk.*.ffn_norm": f"{layer}.ffn_norm"}
+        names |= {f"{layer}.{old}": f"{layer}.{new}" for old, new in norms.items()}
         rules = renamed(names | OWN_INPUT_NAMES)
         rows, more = size(facts, "vocab_size_per_layer_input"), facts.vocab_size
         if rows < more:

@@ -18,6 +18,11 @@ _OWN_INPUTS = (
     "hidden_size_per_layer_input vocab_size_per_layer_input num_kv_shared_layers "
     "final_logit_softcapping sliding_window_pattern"
 )
+_OWN_INPUT_KEYS = {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 # Gemma 4's rotations, where its file says nothing of them.
 _TURNS = {
     "full_attention": {
@@ -91,6 +96,13 @@ ROWS = (
     row(
         "Gemma3nForCausalLM",
         "gemma3n",
+        gguf=("gemma3n",),
+        # The first files leave the cap out, which is that of published models.
+        gguf_fields={
+            **_OWN_INPUT_KEYS,
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+        },
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 5},
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_OWN_INPUTS} rope_local_base_freq laurel_rank altup_active_idx altup_num_inputs "
@@ -103,12 +115,7 @@ ROWS = (
         "Gemma4ForCausalLM",
         "gemma4",
         gguf=("gemma4",),
-        gguf_fields={
-            "attention.shared_kv_layers": "num_kv_shared_layers",
-            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-            "attention.key_length_swa": "head_dim",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
+        gguf_fields={**_OWN_INPUT_KEYS, "attention.key_length_swa": "head_dim"},
         gguf_fixed={"final_logit_softcapping": None},
         own_defaults={"global_head_dim": 512, "rope_parameters": _TURNS},
         aliases={"hidden_activation": "hidden_act"},
