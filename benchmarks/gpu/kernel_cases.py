@@ -68,6 +68,11 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
     by_head = [torch.randn(rows, 3, 80).to(dtype), torch.randn(3, 48, 64).to(dtype)]
     yield case("head_linear", lambda o, t, _: o.head_linear(t[0], o.pack_heads(t[1])), by_head)
     yield case("scaled_add", lambda o, t, _: o.scaled_add(t[0], t[1], 0.5, 3.0), [x, residual])
+    yield case("match_rms", lambda o, t, _: o.match_rms(*t, 1e-5), [x, residual])
+    yield case("keep_outliers", lambda o, t, _: o.keep_outliers(t[0], 0.7), [x])
+    streams, factors = torch.randn(2, rows, 3, size).to(dtype), torch.randn(rows, 3, 3).to(dtype)
+    mixed = [streams[0], factors, streams[1]]
+    yield case("mix_rows", lambda o, t, _: o.mix_rows(*t, 0.5), mixed)
     centered = [x, residual, weight[0].float(), torch.randn(size)]
     yield case("layer_norm", lambda o, t, _: o.layer_norm(t[0], t[2], t[3], 1e-5), centered)
     yield case(
