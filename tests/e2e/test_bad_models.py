@@ -153,8 +153,8 @@ GGUF_FILES: dict[str, tuple[Callable[[], bytes], list[str]]] = {
     "header cut": (lambda: demo_part(300_000), ["tokenizer.ggml", "fetch"]),
     "tensor data cut": (lambda: demo_part(50_000_000), ["tensor 'blk.", "fetch"]),
     "architecture": (
-        lambda: gguf_bytes({**LLAMA_GGUF, "general.architecture": "mamba"}),
-        ["'mamba'", "llama"],
+        lambda: gguf_bytes({**LLAMA_GGUF, "general.architecture": "rwkv6"}),
+        ["'rwkv6'", "llama"],
     ),
     "metadata": (lambda: gguf_bytes({**LLAMA_GGUF, "llama.block_count": "x"}), ["'x'"]),
     "metadata type": (
