@@ -70,6 +70,10 @@ def measure(engine: Engine, model: str) -> dict[str, float]:
     words = replace(engine, model=model).child_words(
         STEPS, time.monotonic(), Path(model) if is_dummy else None
     )
+    orders = json.loads(words[-1])
+    if "options" in orders:
+        orders["options"]["skip_tokenizer_init"] = True
+        words[-1] = json.dumps(orders)
     failed = run_child(words, engine.environment, LIMIT, on_line)
     if failed:
         print(f"    failed: {failed}", flush=True)
