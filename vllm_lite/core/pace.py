@@ -48,8 +48,10 @@ class StepPace:
 
     def prompt_tokens(self, running: list[Request], known: Iterable[Request]) -> int:
         """Most prompt tokens of the next step; `known` are all requests, in order of arrival."""
+        if not (self._is_on and self._alone and self._added):
+            return UNLIMITED
         num_decoding = sum(request.num_missing_tokens == 1 for request in running)
-        if not (self._is_on and num_decoding and self._alone and self._added):
+        if not num_decoding:
             return UNLIMITED
         tokens = self.tokens_beside(num_decoding)
         if self._is_auto:
@@ -69,13 +71,13 @@ class StepPace:
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """Learn from the time that a step took."""
+        if not self._is_on:
+            return
         prompts = step.num_prompt_tokens
         self.learn(step.total_num_scheduled_tokens - prompts, prompts, seconds)
 
     def learn(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Take the time of a step into account."""
-        if not self._is_on:
-            return
         if not num_prompt_tokens:
             _learn(self._alone, num_decoding, seconds)
             return
