@@ -292,7 +292,8 @@ def test_a_checkpoint_says_how_its_vectors_are_made(
         with pytest.raises(UsageError, match=words):
             args.create_engine_config()
     else:
-        assert args.create_engine_config().facts.normalizes_vectors is words
+        pooling = args.create_engine_config().facts.pooling
+        assert pooling is not None and pooling.use_activation is words
 
 
 @pytest.mark.parametrize(

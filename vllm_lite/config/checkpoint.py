@@ -20,6 +20,7 @@ from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
@@ -273,6 +274,7 @@ def with_pooling(facts: ModelFacts, runner: str, convert: str) -> ModelFacts:
         if convert == "embed":
             raise UsageError("--convert embed needs --runner pooling")
         return facts
+    pooling = PoolingFacts(size=facts.hidden_size)
     if convert == "none":
         raise UsageError(
             f"--convert none: {facts.architecture} generates text, and with --runner pooling is "
@@ -280,17 +282,17 @@ def with_pooling(facts: ModelFacts, runner: str, convert: str) -> ModelFacts:
         )
     path = Path(facts.path) / "modules.json"
     if not path.is_file():
-        return facts
+        return replace(facts, pooling=pooling)
     modules = _read_modules(path)
     for name, folder in modules.items():
-        pooling = read_json(path.parent / folder / "config.json") if name == "Pooling" else {}
-        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value]
+        stated = read_json(path.parent / folder / "config.json") if name == "Pooling" else {}
+        modes = [key for key, value in stated.items() if key.startswith("pooling_mode") and value]
         if name not in _KNOWN or modes not in ([], ["pooling_mode_lasttoken"]):
             raise UsageError(
                 f"{path} makes vectors with {', '.join(modes) or name}; --runner pooling takes the "
                 "last token's hidden state alone"
             )
-    return replace(facts, normalizes_vectors="Normalize" in modules)
+    return replace(facts, pooling=replace(pooling, use_activation="Normalize" in modules))
 
 
 def _read_modules(path: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.values import Json
 
 # The context of a model that knows no positions, and what is served of it unless more is asked for.
@@ -46,8 +47,8 @@ class ModelFacts:
     bos_token_id: int | None = None
     # Sampling defaults that --generation-config chose; {} where there are none.
     generation_config: Json = field(default_factory=dict)
-    # Whether a vector of a prompt is divided by its length, unless a request says otherwise.
-    normalizes_vectors: bool = True
+    # None: the engine generates text.
+    pooling: PoolingFacts | None = None
     # A GGUF file may carry the rotary divisors of llama3 scaling as rope_freqs.weight.
     has_rope_freqs: bool = False
     # Whose implementation of the architecture runs, and whether it may be the checkpoint's code.

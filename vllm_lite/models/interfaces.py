@@ -12,12 +12,37 @@ from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
 
 
-class CausalLM(Protocol):
-    """A model that predicts the next token, its weights loaded."""
+class Model(Protocol):
+    """A model with its weights loaded."""
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> hidden states [T, N], inside `attention_metadata(...)`."""
         ...
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The cache of each of this rank's layers; none of a model whose tokens see later ones."""
+        ...
+
+    def bind_kv_cache(
+        self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
+    ) -> None:
+        """Use these, one for each layer of the spec's layers and states, from now on."""
+        ...
+
+
+class PoolingModel(Model, Protocol):
+    """A model that answers tasks of config.pooling.PoolingTask."""
+
+    def pooled(self, task: str, rows: Tensor) -> Tensor:
+        """Pooled hidden states [R, N] -> vectors or logits [R, M] float32, before any activation.
+
+        A row's bits do not depend on the others.
+        """
+        ...
+
+
+class CausalLM(Model, Protocol):
+    """A model that predicts the next token."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, N] -> logits [R, V] float32, V being the vocabulary's size.
@@ -31,14 +56,4 @@ class CausalLM(Protocol):
 
         A row whose largest logit is not finite admits no token; its id is below V all the same.
         """
-        ...
-
-    def kv_cache_spec(self) -> KVCacheSpec:
-        """The cache of each of this rank's layers."""
-        ...
-
-    def bind_kv_cache(
-        self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
-    ) -> None:
-        """Use these, one for each layer of the spec's layers and states, from now on."""
         ...

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from vllm_lite.config.pooling import SeqPooling
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
@@ -77,6 +78,12 @@ class Architecture:
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"
+    # What it answers; the first is what --runner auto runs it for. See config.pooling.PoolingTask.
+    tasks: tuple[str, ...] = ("generate",)
+    # Of a pooling task for whole prompts, unless the checkpoint or the user says otherwise.
+    seq_pooling: SeqPooling = "LAST"
+    # Whether tokens see earlier ones alone; if not, prompts are computed whole, without a cache.
+    is_causal: bool = True
     # Of its answers, unless --reasoning-parser names one; as in vLLM.
     reasoning_parser: str = ""
 

@@ -136,9 +136,9 @@ class InputProcessor:
                 "prompt",
             )
         if isinstance(params, PoolingParams):
-            pooling = copy.copy(params)
-            if pooling.use_activation is None:
-                pooling.use_activation = self.config.facts.normalizes_vectors
+            pooling, facts = copy.copy(params), self.config.facts.pooling
+            if pooling.use_activation is None and facts is not None:
+                pooling.use_activation = facts.use_activation
             _check_sendable(pooling)
             return ProcessedInput(text, token_ids, pooling, [], salt)
         fitted = self._fit(params, len(token_ids))
