@@ -1,4 +1,5 @@
-"""The attention layer: writes the step's keys and values, then attends to the paged cache.
+"""Attention layers: one writes the step's keys and values, then attends to the paged cache; an
+encoder's attends to the step's own.
 
 It owns the binding to its cache tensors, its window, what is done to scores, and the checkpoint's
 scales of the cache; slots and block tables come from the current AttentionMetadata.
@@ -148,6 +149,36 @@ class ScaledCacheAttention(Attention):
     def attend(self, query: Tensor) -> Tensor:
         """Attend by query [T, H, D] to what is cached."""
         return super().attend(query).mul_(self._value_scale)
+
+
+class EncoderAttention(nn.Module):
+    """Scaled dot-product attention in both directions, to the tokens of a request in the step."""
+
+    def __init__(
+        self, scale: float, sliding_window: int | None = None, terms: ScoreTerms | None = None
+    ) -> None:
+        """A window is how far a token sees, before and after itself."""
+        super().__init__()
+        self._scale = scale
+        self._window = sliding_window or 0
+        self._softcap = 0.0 if terms is None else terms.softcap
+        # Further arguments of the operation.
+        self._terms: dict[str, Any] = {} if terms is None else {**_per_head(terms)}
+        self._attend = ops().encoder_attention
+        _check_arguments(self._attend, self._terms)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [T, H, D], key [T, K, D], value [T, K, Dv], of any row stride -> [T, H, Dv]."""
+        return self._attend(
+            query,
+            key,
+            value,
+            current_metadata().query_start_loc,
+            self._scale,
+            self._window,
+            self._softcap,
+            **self._terms,
+        )
 
 
 def attention(

@@ -18,7 +18,13 @@ from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.distributed.groups import head_shards, tp_size
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
+from vllm_lite.layers.attention import (
+    Attention,
+    EncoderAttention,
+    LayerCache,
+    ScoreTerms,
+    attention,
+)
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
@@ -100,8 +106,12 @@ class SelfAttention(nn.Module):
             has_sinks=spec.has_sinks,
             is_chunked=spec.is_chunked and spec.window is not None,
         )
-        self.attn = attention(
-            spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales
+        self.attn = (
+            EncoderAttention(spec.scale, spec.window, terms)
+            if spec.is_bidirectional
+            else attention(
+                spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales
+            )
         )
         if spec.qkv_clip is not None:
             self._clip = partial(ops().scaled_add, limit=spec.qkv_clip)

@@ -36,8 +36,11 @@ class AttentionSpec:
     value_size: int | None = None
     # None: no rotation.
     rotary: RotarySettings | None
-    # How many tokens a query looks back, itself included; None is all of them.
+    # How many tokens a query looks back, itself included; None is all of them. In both directions:
+    # how far, itself not counted.
     window: int | None = None
+    # Queries see later tokens too: a request's tokens are in one step, and nothing is cached.
+    is_bidirectional: bool = False
     # The window is a chunk instead: a query looks back to the beginning of its own. The cache
     # keeps what a window would.
     is_chunked: bool = False
@@ -63,7 +66,7 @@ class AttentionSpec:
     @property
     def has_cache(self) -> bool:
         """Whether its keys and values are cached, rather than another layer's read."""
-        return True
+        return not self.is_bidirectional
 
     def cache(self, stored: CacheFormat) -> LayerCacheSpec:
         """The layer's cache on this rank."""

@@ -57,3 +57,4 @@ from vllm_lite.kernels.cpu.state import (
     gated_rms_norm,
     selective_scan,
 )
+from vllm_lite.kernels.reference.encoder import encoder_attention, encoder_embedding, segment_sum

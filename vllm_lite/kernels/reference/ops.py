@@ -12,6 +12,7 @@ from vllm_lite.kernels.reference import (
     attention,
     cache,
     elementwise,
+    encoder,
     experts,
     gguf,
     norm,
@@ -52,6 +53,9 @@ class Ops:
     rotary_embedding = staticmethod(elementwise.rotary_embedding)
     reshape_and_cache = staticmethod(cache.reshape_and_cache)
     paged_attention = staticmethod(attention.paged_attention)
+    encoder_attention = staticmethod(encoder.encoder_attention)
+    encoder_embedding = staticmethod(encoder.encoder_embedding)
+    segment_sum = staticmethod(encoder.segment_sum)
     pack_heads = staticmethod(plain.pack_heads)
     head_linear = staticmethod(plain.head_linear)
     route_topk = staticmethod(experts.route_topk)

@@ -46,6 +46,7 @@ from vllm_lite.kernels.gpu.triton.sampling import (
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
 from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
+from vllm_lite.kernels.reference.encoder import encoder_attention, encoder_embedding, segment_sum
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
