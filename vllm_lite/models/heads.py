@@ -1,0 +1,136 @@
+"""Heads of pooling models: the small layers behind pooled hidden states, as data.
+
+A head is a sequence of steps for each task. Numbers are float32, and a row's do not depend on the
+other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.norm import NormSpec, make_norm
+from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.unquantized import plain_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A linear layer, by its name in checkpoints."""
+
+    name: str
+    # Of its outputs.
+    size: int
+    bias: bool = True
+    # Weights and inputs have the model's type, and sums stay float32: a vocabulary is large.
+    is_large: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorm:
+    """A normalisation, by its name in checkpoints."""
+
+    name: str
+    norm: NormSpec
+
+
+# Text is the name of an activation (kernels/reference/elementwise.py).
+HeadStep = Dense | HeadNorm | str
+HeadSpec = Sequence[HeadStep]
+
+
+def head_rules(heads: Mapping[str, HeadSpec]) -> list[Rule]:
+    """Rules for the layers of `heads`, which a model holds as its module `heads`."""
+    steps = (step for head in heads.values() for step in head)
+    return renamed({step.name: f"heads.{step.name}" for step in steps if not isinstance(step, str)})
+
+
+class Heads(nn.Module):
+    """A model's heads by task; tasks share the layers of one name."""
+
+    def __init__(self, heads: Mapping[str, HeadSpec], hidden_size: int, dtype: torch.dtype) -> None:
+        """Tasks without a head answer the pooled rows themselves."""
+        super().__init__()
+        self._layers: dict[str, _Product | _Norm] = {}
+        self._steps: dict[str, list[_Product | _Norm | partial[Tensor]]] = {}
+        for task, head in heads.items():
+            steps, size = self._steps.setdefault(task, []), hidden_size
+            for step in head:
+                if isinstance(step, str):
+                    steps.append(partial(_activated, step))
+                    continue
+                if step.name not in self._layers:
+                    self._layers[step.name] = _make_layer(step, size, dtype)
+                steps.append(self._layers[step.name])
+                size = step.size if isinstance(step, Dense) else size
+
+    @torch.inference_mode()
+    def forward(self, task: str, rows: Tensor) -> Tensor:
+        """Pooled hidden states [R, N] -> [R, M] float32."""
+        rows = rows.float()
+        for step in self._steps.get(task, ()):
+            rows = step(rows)
+        return rows
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        for name, layer in self._layers.items():
+            for suffix, slot in layer.slots():
+                yield NamedSlot("", f"{name}.{suffix}", slot)
+
+    def process_weights_after_loading(self) -> None:
+        for layer in self._layers.values():
+            layer.finish()
+
+
+class _Product:
+    kernel: LinearKernel
+
+    def __init__(self, step: Dense, inputs: int, dtype: torch.dtype) -> None:
+        if step.size < 1:
+            raise CheckpointError(f"the head's layer {step.name!r} has no outputs")
+        self._dtype = dtype if step.is_large else torch.float32
+        self._weight = torch.empty(step.size, inputs, dtype=self._dtype)
+        self._bias = torch.empty(step.size, dtype=self._dtype) if step.bias else None
+
+    def slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        yield "weight", WeightSlot.whole(self._weight)
+        if self._bias is not None:
+            yield "bias", WeightSlot.whole(self._bias)
+
+    def finish(self) -> None:
+        self.kernel = plain_kernel(self._weight, self._bias, torch.float32)
+        del self._weight
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.kernel(rows.to(self._dtype))
+
+
+class _Norm:
+    def __init__(self, step: HeadNorm, size: int) -> None:
+        self._norm = make_norm(step.norm, size, torch.float32)
+
+    def slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        for _, suffix, slot in self._norm.weight_slots():
+            yield suffix, slot
+
+    def finish(self) -> None:
+        self._norm.process_weights_after_loading()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._norm.forward(rows)
+
+
+def _make_layer(step: Dense | HeadNorm, size: int, dtype: torch.dtype) -> _Product | _Norm:
+    return _Product(step, size, dtype) if isinstance(step, Dense) else _Norm(step, size)
+
+
+def _activated(name: str, rows: Tensor) -> Tensor:
+    return ops().activation(rows, name)
