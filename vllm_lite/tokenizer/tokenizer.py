@@ -27,6 +27,7 @@ from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
 from vllm_lite.tokenizer.parts import TokenizerParts
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
     from vllm_lite.config.vllm import VllmConfig
@@ -179,6 +180,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self.chat_templates.get("default")
 
+    @property
+    def has_encodings(self) -> bool:
+        """Whether encoding() works; not of a tokenizer that transformers runs."""
+        return hasattr(self.backend, "post_process")
+
     @cached_property
     def max_token_id(self) -> int:
         """The largest id; more than vocab_size - 1 where ids are skipped."""
@@ -213,13 +219,20 @@ class Tokenizer:
         Special tokens written in the text become their ids. Raises RequestError for text
         that is not valid Unicode, or that the vocabulary has no tokens for.
         """
+        # Only the batch call lets other threads run meanwhile.
+        return self._encoded(self.backend.encode_batch_fast, text, add_special_tokens).ids
+
+    def encoding(self, text: str) -> Encoding:
+        """The tokens of `text` alone, with their places in it; raises RequestError."""
+        return self._encoded(self.backend.encode_batch, text, False)
+
+    def _encoded(
+        self, encode_batch: Callable[..., list[Encoding]], text: str, add_special_tokens: bool
+    ) -> Encoding:
         try:
             with _GUARD:
-                # Only the batch call lets other threads run meanwhile.
-                (encoding,) = self.backend.encode_batch_fast(
-                    [text], add_special_tokens=add_special_tokens
-                )
-            return encoding.ids
+                (encoding,) = encode_batch([text], add_special_tokens=add_special_tokens)
+            return encoding
         except VLLMLiteError:
             raise
         except (TypeError, UnicodeEncodeError):
