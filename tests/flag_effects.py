@@ -57,6 +57,7 @@ EFFECTS = {
     "--uvicorn-log-level": _HERE + "test_the_http_servers_log_has_a_level_of_its_own",
     "--disable-uvicorn-access-log": _FRONT + "test_no_access_lines_where_they_are_off",
     "--allow-credentials": _CORS,
+    "--convert": "tests/unit/config/test_pooler.py::test_a_model_is_run_for_what_it_is_made_for",
     "--allowed-origins": _HEALTH + "test_preflights_follow_the_allowed_origins",
     "--allowed-methods": _CORS,
     "--allowed-headers": _CORS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.engine.front.sync_llm import LLMEngine
 from vllm_lite.engine.link.inproc_client import InprocClient
-from vllm_lite.errors import EngineGenerateError, NotInBuildError, RequestError, UsageError
+from vllm_lite.errors import EngineGenerateError, RequestError
 from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.outputs import PoolingRequestOutput
 from vllm_lite.sampling_params import RequestOutputKind
@@ -263,52 +262,3 @@ def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
         pytest.raises(RequestError, match="start it with --runner pooling"),
     ):
         llm.encode([1])
-
-
-MODULES = "sentence_transformers.models."
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 2}
-
-
-@pytest.mark.parametrize(
-    ("modules", "mode", "words"),
-    [
-        (["Transformer", "Pooling", "Normalize"], "lasttoken", True),
-        (["Transformer", "Pooling"], "lasttoken", False),
-        (["Transformer", "Pooling", "Normalize"], "mean_tokens", "pooling_mode_mean_tokens"),
-        (["Transformer", "Pooling", "Dense"], "lasttoken", "with Dense; --runner pooling"),
-    ],
-)
-def test_a_checkpoint_says_how_its_vectors_are_made(
-    modules: list[str], mode: str, words: str | bool, tmp_path: Path
-) -> None:
-    path = write_hf(tmp_path)
-    listed = [{"type": MODULES + kind, "path": f"1_{kind}"} for kind in modules]
-    (path / "modules.json").write_text(json.dumps(listed))
-    (path / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 8, f"pooling_mode_{mode}": True}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    args = EngineArgs(model=str(path), **TINY)
-    if isinstance(words, str):
-        with pytest.raises(UsageError, match=words):
-            args.create_engine_config()
-    else:
-        pooling = args.create_engine_config().facts.pooling
-        assert pooling is not None and pooling.use_activation is words
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        ({"runner": "generate", "convert": "embed"}, UsageError, "needs --runner pooling"),
-        ({"convert": "none"}, UsageError, "--convert none"),
-        ({"convert": "classify"}, NotInBuildError, "--convert classify is not available"),
-        ({"runner": "draft"}, NotInBuildError, "--runner draft is not available"),
-        ({"speculative_config": DRAFTS}, UsageError, "nothing to draft"),
-    ],
-)
-def test_runners_and_conversions_that_do_not_fit_are_refused(
-    model: str, options: dict[str, Any], kind: type[UsageError], words: str
-) -> None:
-    with pytest.raises(kind, match=words) as caught:
-        EngineArgs(model=model, **TINY | options).create_engine_config()
-    assert "\n" not in str(caught.value)

@@ -32,3 +32,26 @@ GGUF_ARCHITECTURES: Mapping[str, Architecture] = {
 SUPPORTED_ROPE_TYPES = (
     *("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"),
 )
+
+# Endings of the names of models that are a decoder with another head, or none, and their tasks.
+_CONVERTED = {
+    "ForSequenceClassification": ("classify", "token_classify"),
+    "ForTokenClassification": ("token_classify",),
+    "Model": ("embed", "token_embed"),
+}
+
+
+def converted_tasks(name: str) -> tuple[str, ...] | None:
+    """The tasks of an architecture that is made of another one; None where its name says none."""
+    found = (tasks for ending, tasks in _CONVERTED.items() if name.endswith(ending))
+    return next(found, None)
+
+
+def find_row(name: str) -> Architecture | None:
+    """The row of an architecture, or of the decoder that it is made of."""
+    ending = next((end for end in _CONVERTED if name.endswith(end)), None)
+    if name in ARCHITECTURES or ending is None:
+        return ARCHITECTURES.get(name)
+    stem = name.removesuffix(ending)
+    bases = (ARCHITECTURES.get(stem + end) for end in ("ForCausalLM", "LMHeadModel"))
+    return next((row for row in bases if row is not None), None)

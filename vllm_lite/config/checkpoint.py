@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.architectures import ARCHITECTURES, find_row
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.families.architecture import FALLBACK, Architecture
 from vllm_lite.config.family_config import LENGTHS, family_config, layer_windows
@@ -20,7 +18,6 @@ from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
-from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.quantized_checkpoint import stored_form
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
@@ -48,7 +45,6 @@ _GENERATION_CONFIG = "generation_config.json"
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
 # No format in use stores a weight in less than two bits.
 _MOST_WEIGHTS_PER_BYTE = 4
-_KNOWN = {"Transformer", "Pooling", "Normalize"}
 
 
 def read_facts(
@@ -182,7 +178,7 @@ def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
     if model_impl == "transformers" and path.endswith(".gguf"):
         raise UsageError(f"--model-impl transformers: {path} is a GGUF file; leave it out")
     for name in names if model_impl != "transformers" else ():
-        row = ARCHITECTURES.get(name)
+        row = find_row(name)
         if row is not None and (model_impl == "vllm" or not any(map(hf.get, row.only_there))):
             return row
     if not _SPARSE.isdisjoint(names):
@@ -257,48 +253,3 @@ def check_sizes(facts: ModelFacts) -> None:
             f"its files hold {held:,} bytes ({', '.join(map(str, files[:2]))}): they are cut off, "
             "or the configuration is another model's"
         )
-
-
-class _Module(msgspec.Struct):
-    type: str
-    path: str = ""
-
-
-def with_pooling(facts: ModelFacts, runner: str, convert: str) -> ModelFacts:
-    """`facts` with what sentence-transformers' modules.json says, if the model is run to pool.
-
-    Raises UsageError for options that do not fit each other, and for modules beyond the last
-    token's hidden state, divided by its length or not.
-    """
-    if runner != "pooling":
-        if convert == "embed":
-            raise UsageError("--convert embed needs --runner pooling")
-        return facts
-    pooling = PoolingFacts(size=facts.hidden_size)
-    if convert == "none":
-        raise UsageError(
-            f"--convert none: {facts.architecture} generates text, and with --runner pooling is "
-            "made to embed it; leave --convert out"
-        )
-    path = Path(facts.path) / "modules.json"
-    if not path.is_file():
-        return replace(facts, pooling=pooling)
-    modules = _read_modules(path)
-    for name, folder in modules.items():
-        stated = read_json(path.parent / folder / "config.json") if name == "Pooling" else {}
-        modes = [key for key, value in stated.items() if key.startswith("pooling_mode") and value]
-        if name not in _KNOWN or modes not in ([], ["pooling_mode_lasttoken"]):
-            raise UsageError(
-                f"{path} makes vectors with {', '.join(modes) or name}; --runner pooling takes the "
-                "last token's hidden state alone"
-            )
-    return replace(facts, pooling=replace(pooling, use_activation="Normalize" in modules))
-
-
-def _read_modules(path: Path) -> dict[str, str]:
-    """The last words of the modules' types, and their folders."""
-    try:
-        listed = msgspec.json.decode(path.read_bytes(), type=list[_Module])
-    except (msgspec.DecodeError, OSError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); fetch it again") from None
-    return {module.type.rpartition(".")[2]: module.path for module in listed}

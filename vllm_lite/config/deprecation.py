@@ -27,15 +27,25 @@ def without_deprecated(values: JsonView, table: Mapping[str, Option], *, warn: b
         if entry.level != "deprecated":
             continue
         del kept[name]
-        if value is None:
-            continue
-        entry.check(value)
-        if warn:
-            logger.warning("%s", _notice(entry))
-        translate = entry.rules.get("becomes")
-        for target, new in (translate(value) if translate else {}).items():
-            _set(kept, target, new)
+        _replace(kept, entry, value, warn=warn)
+    for name in [name for name in kept if table[name].keys]:
+        for own, item in _parts(table[name], kept[name]):
+            if own.level == "deprecated":
+                kept[name] = {key: old for key, old in kept[name].items() if key != own.name}
+                _replace(kept, own, item, warn=warn)
     return kept
+
+
+def _replace(kept: Json, entry: Option, value: Any, *, warn: bool) -> None:
+    """Set what replaces the deprecated option `entry` with its value, which is not in `kept`."""
+    if value is None:
+        return
+    entry.check(value)
+    if warn:
+        logger.warning("%s", _notice(entry))
+    translate = entry.rules.get("becomes")
+    for target, new in (translate(value) if translate else {}).items():
+        _set(kept, target, new)
 
 
 def warn_of_idle(values: JsonView, table: Mapping[str, Option], *, gpu_only: bool = False) -> None:

@@ -14,12 +14,7 @@ from typing import Any, Literal
 from vllm_lite import envs
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cache import cpu_cache_bytes
-from vllm_lite.config.checkpoint import (
-    check_sizes,
-    read_facts,
-    with_generation_config,
-    with_pooling,
-)
+from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
@@ -27,6 +22,7 @@ from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import make, option_table
+from vllm_lite.config.pooler import with_pooling
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.config.vllm import VllmConfig
@@ -128,6 +124,8 @@ def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
     _derive_model(values, facts, device)
     _derive_reasoning(values, facts)
     _derive_cache(values, device)
+    if facts.pooling is not None and not facts.pooling.is_causal:
+        _derive_whole_prompts(values)
     _derive_scheduler(values, facts, device, usage)
     values.setdefault("disable_log_stats", usage == "llm")
     values["device"] = device
@@ -180,7 +178,8 @@ def _find_model(values: Json) -> ModelFacts:
     if not all(values.setdefault("served_model_name", [name])):
         raise UsageError("--served-model-name must not be empty")
     values["tokenizer"] = _find_tokenizer(values, facts, source)
-    facts = with_pooling(facts, values.get("runner", "auto"), values.get("convert", "auto"))
+    facts = with_pooling(facts, values)
+    values["runner"] = "generate" if facts.pooling is None else "pooling"
     return _with_generation_config(facts, values.get("generation_config", "auto"))
 
 
@@ -223,7 +222,8 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
         dtype = "bfloat16" if has_native_bfloat16() else "float32"
     values["dtype"] = DTYPE_WORDS.get(dtype, dtype)
     if values.get("max_model_len", -1) in (-1, "auto"):
-        values["max_model_len"] = facts.max_position
+        most = None if facts.pooling is None else facts.pooling.max_seq_length
+        values["max_model_len"] = min(most or facts.max_position, facts.max_position)
         if facts.max_position == UNLIMITED_POSITIONS:
             values["max_model_len"] = ASSUMED_LENGTH
             logger.warning(
@@ -260,7 +260,8 @@ def _derive_cache(values: Json, device: str) -> None:
 
 
 def _derive_scheduler(values: Json, facts: ModelFacts, device: str, usage: UsageContext) -> None:
-    tokens, seqs = _STEP_SIZES[device, usage]
+    # A prompt that is pooled keeps no one's next token waiting.
+    tokens, seqs = _STEP_SIZES[device, usage if facts.pooling is None else "llm"]
     match values.get("performance_mode"):
         case "throughput":
             tokens, seqs = 2 * tokens, 2 * seqs
@@ -280,3 +281,14 @@ def _derive_scheduler(values: Json, facts: ModelFacts, device: str, usage: Usage
     if usage == "server":
         values.setdefault("max_num_queued_reqs", max(2048, 16 * seqs))
         values.setdefault("max_num_queued_tokens", max(4_000_000, 4 * length))
+
+
+def _derive_whole_prompts(values: Json) -> None:
+    """Each prompt is in one step, and nothing is cached: its tokens see later ones."""
+    values |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    length = values["max_model_len"]
+    for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"):
+        if (values.get(name) or length) < length:
+            flag = f"--{name.replace('_', '-')}"
+            logger.warning("%s %s is raised to %s, a whole prompt's", flag, values[name], length)
+            values[name] = length

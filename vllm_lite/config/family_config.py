@@ -31,6 +31,14 @@ READ_BY_ALL = _names(
     bos_token_id eos_token_id
     """
 )
+# Read by config.pooler, of models that pool.
+_OF_POOLING = _names(
+    """
+    is_causal use_bidirectional_attention id2label num_labels problem_type sentence_transformers
+    sbert_ce_default_activation_function classifier_from_token method is_matryoshka
+    matryoshka_dimensions head_dtype use_sep_token use_pad_token is_original_qwen3_reranker
+    """
+)
 # What configurations carry of training, of generation, of other tasks and of other programs.
 HARMLESS = _names(
     """
@@ -42,7 +50,7 @@ HARMLESS = _names(
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     output_attentions output_hidden_states output_router_logits output_scores return_dict
     return_dict_in_generate use_return_dict chunk_size_feed_forward pruned_heads use_bfloat16
-    tf_legacy_loss id2label label2id num_labels problem_type finetuning_task task_specific_params
+    tf_legacy_loss label2id finetuning_task task_specific_params
     tokenizer_class prefix bad_words_ids suppress_tokens
     begin_suppress_tokens max_length min_length max_new_tokens do_sample early_stopping num_beams
     num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
@@ -77,7 +85,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
     With has_class_defaults, fields that are not there have the values of transformers' class.
     Raises CheckpointError for a field that would change the model and is not read.
     """
-    known = READ_BY_ALL | HARMLESS | row.reads | row.harmless | set(row.fixed)
+    known = READ_BY_ALL | HARMLESS | _OF_POOLING | row.reads | row.harmless | set(row.fixed)
     hf: Json = {}
     for name, value in _flat(row, raw).items():
         usual = row.aliases.get(name, name)
@@ -91,7 +99,7 @@ def family_config(path: str, row: Architecture, raw: JsonView, has_class_default
                 f"""pass --hf-overrides '{{"{name}": null}}'"""
             )
         hf[usual] = _named_kinds(usual, value)
-        if usual in row.reads or usual in READ_BY_ALL:
+        if usual in row.reads or usual in READ_BY_ALL or usual in _OF_POOLING:
             check_kind(path, name, usual, hf[usual])
     lengths = [hf[name] for name in LENGTHS if hf.get(name) is not None]
     if lengths:

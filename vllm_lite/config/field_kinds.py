@@ -46,7 +46,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         moe_layer_start_index! moe_shared_expert_intermediate_size n_group n_groups
         n_mamba_heads n_routed_experts no_rope_layer_interval num_dense_layers! num_experts
         num_global_key_value_heads num_hidden_layers num_kv_heads num_kv_shared_layers
-        num_mem_blocks num_shared_experts prefix_dense_intermediate_size
+        num_labels num_mem_blocks num_shared_experts prefix_dense_intermediate_size
         prefix_dense_sliding_window_pattern q_lora_rank qk_head_dim qk_nope_head_dim
         qk_rope_head_dim rotary_dim shared_expert_intermediate_size shared_intermediate_size
         sliding_window_size state_size swa_head_dim swa_num_attention_heads
@@ -75,7 +75,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         add_swa_attention_sink_bias alibi altup_correct_scale attention_bias attention_k_eq_v
         attention_out_bias
         attn_temperature_tuning bias block_auto_adjust_ff_dim conv_bias do_layer_norm_before
-        enable_bias layer_norm_elementwise_affine linear_allow_neg_eigval lm_head_bias
+        enable_bias is_causal is_matryoshka
+        layer_norm_elementwise_affine linear_allow_neg_eigval lm_head_bias
         mamba_conv_bias mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mla_use_nope
         mlp_bias multi_query new_decoder_architecture no_bias norm_topk_prob parallel_attn
         postnorm projectors_bias qk_layernorm qkv_bias rope_interleave
@@ -87,7 +88,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "a text",
         lambda value: isinstance(value, str),
-        """expert_selection_fn! hidden_act! hybrid_override_pattern mlp_hidden_act!
+        """head_dtype method problem_type sbert_ce_default_activation_function
+        expert_selection_fn! hidden_act! hybrid_override_pattern mlp_hidden_act!
         moe_router_activation_func norm_type! position_embedding_type scoring_func!
         shared_expert_combination_strategy! topk_method""",
     ),
@@ -95,18 +97,20 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "a list",
         lambda value: isinstance(value, list),
         """attention_types attn_layer_indices attn_type_list block_configs block_types bskcn_1
+        classifier_from_token
         bskcn_2 bskcn_3 bskcn_4 full_attn_idxs layer_types mlp_layer_types mlp_only_layers
         moe_layers no_rope_layers num_key_value_heads_per_layer time_step_limit!""",
     ),
     (
         "a list of numbers",
         lambda value: isinstance(value, list) and all(map(_is_number, value)),
-        "bskcn_tv mlp_multipliers ssm_multipliers",
+        "bskcn_tv matryoshka_dimensions mlp_multipliers ssm_multipliers",
     ),
     (
         "an object",
         lambda value: isinstance(value, dict),
-        """attn_config ffn_act_fn linear_attn_config per_layer_config quantization_config
+        """attn_config ffn_act_fn id2label sentence_transformers
+        linear_attn_config per_layer_config quantization_config
         rope_parameters rope_scaling""",
     ),
 )

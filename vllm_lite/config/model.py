@@ -32,17 +32,15 @@ class ModelConfig:
     )
     runner: Literal["auto", "generate", "pooling", "draft"] = option(
         "auto",
-        "Task of the model; pooling: vectors of prompts, by LLM.embed() and LLM.encode(). "
-        "No HTTP route returns them.",
+        "What the model is run for; pooling: vectors, classes and scores; auto: what its "
+        "checkpoint is made for, or --convert.",
         works=("auto", "generate", "pooling"),
         remedy="use generate for text, or pooling for vectors of prompts",
     )
     convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
         "auto",
-        "Conversion of a generating model; embed: with --runner pooling, its last token's "
-        "hidden state is the vector.",
-        works=("auto", "none", "embed"),
-        remedy="leave it at auto: models generate text, or embed it with --runner pooling",
+        "Make a generating model pool; embed: hidden states become vectors, classify: classes, by "
+        "its score layer or by the logits of tokens (classifier_from_token in --hf-overrides).",
     )
     model_impl: Literal["auto", "vllm", "transformers", "terratorch"] = option(
         "auto",

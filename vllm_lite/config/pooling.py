@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-# vLLM's pooling tasks: one answer for a prompt, or one for each of its tokens.
-PoolingTask = Literal[
-    "embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"
-]
+# vLLM's pooling tasks: one answer for a prompt, one for each of its tokens, or both.
+TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
 SeqPooling = Literal["CLS", "LAST", "MEAN"]
 TokPooling = Literal["ALL", "STEP"]
 ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction"]
@@ -37,7 +35,7 @@ class PoolingFacts:
     seq_pooling_type: SeqPooling = "LAST"
     tok_pooling_type: TokPooling = "ALL"
     # Whether vectors are divided by their length, and logits go through `activation`, unless a
-    # request says otherwise.
+    # request says otherwise. The softmax of one class is its logistic function.
     use_activation: bool = True
     activation: Literal["softmax", "sigmoid", "identity"] = "softmax"
     # Numbers of a vector, behind the dense layers.
@@ -51,9 +49,9 @@ class PoolingFacts:
     # Classes, and their names by number.
     num_labels: int = 0
     id2label: tuple[str, ...] = ()
-    # Tokens whose logits are the classes', where a head is made of the language model's: as they
-    # are, or, of two, the second's less the first's.
-    classifier_from_token: tuple[str, ...] = ()
+    # Ids of tokens whose logits are the classes', where a head is made of the language model's: as
+    # they are, or, of two, the second's less the first's.
+    classifier_from_token: tuple[int, ...] = ()
     method: Literal["", "from_2_way_softmax", "no_post_processing"] = ""
     # Logits are shifted and divided by these before their activation.
     logit_mean: float = 0.0
@@ -65,6 +63,8 @@ class PoolingFacts:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity_fn_name: str = "cosine"
+    # The tokens of an input that it keeps.
+    max_seq_length: int | None = None
     # Longer inputs are embedded in parts of the context's length, up to max_embed_len tokens.
     enable_chunked_processing: bool = False
     max_embed_len: int | None = None

@@ -22,6 +22,7 @@ from vllm_lite.config.model import LoadConfig, ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.option import JsonOption, Option, config, json_option, option
 from vllm_lite.config.parallel import ParallelConfig
+from vllm_lite.config.pooler import PoolerConfig
 from vllm_lite.config.quantized_checkpoint import check_quantization
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
@@ -43,6 +44,7 @@ class VllmConfig:
 
     facts: ModelFacts
     model: ModelConfig = field(default_factory=ModelConfig)
+    pooler: PoolerConfig = field(default_factory=PoolerConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)

@@ -31,7 +31,7 @@ class Model(Protocol):
 
 
 class PoolingModel(Model, Protocol):
-    """A model that answers tasks of config.pooling.PoolingTask."""
+    """A model that answers tasks of config.pooling.TASKS."""
 
     def pooled(self, task: str, rows: Tensor) -> Tensor:
         """Pooled hidden states [R, N] -> vectors or logits [R, M] float32, before any activation.

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from vllm_lite.config.pooling import SeqPooling
+from vllm_lite.config.pooling import SeqPooling, TokPooling
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
@@ -78,10 +78,11 @@ class Architecture:
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"
-    # What it answers; the first is what --runner auto runs it for. See config.pooling.PoolingTask.
+    # What it answers; the first is what --runner auto runs it for. See config.pooling.TASKS.
     tasks: tuple[str, ...] = ("generate",)
-    # Of a pooling task for whole prompts, unless the checkpoint or the user says otherwise.
+    # Of tasks for prompts and for tokens, unless the checkpoint or the user says otherwise.
     seq_pooling: SeqPooling = "LAST"
+    tok_pooling: TokPooling = "ALL"
     # Whether tokens see earlier ones alone; if not, prompts are computed whole, without a cache.
     is_causal: bool = True
     # Of its answers, unless --reasoning-parser names one; as in vLLM.
