@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_lite.config.families import classics, experts, llama, qwen_phi_gemma, states
+from vllm_lite.config.families import classics, encoders, experts, llama, qwen_phi_gemma, states
 from vllm_lite.config.families.architecture import Architecture, text_part
 
-GROUPS = (llama, qwen_phi_gemma, classics, experts, states)
+GROUPS = (llama, qwen_phi_gemma, classics, experts, states, encoders)
 
 _TEXT_MODELS = {row.name: row for group in GROUPS for row in group.ROWS}
 # Models that read pictures or sounds too, of which the text model is run.
@@ -30,7 +30,7 @@ GGUF_ARCHITECTURES: Mapping[str, Architecture] = {
 
 # Rotary embeddings that the layers know, by transformers' rope_type.
 SUPPORTED_ROPE_TYPES = (
-    *("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"),
+    *("default", "linear", "dynamic", "ntk", "yarn", "llama3", "longrope", "proportional"),
 )
 
 # Endings of the names of models that are a decoder with another head, or none, and their tasks.

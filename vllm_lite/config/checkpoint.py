@@ -214,6 +214,9 @@ def _max_position(path: str, row: Architecture, hf: Json) -> int:
     if row.mixer == "state" and hf.get("max_position_embeddings") is None:
         return UNLIMITED_POSITIONS
     length = _count(path, hf, "max_position_embeddings")
+    if row.pads_positions:
+        left = length - hf["pad_token_id"] - 1
+        return _count(path, {"max_position_embeddings": left}, "max_position_embeddings")
     rope = main_rope(hf)
     if rope["rope_type"] in _SCALED_LENGTH:
         length = rope.get("original_max_position_embeddings") or length

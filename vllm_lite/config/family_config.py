@@ -129,6 +129,8 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
 
     Of a layer with chunks, how many tokens they have.
     """
+    if row.windows == "around":
+        return _around(path, hf, count)
     is_chunked = row.windows == "chunked"
     key = "attention_chunk_size" if is_chunked else "sliding_window"
     local = "chunked_attention" if is_chunked else "sliding_attention"
@@ -168,6 +170,18 @@ def layer_windows(path: str, row: Architecture, hf: JsonView, count: int) -> tup
         types = _attention_types(path, hf.get("attention_types"), count)
         return tuple(window if kind == "local" else None for kind in types)
     return (None,) * count
+
+
+def _around(path: str, hf: JsonView, count: int) -> tuple[int | None, ...]:
+    """Half of local_attention on each side, itself included."""
+    kinds, period = hf.get("layer_types"), hf["global_attn_every_n_layers"]
+    _check_kinds(path, kinds, count, ("full_attention", "sliding_attention"))
+    if kinds is None:
+        kinds = [
+            "sliding_attention" if i % max(period, 1) else "full_attention" for i in range(count)
+        ]
+    window = hf["local_attention"] // 2 + 1
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _attention_types(path: str, types: Any, count: int) -> list[str]:

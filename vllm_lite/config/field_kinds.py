@@ -38,6 +38,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         attn_layer_period block_multiple_of conv1d_width conv_L_cache conv_kernel
         decoder_sparse_step expansion_ratio
         expert_layer_offset! expert_layer_period first_k_dense_replace! full_attention_interval
+        embedding_size global_attn_every_n_layers local_attention type_vocab_size
         global_head_dim hidden_size_per_layer_input interleave_moe_layer_step
         intermediate_size_mlp kv_lora_rank laurel_rank linear_conv_kernel_dim linear_head_dim
         linear_key_head_dim linear_num_heads linear_num_key_heads linear_num_value_heads
@@ -46,7 +47,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         moe_layer_start_index! moe_shared_expert_intermediate_size n_group n_groups
         n_mamba_heads n_routed_experts no_rope_layer_interval num_dense_layers! num_experts
         num_global_key_value_heads num_hidden_layers num_kv_heads num_kv_shared_layers
-        num_labels num_mem_blocks num_shared_experts prefix_dense_intermediate_size
+        num_labels num_mem_blocks num_shared_experts pad_token_id! prefix_dense_intermediate_size
         prefix_dense_sliding_window_pattern q_lora_rank qk_head_dim qk_nope_head_dim
         qk_rope_head_dim rotary_dim shared_expert_intermediate_size shared_intermediate_size
         sliding_window_size state_size swa_head_dim swa_num_attention_heads
@@ -80,6 +81,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         mamba_conv_bias mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mla_use_nope
         mlp_bias multi_query new_decoder_architecture no_bias norm_topk_prob parallel_attn
         postnorm projectors_bias qk_layernorm qkv_bias rope_interleave
+        classifier_bias norm_bias qkv_proj_bias mlp_fc1_bias mlp_fc2_bias
         scale_attn_by_inverse_layer_idx scale_attn_weights scale_embedding tie_word_embeddings
         use_bias use_conv_bias use_double_wide_mlp use_expert_bias use_mem_rope
         use_parallel_residual use_post_norm use_qk_norm use_qkv_bias
@@ -88,7 +90,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "a text",
         lambda value: isinstance(value, str),
-        """head_dtype method problem_type sbert_ce_default_activation_function
+        """activation_function classifier_activation! classifier_pooling! head_dtype method
+        problem_type sbert_ce_default_activation_function
         expert_selection_fn! hidden_act! hybrid_override_pattern mlp_hidden_act!
         moe_router_activation_func norm_type! position_embedding_type scoring_func!
         shared_expert_combination_strategy! topk_method""",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vllm_lite.distributed.groups import Shard, tp_group
 from vllm_lite.kernels.cpu.mapped_memory import KeptRows
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.head import HeadKernel, head_kernel
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
@@ -163,3 +164,48 @@ class LearnedPositions(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         """Do nothing: the rows are used as they are."""
+
+
+class EncoderEmbedding(nn.Module):
+    """A token's vector and those of its position and its type, summed and layer-normalised.
+
+    Whole on every rank.
+    """
+
+    def __init__(
+        self, num_rows: tuple[int, int, int], size: int, norm: NormSpec, dtype: torch.dtype
+    ) -> None:
+        """`num_rows`: words, positions and types; without positions or types there are 0."""
+        super().__init__()
+        words, *others = (torch.empty(count, size, dtype=dtype) for count in num_rows)
+        self._words = words
+        self._places, self._types = (rows if len(rows) else None for rows in others)
+        self._weight = torch.empty(size, dtype=dtype)
+        self._bias = torch.empty(size, dtype=dtype) if norm.bias else None
+        self._eps = norm.eps
+        self._sum = ops().encoder_embedding
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] int64 of word + type * number of words, and positions [T] int64 -> [T, N]."""
+        return self._sum(
+            input_ids,
+            positions,
+            self._words,
+            self._places,
+            self._types,
+            self._weight,
+            self._bias,
+            self._eps,
+        )
+
+    def weight_slots(self) -> Iterator[NamedSlot]:
+        tables = {"words": self._words, "places": self._places, "types": self._types}
+        for name, rows in tables.items():
+            if rows is not None:
+                yield NamedSlot(name, "weight", WeightSlot.whole(rows))
+        yield NamedSlot("norm", "weight", WeightSlot.whole(self._weight))
+        if self._bias is not None:
+            yield NamedSlot("norm", "bias", WeightSlot.whole(self._bias))
+
+    def process_weights_after_loading(self) -> None:
+        """Do nothing: the tables are used as they are."""

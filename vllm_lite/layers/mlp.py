@@ -37,12 +37,15 @@ class GatedMLP(nn.Module):
         hidden_act: str,
         *,
         bias: bool = False,
+        down_bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.gate_up_proj = MergedColumnParallelLinear(
             gate_up, hidden_size, [intermediate_size] * 2, bias=bias
         )
-        self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
+        self.down_proj = RowParallelLinear(
+            down, intermediate_size, hidden_size, bias=bias if down_bias is None else down_bias
+        )
         self._name = activation_name(hidden_act)
         self._activated_product = gated_product(self._name)
 
@@ -75,10 +78,13 @@ class PlainMLP(nn.Module):
         hidden_act: str,
         *,
         bias: bool = False,
+        down_bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.up_proj = ColumnParallelLinear(up, hidden_size, intermediate_size, bias=bias)
-        self.down_proj = RowParallelLinear(down, intermediate_size, hidden_size, bias=bias)
+        self.down_proj = RowParallelLinear(
+            down, intermediate_size, hidden_size, bias=bias if down_bias is None else down_bias
+        )
         if hidden_act == "xielu":
             self.act_fn = XIELU()
             product: ActivatedProduct = self.act_fn.product

@@ -204,6 +204,16 @@ def _linear(settings: RotarySettings) -> Tensor:
     return _default(settings) / settings.number("factor")
 
 
+def _ntk(settings: RotarySettings) -> Tensor:
+    """A larger base, and all frequencies lower by one factor (Su, 2023)."""
+    if settings.parameters.get("mixed_b") is not None:
+        raise CheckpointError("rope_type 'ntk' has a mixed_b, which is not supported")
+    factor, exponents = settings.number("factor"), _exponents(settings)
+    base = settings.number("rope_theta") * factor
+    lower: float = factor ** (2 / settings.rotary_size)
+    return 1.0 / base**exponents / lower
+
+
 def _proportional(settings: RotarySettings) -> Tensor:
     """Pairs of the whole head, of which only the first turn, at the whole head's frequencies."""
     turning = int(settings.rotary_share * settings.head_size // 2)
@@ -307,6 +317,7 @@ def _longrope_magnitude(settings: RotarySettings, num_positions: int) -> float:
 _SCALINGS: dict[str, Callable[[RotarySettings], Tensor]] = {
     "default": _default,
     "linear": _linear,
+    "ntk": _ntk,
     "llama3": _llama3,
     "proportional": _proportional,
 }

@@ -23,6 +23,12 @@ FUSED = {
     "bcx_proj": {"0": "b_proj", "1": "c_proj", "2": "x_proj"},
     "qkvz_proj": {"0": "q_proj", "1": "k_proj", "2": "v_proj", "3": "z_proj"},
     "ba_proj": {"0": "beta_proj", "1": "decay_proj"},
+    "embeddings": {
+        "words": "embed_tokens",
+        "places": "embed_positions",
+        "types": "embed_types",
+        "norm": "embed_norm",
+    },
     "qkv_conv1d": {"0": "q_conv", "1": "k_conv", "2": "v_conv"},
 }
 

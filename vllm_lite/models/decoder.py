@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabPa
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
-from vllm_lite.layers.state import MixersBeside, StateCache, StateMixer, StateSpec
+from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp
 from vllm_lite.models.latent_attention import LatentAttention
@@ -42,15 +42,6 @@ from vllm_lite.models.spec import (
     decoder_spec,
 )
 from vllm_lite.quantization.method import LinearKernel
-
-
-class Mixer(Protocol):
-    """The part of a layer in which tokens see earlier ones."""
-
-    @property
-    def first(self) -> LinearKernel: ...
-
-    def forward(self, positions: Tensor, projected: Tensor) -> Tensor: ...
 
 
 class SelfAttention(nn.Module):
@@ -184,7 +175,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
 
-        def norm(*places: Literal["before", "after", "of the sum", "renewing"]) -> Norm | None:
+        def norm(*places: str) -> Norm | None:
             if spec.norms not in (*places, "both"):
                 return None
             return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
@@ -207,7 +198,9 @@ class DecoderLayer(nn.Module):
             self.forward = self._forward_mixer  # type: ignore[method-assign]
             return
         self.post_attention_layernorm = (
-            None if spec.parallel == "one norm" else norm("before", "of the sum", "renewing")
+            None
+            if spec.parallel == "one norm"
+            else norm("before", "before ffn", "of the sum", "renewing")
         )
         self.mlp = make_mlp(spec.ffn, decoder.hidden_size, options.at("mlp"))
         self.ffn_output_norm = norm("after", "of the sum")
@@ -305,6 +298,19 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
+        self._make_entrance(spec, options)
+        self.rotary_emb = RotaryTables(options.max_model_len)
+        self.layers = nn.ModuleList()
+        last: DecoderLayer | None = None
+        for i, layer in enumerate(spec.layers):
+            last = self.layer_class(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
+            self.layers.append(last)
+        self.norm = (
+            make_norm(spec.norm, spec.hidden_size, options.dtype) if spec.has_last_norm else None
+        )
+        self._leave = join_stream(self.norm, last, spec.residual_scale)
+
+    def _make_entrance(self, spec: DecoderSpec, options: BuildOptions) -> None:
         self.embed_tokens = VocabParallelEmbedding(
             options.at("embed_tokens").linear_method,
             spec.vocab_size,
@@ -325,22 +331,17 @@ class Decoder(nn.Module):
         if spec.has_embedding_norm:
             norm = self.embed_norm = make_norm(spec.norm, spec.hidden_size, options.dtype)
             self.entering.append(lambda hidden, _: norm.forward(hidden, out=hidden))
-        self.rotary_emb = RotaryTables(options.max_model_len)
-        self.layers = nn.ModuleList()
-        last: DecoderLayer | None = None
-        for i, layer in enumerate(spec.layers):
-            last = self.layer_class(layer, spec, options.at(f"layers.{i}"), self.rotary_emb, last)
-            self.layers.append(last)
-        self.norm = (
-            make_norm(spec.norm, spec.hidden_size, options.dtype) if spec.has_last_norm else None
-        )
-        self._leave = join_stream(self.norm, last, spec.residual_scale)
 
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T] and [T] int64 -> [T, N], normalised."""
+    def enter(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] int64 -> the first layer's input [T, N]."""
         hidden = self.embed_tokens.forward(input_ids)
         for enter in self.entering:
             hidden = enter(hidden, positions)
+        return hidden
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] int64 -> [T, N], normalised."""
+        hidden = self.enter(input_ids, positions)
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer.forward(positions, hidden, residual)

@@ -29,6 +29,7 @@ def _dense(spec: MLPSpec, hidden_size: int, options: BuildOptions) -> GatedMLP |
         spec.intermediate_size,
         spec.act,
         bias=spec.bias,
+        down_bias=spec.down_bias,
     )
 
 

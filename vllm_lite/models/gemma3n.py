@@ -248,9 +248,7 @@ class Gemma3nDecoder(Decoder):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
-        hidden = self.embed_tokens.forward(input_ids)
-        for enter in self.entering:
-            hidden = enter(hidden, positions)
+        hidden = self.enter(input_ids, positions)
         given = self.own_inputs.forward(input_ids, hidden)
         streams = hidden.new_empty(len(hidden), self._count, hidden.shape[1])
         self._ops.scaled_add(hidden, out=streams[:, 0])

@@ -97,9 +97,7 @@ class Gemma4Decoder(Decoder):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> [T, N], normalised."""
-        hidden = self.embed_tokens.forward(input_ids)
-        for enter in self.entering:
-            hidden = enter(hidden, positions)
+        hidden = self.enter(input_ids, positions)
         given: Sequence[Tensor | None] = [None] * len(self.layers)
         if self.own_inputs is not None:
             given = self.own_inputs.forward(input_ids, hidden)

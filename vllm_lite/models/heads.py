@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.norm import NormSpec, make_norm
@@ -45,6 +46,11 @@ class HeadNorm:
 # Text is the name of an activation (kernels/reference/elementwise.py).
 HeadStep = Dense | HeadNorm | str
 HeadSpec = Sequence[HeadStep]
+
+
+def classifier(facts: ModelFacts, name: str, *, bias: bool = True) -> Dense:
+    """The layer `name` whose outputs are the checkpoint's classes."""
+    return Dense(name=name, size=facts.pooling.num_labels if facts.pooling else 0, bias=bias)
 
 
 def head_rules(heads: Mapping[str, HeadSpec]) -> list[Rule]:
@@ -95,7 +101,7 @@ class _Product:
 
     def __init__(self, step: Dense, inputs: int, dtype: torch.dtype) -> None:
         if step.size < 1:
-            raise CheckpointError(f"the head's layer {step.name!r} has no outputs")
+            raise CheckpointError(f"its configuration gives the head's {step.name} no outputs")
         self._dtype = dtype if step.is_large else torch.float32
         self._weight = torch.empty(step.size, inputs, dtype=self._dtype)
         self._bias = torch.empty(step.size, dtype=self._dtype) if step.bias else None

@@ -124,6 +124,8 @@ class MLPSpec:
     act: str
     is_gated: bool = True
     bias: bool = False
+    # Of down, if not as the others.
+    down_bias: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class LayerSpec:
     beside_attention: StateSpec | None = None
     # Before each block, after each, or both; a norm after a block precedes the residual sum,
     # and one of the sum becomes the stream, as does one before a block if "renewing".
-    norms: Literal["before", "after", "both", "of the sum", "renewing"] = "before"
+    norms: Literal["before", "before ffn", "after", "both", "of the sum", "renewing"] = "before"
     # Of the stream in the sums after the mixer and after the feed-forward block.
     stream_scales: tuple[float, ...] = (1.0, 1.0)
     # Both blocks read the same stream: with a norm for each, or one for both.
@@ -190,6 +192,8 @@ class DecoderSpec:
     embedding_size: int = 0
     # Rows of a table of learned positions, which are added to the embedding.
     num_learned_positions: int = 0
+    # Rows of an encoder's table of token types, which are added too.
+    num_token_types: int = 0
     # The first layer reads the normalised embedding.
     has_embedding_norm: bool = False
     has_last_norm: bool = True

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 
 from tests.models.families import FAMILIES, UNDIVIDED
@@ -18,12 +19,16 @@ Made by `python -m tests.unit.config.make_models_page > docs/models.md` from the
 architectures.
 
 A checkpoint is served if its `config.json` names one of these architectures, or its GGUF header one
-of the names in the last column. They share one decoder, so that all of them have continuous
+of the names in the last column. They share one decoder, so that all that write text have continuous
 batching, chunked prefill, prefix caching, tensor parallelism, quantised weights (`--quantization`),
 structured output, and vectors of prompts (`--runner pooling`); what a model's shape forbids is
 refused when it starts. Adapters are not available. Ranks cannot share these, which normalise all
 heads, or all features, as one row:
 {undivided}.
+
+Encoders answer with vectors (`embed`) or classes (`classify`), of a prompt or of each token, and
+cache nothing: a prompt is computed in one step. A prompt's vector is made of its first token's
+hidden state (CLS), unless sentence-transformers' files or `--pooler-config` say otherwise.
 
 Of Gemma 3, Gemma 3n, Gemma 4, Llama 4 and Qwen3.5 that read pictures or sounds too
 (`...ForConditionalGeneration`), the text part is run.
@@ -51,8 +56,11 @@ def page() -> str:
 
 def _table(group: ModuleType) -> str:
     head = f"## {str(group.__doc__).splitlines()[0].rstrip('.')}\n"
-    columns = "| architecture | its layers keep | GGUF |\n| --- | --- | --- |"
-    return "\n".join([head, columns, *map(_line, sorted(group.ROWS, key=_name)), ""])
+    columns, line = "| architecture | its layers keep | GGUF |\n| --- | --- | --- |", _line
+    if group.ROWS[0].tasks[0] != "generate":
+        columns = "| architecture | tasks | pooling | GGUF |\n| --- | --- | --- | --- |"
+        line = _pooling_line
+    return "\n".join([head, columns, *map(line, sorted(group.ROWS, key=_name)), ""])
 
 
 def _name(row: Architecture) -> str:
@@ -62,7 +70,17 @@ def _name(row: Architecture) -> str:
 def _line(row: Architecture) -> str:
     past = "latents" if "kv_lora_rank" in row.reads else PAST.get(row.windows, MIXED)
     past = past if row.mixer == "attention" else "a state"
-    return f"| {row.name} | {past} | {', '.join(f'`{name}`' for name in row.gguf)} |"
+    return f"| {row.name} | {past} | {_quoted(row.gguf)} |"
+
+
+def _pooling_line(row: Architecture) -> str:
+    is_whole = set(row.tasks) & {"embed", "classify"}
+    pooling = row.seq_pooling if is_whole else "ALL"
+    return f"| {row.name} | {_quoted(row.tasks)} | {pooling} | {_quoted(row.gguf)} |"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,8 @@ def test_what_a_config_leaves_out_is_what_its_class_assumes(
     assert facts.head_size == getattr(config, "head_dim", None) or (config.hidden_size // heads)
     stated = row.own_defaults.get("max_position_embeddings", UNLIMITED_POSITIONS)
     longest = getattr(config, "max_position_embeddings", stated)
+    if row.pads_positions:
+        longest -= config.pad_token_id + 1
     assert facts.max_position == longest
     rope = getattr(config, "rope_parameters", None)
     if row.mixer == "attention" and rope:

@@ -13,9 +13,17 @@ from vllm_lite.config.pooling import SeqPooling, TokPooling
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
-# "chunked": chunks of attention_chunk_size in their place.
+# "chunked": chunks of attention_chunk_size in their place; "around": half of local_attention on
+# each side, but in one layer of global_attn_every_n_layers.
 WindowRule = Literal[
-    "none", "every", "switched", "pattern", "pattern from full", "chunked", "attention_types"
+    "none",
+    "every",
+    "switched",
+    "pattern",
+    "pattern from full",
+    "chunked",
+    "around",
+    "attention_types",
 ]
 
 # Sizes of latent attention.
@@ -85,6 +93,8 @@ class Architecture:
     tok_pooling: TokPooling = "ALL"
     # Whether tokens see earlier ones alone; if not, prompts are computed whole, without a cache.
     is_causal: bool = True
+    # Its table of positions begins with those of padding, pad_token_id + 1 of them.
+    pads_positions: bool = False
     # Of its answers, unless --reasoning-parser names one; as in vLLM.
     reasoning_parser: str = ""
 
