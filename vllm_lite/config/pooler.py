@@ -267,7 +267,9 @@ def _classes(facts: ModelFacts, tokenizer: str) -> Json:
         count = len(names) or _NUM_LABELS
     if type(count) is not int or count < 1:
         raise CheckpointError(f"{facts.path}: num_labels is {count!r}, not a positive number")
+    own_pooling = {"cls": "CLS", "mean": "MEAN"}.get(hf.get("classifier_pooling", ""))
     return {
+        **({"seq_pooling_type": own_pooling} if own_pooling else {}),
         "num_labels": count,
         "id2label": tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(count)),
         "classifier_from_token": _token_ids(Path(tokenizer), words),

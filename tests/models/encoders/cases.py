@@ -80,6 +80,7 @@ ENCODERS = {
                 "num_hidden_layers": 3,
                 "hidden_activation": "relu",
                 "classifier_activation": "silu",
+                "classifier_pooling": "mean",
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "local_attention": 5,
                 "attention_bias": True,

@@ -15,11 +15,10 @@ _SUFFIXES = {
     "ForSequenceClassification": _CLASSIFY,
     "ForTokenClassification": _TOKENS,
 }
-# What was once the size of BERT's pooler, and notes of sentence-transformers.
+# What was once the size of BERT's pooler, and others' notes.
 _NOTES = (
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-    "pooler_size_per_head pooler_type output_past sentence_transformers "
-    "sbert_ce_default_activation_function classifier_dropout_prob embedding_layer_norm_eps"
+    "pooler_size_per_head pooler_type output_past"
 )
 _BERT: dict[str, Any] = {
     "is_causal": False,
@@ -86,8 +85,7 @@ _NOMIC: dict[str, Any] = {
 _GTE: dict[str, Any] = {
     "is_causal": False,
     "reads": "layer_norm_eps type_vocab_size",
-    "harmless": f"{_NOTES} pack_qkv unpad_inputs use_memory_efficient_attention "
-    "matryoshka_dimensions",
+    "harmless": f"{_NOTES} pack_qkv unpad_inputs use_memory_efficient_attention",
     "fixed": {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"},
 }
 _NEW = {**_GTE, "own_defaults": {"rope_theta": 10000.0}}
