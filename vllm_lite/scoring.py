@@ -61,7 +61,7 @@ class PairEncoder:
         """The ids of a pair that a template wrote as one text."""
         if limits.prompt is None or limits.side is not None:
             return cut(self._tokenizer.encode(text), limits.prompt, limits.side)
-        return encode_fitted(self._tokenizer, [text], limits.prompt, special=True)[0]
+        return encode_fitted(self._tokenizer, text, limits.prompt, special=True)
 
 
 def pair_messages(first: str, second: str) -> list[dict[str, Any]]:

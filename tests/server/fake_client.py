@@ -11,10 +11,14 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.client import (
@@ -31,7 +35,14 @@ from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError
 from vllm_lite.metrics.stats import EngineSnapshot, RequestSnapshot, SchedulerStats
-from vllm_lite.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm_lite.outputs import (
+    CompletionOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import (
     RequestOutputKind,
     SamplingParams,
@@ -63,6 +74,8 @@ class ByteTokenizer:
     def chat_template(self) -> str | None:
         return self.chat_templates["default"]
 
+    has_encodings = False
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -87,8 +100,11 @@ def assert_travels(message: ToCore) -> None:
     assert decode_to_core(message_encoder().encode(message)) == message
 
 
-def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
+def fake_config(
+    *, reasoning_parser: str = "", pooling: PoolingFacts | None = None, **model: Any
+) -> VllmConfig:
     """A config as the server reads it."""
+    model.setdefault("runner", "generate" if pooling is None else "pooling")
     model.setdefault("max_model_len", 128)
     model.setdefault("served_model_name", ["tiny", "alias"])
     facts = ModelFacts(
@@ -106,12 +122,19 @@ def fake_config(*, reasoning_parser: str = "", **model: Any) -> VllmConfig:
         head_size=8,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
+        pooling=pooling,
     )
     return VllmConfig(
         facts=facts,
         model=ModelConfig(model="tiny", **model),
         structured_outputs=StructuredOutputsConfig(reasoning_parser=reasoning_parser),
     )
+
+
+def vector_of(token_ids: Sequence[int], width: int) -> NDArray[np.float32]:
+    """How often each number is among the ids' remainders, and a little more."""
+    counts = np.bincount(np.asarray(token_ids) % width, minlength=width)
+    return (counts + 0.1 * np.arange(width)).astype(np.float32)
 
 
 class FakeEngineClient:
@@ -134,6 +157,8 @@ class FakeEngineClient:
         # A request waits here before every token; set it to let all run.
         self.gate: asyncio.Event | None = None
         self.seen: list[tuple[Prompt, SamplingParams, str]] = []
+        # What encode() was asked for.
+        self.pooled: list[tuple[list[int], PoolingParams, str]] = []
         self.options: list[dict[str, Any]] = []
         self.origins: list[Origin] = []
         self.running: set[str] = set()
@@ -183,6 +208,60 @@ class FakeEngineClient:
         processed.origin = origin
         assert_travels(AddRequests(fan_out(f"{request_id}-0.0", processed, 0.5, priority)))
         return self._run(processed.prompt, processed.prompt_token_ids, processed.params, request_id)
+
+    def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        origin: Origin = NOBODY,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Vectors of the ids' own numbers: see `vector_of`."""
+        if self.errored:
+            raise self.dead_error
+        if self.refusal is not None:
+            raise self.refusal
+        processed = self._inputs.process(prompt, pooling_params, cache_salt)
+        self.pooled.append((processed.prompt_token_ids, pooling_params, request_id))
+        self.options.append({"priority": priority, "cache_salt": cache_salt})
+        self.origins.append(origin)
+        processed.origin = origin
+        assert_travels(AddRequests(fan_out(f"{request_id}-0.0", processed, 0.5, priority)))
+        return self._pool(processed.prompt_token_ids, pooling_params, request_id)
+
+    async def _pool(
+        self, token_ids: list[int], params: PoolingParams, request_id: str
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        self.running.add(request_id)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.failure is not None:
+                raise self.failure
+            is_aborted = request_id in self._asked_to_stop
+            facts = self.config.facts.pooling
+            assert facts is not None
+            task = params.task or facts.default_task
+            width = facts.size if "embed" in task else facts.num_labels
+            data = vector_of(token_ids, width)
+            if task.startswith("token"):
+                data = np.stack([vector_of([one], width) for one in token_ids])
+            yield PoolingRequestOutput(
+                request_id,
+                PoolingOutput(torch.from_numpy(data)),
+                token_ids,
+                0,
+                True,
+                error="None" if is_aborted else None,
+            )
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted.append(request_id)
+            raise
+        finally:
+            self.running.discard(request_id)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         self._asked_to_stop |= {request_id} if isinstance(request_id, str) else set(request_id)

@@ -76,6 +76,14 @@ A request with the header `endpoint-load-metrics-format: JSON` (or `TEXT`) to ch
 A request's structured output is given by `response_format` or `structured_outputs`; a schema,
 regular expression or grammar that cannot be used is a 400 that says why.
 
+## Embeddings, classes and scores
+
+A server answers the routes of its model's tasks, which `/v1/models` tells; the others refuse with
+400 and the option that would help. A model that generates has `/v1/chat/completions` and its like,
+one that embeds `/v1/embeddings` and `/v2/embed`, one with classes `/classify`; `/score` and
+`/rerank` come with models that embed and with cross-encoders, `/pooling` with all of these:
+[pooling.md](pooling.md).
+
 ## Responses, messages, batches
 
 `/v1/responses` returns items: `reasoning`, `message` and `function_call`, in the order of the
@@ -92,7 +100,8 @@ made it. A background response outlives its client. GET returns it; if it was cr
 `max_tokens`, `stop_sequence` or `tool_use`. A failure in mid-stream is the event `error`.
 
 `/v1/chat/completions/batch` takes a list of conversations as `messages` and returns a whole choice
-for each. `/invocations` takes the body of chat or of completions.
+for each. `/invocations` takes the body of chat or of completions; of a model that pools, that of
+embeddings, classes, scores, reranking or pooling, which its fields tell.
 
 With `--batch-storage-dir`, `/v1/files` and `/v1/batches` are OpenAI's: [batches.md](batches.md).
 
@@ -116,11 +125,20 @@ def main() -> None:
 
 def document() -> dict[str, Any]:
     """The OpenAPI document with every route there is."""
+    from tests.server.fake_client import FakeEngineClient
     from tests.server.harness import app_of
+    from vllm_lite.config.pooling import PoolingFacts
 
     with tempfile.TemporaryDirectory() as storage:
         options = {"enable_tokenizer_info_endpoint": True, "batch_storage_dir": storage}
         document: dict[str, Any] = app_of(**options).openapi()
+    tasks = PoolingFacts(tasks=("embed", "classify"))
+    pooling: dict[str, Any] = app_of(FakeEngineClient(pooling=tasks)).openapi()
+    for found, known in (
+        (pooling["paths"], document["paths"]),
+        (pooling["components"]["schemas"], document["components"]["schemas"]),
+    ):
+        known |= {name: one for name, one in found.items() if name not in known}
     return document
 
 

@@ -10,15 +10,6 @@ from tests.server.harness import error_of, http
 
 # Every route of vLLM that is not served here, and a word of the reason.
 ABSENT = {
-    "/v1/embeddings": "--runner",
-    "/v2/embed": "embeddings",
-    "/pooling": "--convert",
-    "/classify": "classes",
-    "/score": "scores",
-    "/v1/score": "scores",
-    "/rerank": "scores",
-    "/v1/rerank": "scores",
-    "/v2/rerank": "scores",
     "/generative_scoring": "scores of given tokens",
     "/v1/audio/transcriptions": "audio",
     "/v1/audio/translations": "audio",

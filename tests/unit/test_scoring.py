@@ -76,9 +76,12 @@ def test_pairs_are_joined_as_the_model_wants(tokenizer: Tokenizer) -> None:
 
 
 def test_texts_are_cut_between_their_special_tokens(tokenizer: Tokenizer) -> None:
-    (short, long) = encode_fitted(tokenizer, ["a", "a b c d"], 4, special=True)
-    assert (_words(short), _words(long)) == ("CLS a SEP", "CLS a b SEP")
-    assert _words(encode_fitted(tokenizer, ["a b c d"], 3, special=False)[0]) == "a b c"
+    def fitted(text: str, most: int, *, special: bool = True) -> str:
+        return _words(encode_fitted(tokenizer, text, most, special=special))
+
+    assert fitted("a", 4) == "CLS a SEP"
+    assert fitted("a b c d", 4) == "CLS a b SEP"
+    assert fitted("a b c d", 3, special=False) == "a b c"
 
 
 def test_counts_of_texts_that_make_pairs() -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import RequestError
 from vllm_lite.metrics.stats import EngineSnapshot
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.interface import MemoryTag
 
@@ -104,6 +105,18 @@ class EngineClient(Protocol):
         EngineDeadError here, before the first item. Items may raise EngineGenerateError
         (this request failed alone) and EngineDeadError.
         """
+
+    def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        origin: Origin = NOBODY,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """The result of one request to a pooling engine, raising what generate() raises."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their iterators give a last output with finish_reason "abort"."""

@@ -10,11 +10,6 @@ import re
 
 # What is missing -> the paths that need it.
 _ABSENT = {
-    "embeddings, scores and classes: models that embed (--runner pooling) do so for Python alone, "
-    "by LLM.embed(), and scores and classes need a --convert that is not available": """
-        /v1/embeddings /v2/embed /pooling /classify /score /v1/score
-        /rerank /v1/rerank /v2/rerank
-    """,
     "scores of given tokens": "/generative_scoring",
     "audio: its models take and give text": """
         /v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/realtime

@@ -54,6 +54,7 @@ from vllm_lite.server.openai.tokenize_service import (
     TokenizeService,
 )
 from vllm_lite.server.openapi import Endpoint, Route, openapi_document
+from vllm_lite.server.pooling.routes import generation_refusals, pooling_refusals, pooling_routes
 from vllm_lite.server.process.peers import Peers
 from vllm_lite.server.startup_checks import load_middleware
 
@@ -117,14 +118,35 @@ def _watching_routes(context: ServingContext) -> list[Route]:
 
 
 def _routes(context: ServingContext) -> list[Route]:
-    models = ModelsService(context)
-    tokens = TokenizeService(context)
-    chat, completion = ChatService(context), CompletionService(context)
-    batch = ChatBatchService(context)
-    responses, messages = ResponsesService(context), MessagesService(context)
+    """Those for any model, and those that its tasks decide on."""
+    models, tokens = ModelsService(context), TokenizeService(context)
     table = [
         Route("GET", "/v1/models", models.list),
         Route("GET", "/v1/models/{model:path}", models.retrieve),
+    ]
+    generation = _generation_routes(context)
+    facts = context.client.config.facts.pooling
+    if facts is None:
+        table += generation + pooling_refusals()
+    else:
+        own = pooling_routes(context, facts)
+        answered = {route.path for route in own}
+        table += own
+        table += generation_refusals([one for one in generation if one.path not in answered])
+    table += [
+        Route("POST", "/tokenize", tokens.tokenize, (TokenizeRequest, TokenizeChatRequest)),
+        Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
+    ]
+    if context.server_config.enable_tokenizer_info_endpoint:
+        table.append(Route("GET", "/tokenizer_info", tokens.describe))
+    return table
+
+
+def _generation_routes(context: ServingContext) -> list[Route]:
+    chat, completion = ChatService(context), CompletionService(context)
+    batch = ChatBatchService(context)
+    responses, messages = ResponsesService(context), MessagesService(context)
+    return [
         Route("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, **_REPORTING),
         Route("POST", "/v1/chat/completions/batch", batch.create, ChatBatchRequest),
         Route("POST", "/v1/completions", completion.create, CompletionRequest, **_REPORTING),
@@ -141,8 +163,6 @@ def _routes(context: ServingContext) -> list[Route]:
             CountTokensRequest,
             **_ANTHROPIC,
         ),
-        Route("POST", "/tokenize", tokens.tokenize, (TokenizeRequest, TokenizeChatRequest)),
-        Route("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
         Route(
             "POST",
             "/invocations",
@@ -151,9 +171,6 @@ def _routes(context: ServingContext) -> list[Route]:
             **_REPORTING,
         ),
     ]
-    if context.server_config.enable_tokenizer_info_endpoint:
-        table.append(Route("GET", "/tokenizer_info", tokens.describe))
-    return table
 
 
 def _storage_routes(context: ServingContext, folder: str) -> list[Route]:

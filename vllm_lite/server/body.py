@@ -44,7 +44,7 @@ _MAX_NAMED = 8
 _MAX_REPORTED = 5
 _warned: set[str] = set()
 # What may have an entry for each token of a vocabulary or a context.
-_TOKEN_FIELDS = frozenset({"prompt", "tokens", "allowed_token_ids"})
+_TOKEN_FIELDS = frozenset({"prompt", "input", "tokens", "allowed_token_ids"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -27,12 +27,12 @@ from starlette.requests import Request
 from vllm_lite import __version__, envs
 from vllm_lite.config.model import MAX_CHARACTERS_PER_TOKEN
 from vllm_lite.config.server import ServerConfig
+from vllm_lite.core.step import Task
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UnavailableError, UsageError
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics, RequestType
-from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import log_stacks
 from vllm_lite.server.generation import Generations, note_request_id
 from vllm_lite.server.process.peers import Peers, Snapshot
@@ -311,6 +311,20 @@ class ServingContext:
         With `cut` only both ends of a long prompt are returned, unless `whole` is set.
         Raises RequestError, naming `param`, for a text that cannot fit into the context.
         """
+        self.check_characters(text, param, cut=cut)
+        if len(text) < _THREADED_ENCODE:
+            return self.tokenizer.encode(text, add_special_tokens=special)
+        ids = await asyncio.to_thread(self.tokenizer.encode, text, special)
+        if cut and not whole and len(ids) > 2 * self.max_model_len:
+            tail = ids[-self.max_model_len :]
+            while len(ids) > self.max_model_len:  # to free millions takes its time
+                del ids[max(self.max_model_len, len(ids) - _FREED_A_TURN) :]
+                await asyncio.sleep(0)
+            ids += tail
+        return ids
+
+    def check_characters(self, text: str, param: str, *, cut: bool) -> None:
+        """Raise RequestError, naming `param`, for a text that is too long to tokenise."""
         longest = self.max_model_len * MAX_CHARACTERS_PER_TOKEN
         if cut and len(text) > max(longest, _MAX_CUT_CHARACTERS):
             raise RequestError.about(
@@ -324,16 +338,6 @@ class ServingContext:
                 f"has {len(text)} characters, more than fit into this model's context of "
                 f"{self.max_model_len} tokens",
             )
-        if len(text) < _THREADED_ENCODE:
-            return self.tokenizer.encode(text, add_special_tokens=special)
-        ids = await asyncio.to_thread(self.tokenizer.encode, text, special)
-        if cut and not whole and len(ids) > 2 * self.max_model_len:
-            tail = ids[-self.max_model_len :]
-            while len(ids) > self.max_model_len:  # to free millions takes its time
-                del ids[max(self.max_model_len, len(ids) - _FREED_A_TURN) :]
-                await asyncio.sleep(0)
-            ids += tail
-        return ids
 
     async def count_tokens(self, text: str) -> int:
         return len(await self.encode(text, "text", special=False, cut=False))
@@ -354,7 +358,7 @@ class ServingContext:
         for found in outcomes:
             self.metrics.count_tool_parsing(kind, is_streaming=is_streamed, found=found)
 
-    def log_request(self, request_id: str, prompt: str | None, params: SamplingParams) -> None:
+    def log_request(self, request_id: str, prompt: str | None, params: Task) -> None:
         """One line for a request, with --enable-log-requests."""
         if self.server_config.enable_log_requests:
             shown = (prompt or "")[: self.server_config.max_log_len]

@@ -15,7 +15,7 @@ import hmac
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -23,13 +23,17 @@ from starlette.types import Receive
 from vllm_lite.engine.client import NOBODY, EngineClient, Origin, Prompt
 from vllm_lite.errors import UnavailableError
 from vllm_lite.log import init_logger
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.server.errors import AuthenticationError
 
 logger = init_logger(__name__)
 
 T = TypeVar("T")
+# The outputs of a generation are of one kind.
+Output = TypeVar("Output", bound=AnyOutput)
+Vector = PoolingRequestOutput[PoolingOutput]
 # The headers of W3C's trace context.
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_TRACE_HEADER = 512
@@ -97,14 +101,14 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-class Generation:
+class Generation(Generic[Output]):
     """One HTTP request's prompts in the engine; iterate for (prompt index, output)."""
 
     def __init__(
         self,
         registry: Generations,
         request_ids: list[str],
-        iterators: list[AsyncIterator[RequestOutput]],
+        iterators: list[AsyncIterator[Output]],
     ) -> None:
         self._registry = registry
         self.request_ids = request_ids
@@ -113,7 +117,7 @@ class Generation:
         # Ended by itself, well or not.
         self.has_ended = False
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Output]]:
         """Outputs of all prompts as they come; raises what any of them raises."""
         try:
             async for item in self._merged():
@@ -123,12 +127,12 @@ class Generation:
             raise
         self.has_ended = True
 
-    async def _merged(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+    async def _merged(self) -> AsyncIterator[tuple[int, Output]]:
         if len(self._iterators) == 1:
             async for output in self._iterators[0]:
                 yield 0, output
             return
-        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue()
         self._tasks = [
             asyncio.create_task(_forward(index, iterator, queue))
             for index, iterator in enumerate(self._iterators)
@@ -143,8 +147,8 @@ class Generation:
             else:
                 yield index, item
 
-    async def last_outputs(self) -> list[RequestOutput]:
-        last: dict[int, RequestOutput] = {}
+    async def last_outputs(self) -> list[Output]:
+        last: dict[int, Output] = {}
         async for index, output in self:
             last[index] = output
         return [last[index] for index in range(len(self._iterators))]
@@ -176,8 +180,8 @@ class Generation:
 
 async def _forward(
     index: int,
-    outputs: AsyncIterator[RequestOutput],
-    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]],
+    outputs: AsyncIterator[Output],
+    queue: asyncio.Queue[tuple[int, Output | BaseException | None]],
 ) -> None:
     try:
         async for output in outputs:
@@ -186,6 +190,11 @@ async def _forward(
         queue.put_nowait((index, error))
     else:
         queue.put_nowait((index, None))
+
+
+def _ids_of(request_id: str, count: int) -> list[str]:
+    """The engine's ids of a request's prompts."""
+    return [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
 
 
 DRAINING = "The server is shutting down and takes no new requests"
@@ -197,7 +206,7 @@ class Generations:
     def __init__(self, client: EngineClient, *, tells_of_aborts: bool = False) -> None:
         self._client = client
         self._tells_of_aborts = tells_of_aborts
-        self._running: set[Generation] = set()
+        self._running: set[Generation[Any]] = set()
         self._preparing: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -234,14 +243,13 @@ class Generations:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> Generation:
+    ) -> Generation[RequestOutput]:
         """Put every prompt into the engine, or none.
 
         Raises what the engine's generate() raises; the caller has to close the result.
         """
         self.check_open()
-        single = len(prompts) == 1
-        ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
+        ids = _ids_of(request_id, len(prompts))
         iterators = [
             self._client.generate(
                 prompt,
@@ -255,16 +263,41 @@ class Generations:
         ]
         return self.run(ids, iterators)
 
+    def encode(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation[Vector]:
+        """The same for vectors of prompts, each with parameters of its own."""
+        self.check_open()
+        ids = _ids_of(request_id, len(prompts))
+        iterators = [
+            self._client.encode(
+                prompt,
+                own,
+                one_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                origin=current_origin(),
+            )
+            for prompt, own, one_id in zip(prompts, params, ids, strict=True)
+        ]
+        return self.run(ids, iterators)
+
     def run(
-        self, request_ids: list[str], iterators: list[AsyncIterator[RequestOutput]]
-    ) -> Generation:
+        self, request_ids: list[str], iterators: list[AsyncIterator[Output]]
+    ) -> Generation[Output]:
         """Count what runs in the engine under these ids; the caller has to close the result."""
         generation = Generation(self, request_ids, iterators)
         self._running.add(generation)
         self._idle.clear()
         return generation
 
-    def forget(self, generation: Generation) -> bool:
+    def forget(self, generation: Generation[Any]) -> bool:
         """Whether `generation` was still counted; it no longer is."""
         known = generation in self._running
         self._running.discard(generation)

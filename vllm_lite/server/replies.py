@@ -128,7 +128,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        generation: Generation | None,
+        generation: Generation[RequestOutput] | None,
         request_id: str,
         ending: bytes = DONE,
     ) -> None:

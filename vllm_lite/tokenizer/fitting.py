@@ -5,7 +5,6 @@ What a model puts around a text or between two, as [CLS] and [SEP], is never cut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -36,22 +35,17 @@ def cut(token_ids: list[int], most: int | None, side: Side | None) -> list[int]:
     return token_ids[-most:] if side == "left" else token_ids[:most]
 
 
-def encode_fitted(
-    tokenizer: Tokenizer, texts: Sequence[str], most: int, *, special: bool
-) -> list[list[int]]:
-    """Ids of each text, its end cut where there are more than `most`.
+def encode_fitted(tokenizer: Tokenizer, text: str, most: int, *, special: bool) -> list[int]:
+    """Ids of a text, its end cut where there are more than `most`.
 
     Raises RequestError for a text that cannot be encoded.
     """
-    backend, found = tokenizer.backend, []
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=special)
-        if len(ids) > most and special and tokenizer.has_encodings:
-            encoding = tokenizer.encoding(text)
-            encoding.truncate(max(most - backend.num_special_tokens_to_add(False), 0))
-            ids = backend.post_process(encoding, None, True).ids
-        found.append(ids[:most])
-    return found
+    ids = tokenizer.encode(text, add_special_tokens=special)
+    if len(ids) > most and special and tokenizer.has_encodings:
+        encoding, backend = tokenizer.encoding(text), tokenizer.backend
+        encoding.truncate(max(most - backend.num_special_tokens_to_add(False), 0))
+        ids = backend.post_process(encoding, None, True).ids
+    return ids[:most]
 
 
 def encode_pair(

@@ -204,10 +204,23 @@ class AsyncLLM(EngineClient):
         return cast("AsyncIterator[RequestOutput]", stream)
 
     def encode(
-        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        origin: Origin = NOBODY,
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
-        """The vector of a prompt, as LLM.encode() gives it; needs --runner pooling."""
-        stream = self.generate(prompt, pooling_params, request_id, priority=priority)
+        stream = self.generate(
+            prompt,
+            pooling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            origin=origin,
+        )
         return cast("AsyncIterator[Any]", stream)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

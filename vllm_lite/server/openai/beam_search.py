@@ -158,7 +158,7 @@ def start_searches(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     searches: Sequence[BeamSearch],
-) -> Generation:
+) -> Generation[RequestOutput]:
     """Put the prompts into the engine, each with its search.
 
     Raises what generate() raises; the caller has to close the result.

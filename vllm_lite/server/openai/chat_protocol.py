@@ -145,22 +145,8 @@ class TemplateFields(SamplingFields):
     """Let the tokenizer add what it puts at a text's beginning."""
 
     def check_template_fields(self, *, trust_template: bool) -> None:
-        if not self.messages:
-            raise RequestError.about("messages", "must not be empty")
-        num_parts = 0
-        for index, message in enumerate(self.messages):
-            _check_message(f"messages.{index}", message)
-            content = message.get("content")
-            num_parts += len(content) if isinstance(content, list) else 0
-        if num_parts > MAX_PARTS:
-            raise RequestError.about(
-                "messages", f"must have at most {MAX_PARTS} parts in all, got {num_parts}"
-            )
-        if self.chat_template is not None and not trust_template:
-            raise RequestError.about(
-                "chat_template",
-                "is refused: this server was started without --trust-request-chat-template",
-            )
+        check_messages("messages", self.messages)
+        check_template(self.chat_template, is_trusted=trust_template)
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError.about(
                 "continue_final_message", "needs add_generation_prompt to be false"
@@ -228,6 +214,35 @@ class ChatCompletionRequest(TemplateFields):
             given.setdefault("reasoning_effort", self.reasoning_effort)
             given.setdefault("enable_thinking", self.reasoning_effort != "none")
         return given
+
+
+def check_messages(path: str, messages: object) -> list[dict[str, Any]]:
+    """`messages` as a conversation that a template may render; raises RequestError."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise RequestError.about(path, "must be a list of messages")
+    if not messages:
+        raise RequestError.about(path, "must not be empty")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError.about(path, f"must have at most {MAX_MESSAGES} messages")
+    num_parts = 0
+    for index, message in enumerate(messages):
+        _check_message(f"{path}.{index}", message)
+        content = message.get("content")
+        num_parts += len(content) if isinstance(content, list) else 0
+    if num_parts > MAX_PARTS:
+        raise RequestError.about(
+            path, f"must have at most {MAX_PARTS} parts in all, got {num_parts}"
+        )
+    return messages
+
+
+def check_template(template: str | None, *, is_trusted: bool) -> None:
+    """Raise RequestError for a client's own template, unless those are trusted."""
+    if template is not None and not is_trusted:
+        raise RequestError.about(
+            "chat_template",
+            "is refused: this server was started without --trust-request-chat-template",
+        )
 
 
 def _check_message(path: str, message: dict[str, object]) -> None:

@@ -17,8 +17,12 @@ MAX_PROMPTS = 1024
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _EITHER = {"anyOf": [_TEXT, _IDS]}
-_MANY = {"type": "array", "items": _EITHER, "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT = {"anyOf": [_TEXT, _IDS, _MANY]}
+
+
+def prompts_schema(most: int) -> dict[str, object]:
+    """JSON schema of a text, token ids, or a list of up to `most` of either."""
+    many = {"type": "array", "items": _EITHER, "minItems": 1, "maxItems": most}
+    return {"anyOf": [_TEXT, _IDS, many]}
 
 
 class CompletionRequest(SamplingFields):
@@ -30,7 +34,7 @@ class CompletionRequest(SamplingFields):
     }
 
     # Read by `prompts`, whose errors are clearer than those of a union.
-    prompt: Annotated[object, WithJsonSchema(_PROMPT)]
+    prompt: Annotated[object, WithJsonSchema(prompts_schema(MAX_PROMPTS))]
     """A text, token ids, or a list of either; up to 1024."""
     logprobs: Count | None = None
     """The number of candidates to report for each token, beside its own log-probability."""
@@ -56,26 +60,28 @@ class CompletionRequest(SamplingFields):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each text or token ids; raises RequestError that names the one at fault."""
-        given = self.prompt
-        if isinstance(given, str) or (isinstance(given, list) and _is_ids(given)):
-            given = [given]
-            paths = ["prompt"]
-        elif isinstance(given, list):
-            if len(given) > MAX_PROMPTS:
-                raise RequestError.about(
-                    "prompt", f"must have at most {MAX_PROMPTS} entries, got {len(given)}"
-                )
-            paths = [f"prompt.{index}" for index in range(len(given))]
-        else:
-            raise RequestError.about(
-                "prompt",
-                "must be a string, a list of strings, a list of token ids, or a list of such lists",
-            )
-        if not given:
-            raise RequestError.about("prompt", "must not be empty")
-        for path, one in zip(paths, given, strict=True):
-            _check_prompt(path, one)
-        return given
+        return prompts_of(self.prompt, "prompt", MAX_PROMPTS)
+
+
+def prompts_of(given: object, name: str, most: int) -> list[str | list[int]]:
+    """The field `name` as a list of texts and token ids, at most `most`; raises RequestError."""
+    if isinstance(given, str) or (isinstance(given, list) and _is_ids(given)):
+        given = [given]
+        paths = [name]
+    elif isinstance(given, list):
+        if len(given) > most:
+            raise RequestError.about(name, f"must have at most {most} entries, got {len(given)}")
+        paths = [f"{name}.{index}" for index in range(len(given))]
+    else:
+        raise RequestError.about(
+            name,
+            "must be a string, a list of strings, a list of token ids, or a list of such lists",
+        )
+    if not given:
+        raise RequestError.about(name, "must not be empty")
+    for path, one in zip(paths, given, strict=True):
+        _check_prompt(path, one)
+    return given
 
 
 def _is_ids(given: list[object]) -> bool:

@@ -26,6 +26,7 @@ class ModelsService:
 
     def _entry(self, name: str) -> dict[str, object]:
         context = self._context
+        pooling = context.client.config.facts.pooling
         return {
             "id": name,
             "object": "model",
@@ -34,6 +35,7 @@ class ModelsService:
             "root": context.client.config.model.model,
             "parent": None,
             "max_model_len": context.max_model_len,
+            "task": "generate" if pooling is None else pooling.default_task,
             "permission": [
                 {
                     "id": f"modelperm-{name}",

@@ -14,7 +14,6 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.core_process import launch_core
-from vllm_lite.errors import UsageError
 from vllm_lite.lifeline import terminable
 from vllm_lite.log import init_logger, set_process_name, timeline
 from vllm_lite.metrics.board import Board
@@ -47,11 +46,6 @@ def run_server(
     # Report mistakes of the user before anything is logged or loaded.
     load_middleware(server_config.middleware)
     check_reply_options(config, server_config)
-    if config.model.runner == "pooling":
-        raise UsageError(
-            "--runner pooling: no HTTP route gives vectors yet; call "
-            "LLM(model, runner='pooling').embed(prompts) from Python, or leave it out"
-        )
     with terminable():
         listener = Listener(server_config)
         banner = _Banner(engine_args.model)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from vllm_lite import envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import NotFoundError, RequestError
+from vllm_lite.outputs import RequestOutput
 from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generation, current_origin
@@ -165,7 +166,7 @@ class ResponsesService:
 
     def _start(
         self, body: ResponsesRequest, prepared: PreparedChat, response_id: str
-    ) -> Generation:
+    ) -> Generation[RequestOutput]:
         context = self._context
         context.log_request(response_id, prepared.prompt["prompt"], prepared.params)
         return context.generations.start(
@@ -189,7 +190,7 @@ class ResponsesService:
         )
 
     async def _answer_background(
-        self, entry: StoredResponse, run: ResponseRun, generation: Generation
+        self, entry: StoredResponse, run: ResponseRun, generation: Generation[RequestOutput]
     ) -> Response:
         task = asyncio.create_task(self._in_background(entry, run, generation))
         self._tasks.add(task)
@@ -209,7 +210,7 @@ class ResponsesService:
         return answer
 
     async def _in_background(
-        self, entry: StoredResponse, run: ResponseRun, generation: Generation
+        self, entry: StoredResponse, run: ResponseRun, generation: Generation[RequestOutput]
     ) -> None:
         try:
             outputs = logged(self._context, entry.id, generation, is_streamed=False)
@@ -224,7 +225,7 @@ class ResponsesService:
         body: ResponsesRequest,
         entry: StoredResponse,
         run: ResponseRun,
-        generation: Generation,
+        generation: Generation[RequestOutput],
     ) -> Response:
         if body.stream:
             events = self._foreground_events(entry, run, generation)
@@ -242,7 +243,7 @@ class ResponsesService:
         return self._context.large_replies.response(msgspec.json.encode(payload))
 
     async def _foreground_events(
-        self, entry: StoredResponse, run: ResponseRun, generation: Generation
+        self, entry: StoredResponse, run: ResponseRun, generation: Generation[RequestOutput]
     ) -> Any:
         """The run's events; a response whose client left is not kept."""
         is_told = False
