@@ -77,7 +77,7 @@ def similarity(kind: str, first: Vectors, second: Vectors) -> float:
 
 def _cosine(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     lengths = np.linalg.norm(first) * np.linalg.norm(second)
-    return float(first @ second / max(float(lengths), 1e-12))
+    return min(max(float(first @ second / max(float(lengths), 1e-12)), -1.0), 1.0)
 
 
 _SIMILARITIES: dict[str, Callable[[NDArray[np.float64], NDArray[np.float64]], float]] = {

@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Message
 
 from vllm_lite.batch.journal import Journal
@@ -25,15 +24,16 @@ from vllm_lite.batch.lines import BatchLine, parse_line
 from vllm_lite.errors import EngineDeadError
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import failure_of
-from vllm_lite.server.openai.batches.service import BATCH_ENDPOINTS
-from vllm_lite.server.openai.chat_service import ChatService
-from vllm_lite.server.openai.completion_service import CompletionService
+from vllm_lite.server.openai.batches.endpoints import batch_services
 
 Headers = tuple[tuple[bytes, bytes], ...]
 _HEADERS = ((b"content-type", b"application/json"),)
-# What a batch may ask of a model of another kind.
-_OF_OTHER_MODELS = ("/v1/embeddings", "/v1/audio/transcriptions", "/v1/audio/translations")
-_OF_OTHER_MODELS_ENDINGS = ("/score", "/rerank")
+# What a batch may ask of one model or another.
+_URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),
+)
+_ENDINGS = ("/score", "/rerank")
 # Seconds between two looks at what clients have in the engine, while a row waits.
 LOOK_EVERY = 0.05
 # Seconds after its end that a client is expected back.
@@ -86,10 +86,7 @@ class Endpoints:
 
     def __init__(self, context: ServingContext, headers: Headers = ()) -> None:
         """Every line's request comes with `headers`."""
-        found = (ChatService(context).create, CompletionService(context).create)
-        self._services: dict[str, Callable[[Request], Awaitable[Response]]] = dict(
-            zip(BATCH_ENDPOINTS, found, strict=True)
-        )
+        self._services = batch_services(context)
         self._headers = _HEADERS + headers
 
     async def answer(self, line: BatchLine) -> Answer:
@@ -108,12 +105,14 @@ class Endpoints:
         except Exception as error:
             failure = failure_of(error, line.custom_id or f"line {line.number}")
             return Answer(failure.status, error=msgspec.Raw(failure.body()))
+        if response.media_type != "application/json":
+            return Answer(400, error="A line of a batch is answered with JSON: send another format")
         return Answer(response.status_code, body=bytes(response.body))
 
     def _refusal(self, url: str) -> str:
-        if url in _OF_OTHER_MODELS or url.endswith(_OF_OTHER_MODELS_ENDINGS):
+        if url in _URLS or url.endswith(_ENDINGS):
             return f"Model does not support endpoint: {url:.200}"
-        known = ", ".join((*self._services, *_OF_OTHER_MODELS, *_OF_OTHER_MODELS_ENDINGS))
+        known = ", ".join((*_URLS, *_ENDINGS))
         return f"URL {url:.200} was used. Supported endpoints: {known}"
 
 

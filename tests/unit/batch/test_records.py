@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.server.fake_client import FakeEngineClient
+from tests.server.fake_client import FakeEngineClient, vector_of
 from tests.unit.batch.batches import chat, completion, free_port, many, records, run, write
 from vllm_lite.batch import lines
 from vllm_lite.batch.answering import answer_lines
 from vllm_lite.batch.journal import Journal
 from vllm_lite.config.batch import BatchConfig
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import Prompt
 from vllm_lite.errors import QueueFullError, UsageError
@@ -126,6 +127,31 @@ class TestRecords:
         body = records(output)[0]["response"]["body"]
         assert body["choices"][0]["message"]["role"] == "bot"
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+    def test_lines_for_a_model_that_pools(self, tmp_path: Path, output: Path) -> None:
+        def line(url: str, **body: object) -> dict[str, Any]:
+            return {"custom_id": url, "url": url, "body": {"model": "tiny", **body}}
+
+        batch = [
+            line("/v1/embeddings", input=["a", "b"]),
+            line("/v1/score", queries="a", documents=["a", "b"]),
+            line("/rerank", query="a", documents=["b", "a"], top_n=1),
+            line("/v1/embeddings", input=""),
+            line("/v1/embeddings", input="a", encoding_format="bytes"),
+            line("/v1/chat/completions", messages=[]),
+        ]
+        engine = FakeEngineClient(pooling=PoolingFacts(size=8))
+        run(write(tmp_path / "in", *batch), output, engine)
+        found = [one["response"]["body"] for one in records(output)]
+        assert [one["embedding"] for one in found[0]["data"]] == [
+            pytest.approx(vector_of([ord(letter)], 8)) for letter in "ab"
+        ]
+        assert found[1]["data"][0]["score"] == pytest.approx(1)
+        assert [one["index"] for one in found[2]["results"]] == [1]
+        empty, raw, chats = [one["error"] for one in records(output)[3:]]
+        assert empty["error"]["param"] == "input"
+        assert "answered with JSON" in raw
+        assert chats == "Model does not support endpoint: /v1/chat/completions"
 
     def test_no_lines_give_an_empty_output(self, tmp_path: Path, output: Path) -> None:
         run(write(tmp_path / "in", "", "  "), output)

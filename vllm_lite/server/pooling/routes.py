@@ -102,7 +102,7 @@ def _refusal(reason: str) -> Endpoint:
     return refuse
 
 
-def batch_services(context: ServingContext, facts: PoolingFacts) -> dict[str, Endpoint]:
+def batched_routes(context: ServingContext, facts: PoolingFacts) -> dict[str, Endpoint]:
     """The routes that a line of a batch file may name."""
     table = pooling_routes(context, facts)
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from vllm_lite.server.body import json_response, parse, read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.errors import BodyTooLargeError
 from vllm_lite.server.generation import current_origin
+from vllm_lite.server.openai.batches.endpoints import batch_services
 from vllm_lite.server.openai.batches.store import (
     COMPLETION_WINDOW,
     ENDED,
@@ -41,8 +43,6 @@ _MAX_LISTED = 10_000
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 12
 _FORM_BYTES = 1 << 16
-# What a row may ask for.
-BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
@@ -197,12 +197,11 @@ class BatchRequest(BaseModel):
         None, description="How long its results are kept; 30 days unless given."
     )
 
-    def check(self) -> None:
-        """Raise RequestError for what the types let through."""
-        if self.endpoint not in BATCH_ENDPOINTS:
+    def check(self, endpoints: Iterable[str]) -> None:
+        """Raise RequestError for what the types let through; rows may name `endpoints`."""
+        if self.endpoint not in endpoints:
             raise RequestError.about(
-                "endpoint",
-                f"must be one of {', '.join(BATCH_ENDPOINTS)}, not {self.endpoint!r:.200}",
+                "endpoint", f"must be one of {', '.join(endpoints)}, not {self.endpoint!r:.200}"
             )
         pairs = (self.metadata or {}).items()
         if len(pairs) > MAX_METADATA or any(
@@ -219,12 +218,13 @@ class BatchesService:
     def __init__(self, context: ServingContext, store: BatchStore) -> None:
         self._context = context
         self._store = store
+        self._endpoints = list(batch_services(context))
 
     async def create(self, request: Request) -> Response:
         """Create a batch from an uploaded file."""
         owner = current_origin().tenant
         body = parse(BatchRequest, await read_json(request))
-        body.check()
+        body.check(self._endpoints)
         self._context.generations.check_open()
         source = self._store.file(body.input_file_id, owner, "input_file_id")
         if source.purpose != "batch":
