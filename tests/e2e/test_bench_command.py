@@ -188,6 +188,16 @@ def test_throughput_counts_tokens(engine: list[str], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
+def test_throughput_of_vectors(engine: list[str]) -> None:
+    code, out, err = bench(
+        *("throughput", *TINY_ENGINE, *engine, "--runner", "pooling", "--input-len", "8"),
+        *("--num-prompts", "6", "--num-warmups", "1"),
+    )
+    assert code == 0, err
+    assert out.splitlines()[1:] == ["Total num prompt tokens:  48", "Total num output tokens:  0"]
+
+
 def test_lengths_beyond_the_model_are_one_line() -> None:
     code, out, err = bench("throughput", *TINY_ENGINE, "--input-len", "120", "--num-prompts", "1")
     assert (code, out) == (1, "")

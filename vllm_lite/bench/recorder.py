@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,12 +272,14 @@ def prepare(
     if target.use_beam_search:
         body["use_beam_search"] = True
     body |= {**sampling.body, **target.extra_body}
-    return PreparedRequest(msgspec.json.encode(body), sample.prompt_tokens, _count(sample.prompt))
+    documents = body.get("documents")
+    count = _count(sample.prompt if documents is None else documents)
+    return PreparedRequest(msgspec.json.encode(body), sample.prompt_tokens, count)
 
 
-def _count(prompt: Prompt) -> int:
-    is_many = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], str)
-    return len(prompt) if is_many and not isinstance(prompt, str) else 1
+def _count(prompt: object) -> int:
+    is_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], str)
+    return len(prompt) if isinstance(prompt, list) and is_many else 1
 
 
 def _completion(prompt: Prompt, length: int, target: TargetOptions) -> Body:
@@ -311,9 +313,16 @@ def _embedding(prompt: Prompt, length: int, target: TargetOptions) -> Body:
     return {"input": prompt}
 
 
+def _reranking(prompt: Prompt, length: int, target: TargetOptions) -> Body:
+    # A probe's prompt is a text; a load's are a query and its documents.
+    query, *documents = [prompt, prompt] if isinstance(prompt, str) else prompt
+    return {"query": query, "documents": documents}
+
+
 _BODIES: dict[str, Callable[[Prompt, int, TargetOptions], Body]] = {
     "/v1/completions": _completion,
     "/v1/chat/completions": _chat,
     "/v1/responses": _response,
+    "/rerank": _reranking,
     **dict.fromkeys(("/v1/embeddings", "/embeddings", "/pooling"), _embedding),
 }

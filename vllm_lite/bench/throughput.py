@@ -1,11 +1,11 @@
-"""`bench throughput`: how much the engine generates when it has all the work at once."""
+"""`bench throughput`: how much the engine generates, or pools, when it has all the work at once."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from vllm_lite.bench.datasets import Sample, Source, load_samples
@@ -15,25 +15,31 @@ from vllm_lite.bench.prompts import PromptMaker
 from vllm_lite.bench.report import write_json
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.step import Task
 from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import AnyOutput, RequestOutput
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # The requests' last outputs, and the seconds that they took together.
-Work = tuple[Sequence[RequestOutput], float]
+Work = tuple[Sequence[AnyOutput], float]
 
 
 def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
-    """Generate for every prompt of the dataset and print the rates; raises UsageError."""
+    """Run every prompt of the dataset and print the rates; raises UsageError."""
     config = engine_args.create_engine_config("llm")
     # Before the engine starts: what cannot work should not take so long to say so.
     samples = _samples(options, load_tokenizer(config), config.model.seed)
+    if config.facts.pooling is not None:
+        if options.n > 1:
+            raise UsageError("--n is for models that generate, and this one pools")
+        samples = [replace(sample, output_tokens=0) for sample in samples]
     longest = max(sample.prompt_tokens + sample.output_tokens for sample in samples)
     if longest > config.model.max_model_len:
         raise UsageError(
@@ -43,16 +49,16 @@ def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
     if options.async_engine:
         outputs, seconds = asyncio.run(_run_async(options, config, samples))
     else:
-        outputs, seconds = _run_llm(options, engine_args, samples)
+        outputs, seconds = _run_llm(options, config, engine_args, samples)
     _report(options, engine_args.model, outputs, seconds)
     return 0
 
 
 def _report(
-    options: ThroughputOptions, model: str, outputs: Sequence[RequestOutput], seconds: float
+    options: ThroughputOptions, model: str, outputs: Sequence[AnyOutput], seconds: float
 ) -> None:
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_output = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    num_output = sum(map(_num_tokens, outputs))
     total = num_prompt + num_output
     requests, tokens = len(outputs) / seconds, total / seconds
     sys.stdout.write(
@@ -74,16 +80,22 @@ def _report(
 
 
 def _run_llm(
-    options: ThroughputOptions, engine_args: EngineArgs, samples: Sequence[Sample]
+    options: ThroughputOptions,
+    config: VllmConfig,
+    engine_args: EngineArgs,
+    samples: Sequence[Sample],
 ) -> Work:
     given = dict(engine_args.given)
     with LLM(given.pop("model", engine_args.model), **given) as llm:
+        run: Callable[..., Sequence[AnyOutput]] = llm.generate
+        if config.facts.pooling is not None:
+            run = llm.encode
         warm = _warmups(options, samples)
         if warm:
-            llm.generate(_prompts(warm), _params(warm, options), use_tqdm=False)
-        prompts, params = _prompts(samples), _params(samples, options)
+            run(_prompts(warm), _params(warm, options, config), use_tqdm=False)
+        prompts, params = _prompts(samples), _params(samples, options, config)
         began = time.perf_counter()
-        outputs = llm.generate(prompts, params)
+        outputs = run(prompts, params)
         return outputs, time.perf_counter() - began
 
 
@@ -93,12 +105,12 @@ async def _run_async(
     engine = AsyncLLM.from_vllm_config(config)
     try:
         warm = _warmups(options, samples)
-        await _generate_all(engine, warm, _params(warm, options), "warmup")
-        params = _params(samples, options)
+        await _run_all(engine, warm, _params(warm, options, config), "warmup")
+        params = _params(samples, options, config)
         if options.prequeue_requests:
             await engine.pause_generation("keep")
         began = time.perf_counter()
-        task = asyncio.create_task(_generate_all(engine, samples, params, "Processed prompts"))
+        task = asyncio.create_task(_run_all(engine, samples, params, "Processed prompts"))
         if options.prequeue_requests:
             # Requests that a pause holds back count as waiting.
             while not task.done():
@@ -119,19 +131,21 @@ def _prompts(samples: Sequence[Sample]) -> list[Prompt]:
     return [sample.prompt for sample in samples]  # type: ignore[misc]
 
 
-async def _generate_all(
-    engine: AsyncLLM, samples: Sequence[Sample], params: Sequence[SamplingParams], name: str
-) -> list[RequestOutput]:
+async def _run_all(
+    engine: AsyncLLM, samples: Sequence[Sample], params: Sequence[Task], name: str
+) -> list[AnyOutput]:
     """The last output of each request; all of them run at once."""
     prompts = _prompts(samples)
     bar = progress_bar(total=len(prompts), desc=name, is_shown=name != "warmup")
     num_tokens = 0
 
-    async def one(index: int) -> RequestOutput:
+    async def one(index: int) -> AnyOutput:
         nonlocal num_tokens
-        stream = engine.generate(prompts[index], params[index], f"{name}-{index}")
+        stream: AsyncIterator[AnyOutput] = engine.generate(
+            prompts[index], params[index], f"{name}-{index}"
+        )
         last = [output async for output in stream][-1]
-        num_tokens += sum(len(choice.token_ids) for choice in last.outputs)
+        num_tokens += _num_tokens(last)
         rate = num_tokens / max(bar.format_dict["elapsed"], 1e-9) if not bar.disable else 0.0
         bar.set_postfix_str(f"output: {rate:.2f} toks/s", refresh=False)
         bar.update()
@@ -175,7 +189,17 @@ def _as_ids(sample: Sample, tokenizer: Tokenizer) -> Sample:
     return replace(sample, prompt=ids, prompt_tokens=len(ids))
 
 
-def _params(samples: Sequence[Sample], options: ThroughputOptions) -> list[SamplingParams]:
+def _num_tokens(output: AnyOutput) -> int:
+    """Generated tokens."""
+    choices = output.outputs if isinstance(output, RequestOutput) else []
+    return sum(len(choice.token_ids) for choice in choices)
+
+
+def _params(
+    samples: Sequence[Sample], options: ThroughputOptions, config: VllmConfig
+) -> Sequence[Task]:
+    if config.facts.pooling is not None:
+        return [PoolingParams()] * len(samples)
     return [
         SamplingParams(
             n=options.n,

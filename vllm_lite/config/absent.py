@@ -256,7 +256,7 @@ enable_multimodal_chat custom_ensure_client_side_data random_mm_base_items_per_r
   random_mm_limit_mm_per_prompt:json={"image":255,"video":1} random_mm_bucket_config:str={(256, 256,
   1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0} asr_min_audio_len_sec:float
   asr_max_audio_len_sec:float? | only text is sent: use --dataset-name random or custom
-reranker=true | there is no ranking dataset: use --dataset-name random
+reranker=true | leave it out: a query counts with each document, as cross-encoders read it
 """
 
 _ITEMS = {"list": str, "ints": int, "items": Any}

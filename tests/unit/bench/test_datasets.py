@@ -286,3 +286,11 @@ def test_random_prompts_come_in_batches_for_embeddings(demo: PromptMaker) -> Non
     made = samples("random", demo, num_prompts=5, input_len=6, random_batch_size=2)
     assert [len(sample.prompt) for sample in made] == [2, 2, 1]
     assert [sample.prompt_tokens for sample in made] == [12, 12, 6]
+
+
+def test_a_query_comes_with_documents_to_rank(demo: PromptMaker) -> None:
+    made = samples("random-rerank", demo, num_prompts=3, input_len=12, random_batch_size=2)
+    assert [len(sample.prompt) for sample in made] == [3, 2]
+    assert made[0].prompt[0] == made[1].prompt[0]
+    assert len({text for sample in made for text in sample.prompt}) == 4
+    assert [sample.prompt_tokens for sample in made] == [24, 12]

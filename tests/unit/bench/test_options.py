@@ -62,6 +62,8 @@ def test_words_reach_their_sections() -> None:
         ("--dataset-path talks.json", "reads no file"),
         ("--random-batch-size 2", "needs a --backend for embeddings"),
         ("--backend openai-embeddings --temperature 0", "samples nothing"),
+        ("--backend vllm-rerank", "go together"),
+        ("--dataset-name random-rerank", "go together"),
         (
             "--backend openai-chat --dataset-name timed_trace --dataset-path t",
             "only --backend openai",

@@ -87,6 +87,13 @@ def test_embeddings_ask_for_no_tokens() -> None:
     assert inputs == [1, 2, 1], "token ids are one prompt"
 
 
+def test_reranking_sends_a_query_and_its_documents() -> None:
+    target = TargetOptions(backend="vllm-rerank", endpoint="/v1/rerank")
+    sample = Sample(["q", "a", "b"], 9, 0)
+    assert body(target, sample.prompt) == {"model": "m", "query": "q", "documents": ["a", "b"]}
+    assert prepare(sample, "m", target, SamplingOptions()).num_inputs == 2
+
+
 def test_extra_fields_win_over_options_and_these_over_defaults() -> None:
     target = TargetOptions(ignore_eos=True, logprobs=3, extra_body={"top_k": 1, "max_tokens": 2})
     sent = body(target, temperature=0.5, top_k=7)

@@ -10,6 +10,7 @@ from vllm_lite.bench.datasets.sample import Prompt, Sample, Source
 from vllm_lite.bench.datasets.synthetic import (
     burstgpt_samples,
     prefix_repetition_samples,
+    random_rerank_samples,
     random_samples,
     timed_trace_samples,
 )
@@ -24,6 +25,7 @@ __all__ = ["Prompt", "Sample", "Source", "load_samples"]
 
 _LOADERS: dict[str, Callable[[Source], list[Sample]]] = {
     "random": random_samples,
+    "random-rerank": random_rerank_samples,
     "prefix_repetition": prefix_repetition_samples,
     "sharegpt": sharegpt_samples,
     "sonnet": sonnet_samples,

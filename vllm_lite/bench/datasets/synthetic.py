@@ -49,6 +49,25 @@ def random_samples(source: Source) -> list[Sample]:
     ]
 
 
+def random_rerank_samples(source: Source) -> list[Sample]:
+    """A random query, about half of the length, and random documents, some to a request."""
+    options, maker = source.options, source.maker
+    rng = np.random.default_rng(source.seed)
+    ratio, length = options.range_ratios[0], options.input_len or options.random_input_len
+    room = max(length - maker.num_added, 2)
+    query, ids = maker.fit(maker.draw(_lengths(room // 2, ratio, 1, rng)[0], rng), rng)
+    documents, counts = [], []
+    for count in _lengths(max(room - len(ids), 1), ratio, options.num_prompts, rng):
+        text, real = maker.fit(maker.draw(count, rng), rng)
+        documents.append(text)
+        counts.append(len(ids) + len(real) + maker.num_added)
+    size = options.random_batch_size
+    return [
+        Sample([query, *documents[at : at + size]], sum(counts[at : at + size]), 0)
+        for at in range(0, len(documents), size)
+    ]
+
+
 def prefix_repetition_samples(source: Source) -> list[Sample]:
     """Random suffixes behind a few random prefixes, each prefix equally often."""
     options, maker = source.options, source.maker

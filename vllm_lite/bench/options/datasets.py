@@ -12,6 +12,7 @@ from vllm_lite.errors import UsageError
 # Name -> whether it needs --dataset-path.
 DATASETS = {
     "random": False,
+    "random-rerank": False,
     "sharegpt": True,
     "sonnet": True,
     "custom": True,
@@ -23,12 +24,12 @@ DATASETS = {
 # vLLM's others.
 ALL_DATASETS = (
     *DATASETS,
-    *("random-mm", "random-rerank", "hf", "custom_audio", "custom_image", "speed_bench"),
+    *("random-mm", "hf", "custom_audio", "custom_image", "speed_bench"),
 )
 # Whose prompts become the first turn of a chat.
 TEMPLATED = ("custom", "spec_bench", "sonnet")
 DATASET_REMEDY = "use one of " + ", ".join(DATASETS) + " with a local file"
-_WITH_INPUT_LEN = ("random", "sonnet")
+_WITH_INPUT_LEN = ("random", "random-rerank", "sonnet")
 
 
 @config
@@ -58,7 +59,9 @@ class DatasetOptions:
     )
     random_prefix_len: int = option(0, "random: tokens that all prompts begin with.", ge=0)
     random_batch_size: int = option(
-        1, "random: prompts in one request, with a --backend for embeddings.", ge=1
+        1,
+        "random: prompts in one request, for a --backend that embeds; random-rerank: documents.",
+        ge=1,
     )
     sharegpt_output_len: int | None = option(
         None, "sharegpt: output tokens; default: as many as the recorded answer.", ge=1
@@ -134,5 +137,7 @@ def check_dataset(dataset: DatasetOptions, name: str) -> None:
         raise UsageError(
             f"--input-len is for --dataset-name {' and '.join(_WITH_INPUT_LEN)}, not {name}"
         )
-    if dataset.random_batch_size > 1 and name != "random":
-        raise UsageError(f"--random-batch-size is for --dataset-name random, not {name}")
+    if dataset.random_batch_size > 1 and name not in ("random", "random-rerank"):
+        raise UsageError(
+            f"--random-batch-size is for --dataset-name random and random-rerank, not {name}"
+        )

@@ -158,6 +158,8 @@ class ServeOptions:
             raise UsageError(f"--backend {backend} samples nothing; drop the sampling options")
         if self.dataset.random_batch_size > 1 and not api.is_pooling:
             raise UsageError("--random-batch-size needs a --backend for embeddings")
+        if (name == "random-rerank") != (backend == "vllm-rerank"):
+            raise UsageError("--backend vllm-rerank and --dataset-name random-rerank go together")
         if name == "timed_trace" and (api.is_chat or api.is_pooling):
             raise UsageError(
                 "--dataset-name timed_trace sends token ids, which only --backend openai takes"
@@ -289,6 +291,8 @@ class ThroughputOptions:
             raise UsageError("--prefix-len and --random-prefix-len are one thing; give one of them")
         if self.dataset.random_batch_size > 1:
             raise UsageError("--random-batch-size is for bench serve with embeddings")
+        if self.dataset_kind == "random-rerank":
+            raise UsageError("--dataset-name random-rerank is for bench serve")
         check_dataset(self.dataset, self.dataset_kind)
         if self.prequeue_requests and not self.async_engine:
             raise UsageError("--prequeue-requests needs --async-engine")

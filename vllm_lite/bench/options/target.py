@@ -51,11 +51,12 @@ BACKENDS = {
     "openai-embeddings": Backend("/v1/embeddings", is_pooling=True),
     "infinity-embeddings": Backend("/embeddings", is_pooling=True),
     "vllm-pooling": Backend("/pooling", is_pooling=True),
+    "vllm-rerank": Backend("/rerank", is_pooling=True),
 }
 _ALL_BACKENDS = (
     *BACKENDS,
     *("openai-audio", "openai-embeddings-chat", "openai-embeddings-clip"),
-    *("openai-embeddings-vlm2vec", "infinity-embeddings-clip", "vllm-rerank"),
+    *("openai-embeddings-vlm2vec", "infinity-embeddings-clip"),
 )
 
 
@@ -92,8 +93,8 @@ class TargetOptions:
     backend: str = option(
         "openai",
         "Which API to speak: completions (openai, vllm), chat (openai-chat), responses "
-        "(openai-responses), embeddings (openai-embeddings, infinity-embeddings) or vLLM's "
-        "pooling (vllm-pooling).",
+        "(openai-responses), embeddings (openai-embeddings, infinity-embeddings), vLLM's pooling "
+        "(vllm-pooling) or reranking (vllm-rerank).",
         choices=_ALL_BACKENDS,
         works=tuple(BACKENDS),
         remedy="use one of " + ", ".join(BACKENDS),
