@@ -36,7 +36,8 @@ _OF_POOLING = _names(
     """
     is_causal use_bidirectional_attention id2label num_labels problem_type sentence_transformers
     sbert_ce_default_activation_function classifier_from_token method is_matryoshka
-    matryoshka_dimensions head_dtype use_sep_token use_pad_token is_original_qwen3_reranker
+    matryoshka_dimensions head_dtype seq_pooling use_sep_token use_pad_token
+    is_original_qwen3_reranker
     """
 )
 # What configurations carry of training, of generation, of other tasks and of other programs.

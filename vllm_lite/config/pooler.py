@@ -173,7 +173,9 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     found: Json = {"tasks": own or wanted or _CONVERSIONS["embed"], "size": facts.hidden_size}
     found["is_causal"] = _is_causal(facts, row)
     if row is not None:
-        found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
+        # Headers of GGUF files may say it.
+        pooling = facts.hf_config.get("seq_pooling") or row.seq_pooling
+        found |= {"seq_pooling_type": pooling, "tok_pooling_type": row.tok_pooling}
     if "embed" in found["tasks"]:
         found |= _vectors(facts, has_pooling="seq_pooling_type" in stated)
     else:

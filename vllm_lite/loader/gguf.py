@@ -40,6 +40,9 @@ _BLOCK_NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    # After the sums, in encoders.
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "ffn_output_norm",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_sub_norm": "self_attn.attn_sub_norm",
@@ -88,6 +91,7 @@ _NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embed_norm",
     "position_embd": "model.embed_positions",
+    "token_types": "model.embed_types",
     "output_norm": "model.norm",
     "output": "lm_head",
     "per_layer_token_embd": "model.own_inputs.table",

@@ -1,7 +1,8 @@
 """Build a tokenizer from the `tokenizer.*` metadata of a GGUF file.
 
 Owns the two kinds of vocabulary that decoders use: byte-level BPE ("gpt2") and SentencePiece
-BPE ("llama"). Reads metadata only; the ids are the positions in `tokenizer.ggml.tokens`.
+BPE ("llama"); those of encoders are gguf_encoders'. Reads metadata only; the ids are the positions
+in `tokenizer.ggml.tokens`.
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -24,6 +25,7 @@ from tokenizers import (
 )
 
 from vllm_lite.errors import CheckpointError
+from vllm_lite.tokenizer.gguf_encoders import surrounded, unigrams, word_pieces
 from vllm_lite.tokenizer.parts import TokenizerParts
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -147,6 +149,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend, add_bos = _byte_level(metadata, tokens, pre), pre.add_bos
     elif kind == "llama":
         backend, add_bos = _sentencepiece(metadata, tokens), True
+    elif kind in _ENCODERS:
+        return _of_encoder(metadata, tokens, kind)
     else:
         raise CheckpointError(
             f"it holds a tokenizer of the kind {kind!r}, which is not supported; "
@@ -162,6 +166,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         special_tokens.get("eos_token") if add_eos else None,
     )
     return TokenizerParts(backend, special_tokens, _chat_templates(metadata))
+
+
+_ENCODERS = {"bert": word_pieces, "t5": unigrams}
+
+
+def _of_encoder(metadata: Mapping[str, Any], tokens: Sequence[str], kind: str) -> TokenizerParts:
+    types, special = _types(metadata, tokens), _special_tokens(metadata, tokens)
+    backend = _ENCODERS[kind](metadata, tokens, types)
+    _add_tokens(backend, tokens, types, special)
+    first = special.get("bos_token")
+    last = special.get("sep_token") or special.get("eos_token")
+    if first is not None and last is not None:
+        backend.post_processor = surrounded(backend, first, last, has_types=kind == "bert")
+    return TokenizerParts(backend, special)
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:

@@ -20,8 +20,10 @@ _NOTES = (
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
     "pooler_size_per_head pooler_type output_past"
 )
+_EPSILON = "attention.layer_norm_epsilon"
 _BERT: dict[str, Any] = {
     "is_causal": False,
+    "gguf_fields": {_EPSILON: "layer_norm_eps"},
     "reads": "layer_norm_eps type_vocab_size",
     "harmless": _NOTES,
     "fixed": {"position_embedding_type": "absolute"},
@@ -56,6 +58,12 @@ _MODERNBERT: dict[str, Any] = {
         "rope_theta": 160000.0,
         "rope_local_base_freq": 10000.0,
     },
+    "gguf_fields": {
+        _EPSILON: "norm_eps",
+        "attention.sliding_window": "local_attention",
+        "hidden_activation": "hidden_act",
+    },
+    "gguf_seen": {"attention_bias": "blk.0.attn_qkv.bias", "norm_bias": "blk.0.ffn_norm.bias"},
     "reads": "norm_eps norm_bias local_attention global_attn_every_n_layers classifier_bias "
     "classifier_activation classifier_pooling rope_local_base_freq",
     "harmless": f"{_NOTES} decoder_bias deterministic_flash_attn initializer_cutoff_factor "
@@ -65,6 +73,7 @@ _MODERNBERT: dict[str, Any] = {
 }
 _NOMIC: dict[str, Any] = {
     "is_causal": False,
+    "gguf_fields": {_EPSILON: "layer_norm_eps"},
     "aliases": {
         "n_embd": "hidden_size",
         "n_head": "num_attention_heads",
@@ -82,6 +91,13 @@ _NOMIC: dict[str, Any] = {
     "pad_vocab_size_multiple rotary_scaling_factor scale_attn_weights use_xentropy",
     "fixed": {"position_embedding_type": "rope"},
 }
+_JINA: dict[str, Any] = {
+    "is_causal": False,
+    "gguf_fields": {_EPSILON: "layer_norm_eps"},
+    "reads": "layer_norm_eps type_vocab_size",
+    "harmless": f"{_NOTES} emb_pooler attn_implementation",
+    "fixed": {"position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+}
 _GTE: dict[str, Any] = {
     "is_causal": False,
     "reads": "layer_norm_eps type_vocab_size",
@@ -91,17 +107,21 @@ _GTE: dict[str, Any] = {
 _NEW = {**_GTE, "own_defaults": {"rope_theta": 10000.0}}
 
 
-def _rows(family: str, module: str, fields: dict[str, Any], of: str = "") -> Iterator[Architecture]:
+def _rows(
+    family: str, module: str, fields: dict[str, Any], of: str = "", gguf: tuple[str, ...] = ()
+) -> Iterator[Architecture]:
     """The rows of a family's classes by task; `of` is the family that it is under another name."""
     for suffix, task in _SUFFIXES.items():
-        own = {"model_class": of + suffix} if of else {}
+        own: dict[str, Any] = {"model_class": of + suffix} if of else {}
         if of or suffix != "Model":
             own["like"] = f"{of or family}Model"
+        else:
+            own["gguf"] = gguf
         yield row(family + suffix, f"encoders.{module}", **fields, **task, **own)
 
 
 ROWS = (
-    *_rows("Bert", "bert", _BERT),
+    *_rows("Bert", "bert", _BERT, gguf=("bert",)),
     row("BertForMaskedLM", "encoders.bert", like="BertModel", **_BERT, **_TOKENS),
     row("HF_ColBERT", "encoders.bert", like="BertModel", **_BERT, tasks=("token_embed",)),
     *_rows("Roberta", "roberta", _ROBERTA),
@@ -109,8 +129,24 @@ ROWS = (
     *_rows("Camembert", "roberta", _ROBERTA, of="Roberta"),
     *_rows("Electra", "electra", _ELECTRA),
     *_rows("DistilBert", "distilbert", _DISTILBERT),
-    *_rows("ModernBert", "modernbert", _MODERNBERT),
-    row("NomicBertModel", "encoders.rotated", **_NOMIC, **_EMBED),
+    *_rows("ModernBert", "modernbert", _MODERNBERT, gguf=("modern-bert",)),
+    row("NomicBertModel", "encoders.rotated", gguf=("nomic-bert",), **_NOMIC, **_EMBED),
+    row(
+        "JinaBertModel",
+        "encoders.jina_bert",
+        like="BertModel",
+        gguf=("jina-bert-v2",),
+        **_JINA,
+        **_EMBED,
+    ),
+    row(
+        "JinaBertForMaskedLM",
+        "encoders.jina_bert",
+        model_class="JinaBertModel",
+        like="BertModel",
+        **_JINA,
+        **_EMBED,
+    ),
     row("GteModel", "encoders.rotated", **_GTE, **_EMBED),
     row(
         "GteForSequenceClassification",

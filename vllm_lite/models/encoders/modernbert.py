@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.activation import activation_name
@@ -75,6 +76,8 @@ class ModernBertModel(EncoderModel):
         qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), width)
         halves = dict.fromkeys(("gate_proj", "up_proj"), size(facts, "intermediate_size"))
         rules: list[AnyRule] = [Rule(name) for name in ("decoder", "head.dense", "head.norm")]
+        of_gguf = fused("blk.*.ffn_up", "model.layers.*.mlp", halves)
+        rules.append(replace(of_gguf, is_alternative=True))
         for root in _ROOTS:
             layer = f"{root}layers.*"
             rules += [

@@ -1,0 +1,225 @@
+"""Encoders in GGUF files as llama.cpp's converter writes them, Jina's in other files too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+
+from tests.models.encoders.cases import TINY, make_encoder
+from tests.models.encoders.test_encoders import expected, hidden_states, prompts
+from tests.models.runner import load
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+
+IDS = max(prompts(), key=len)
+
+
+def write(
+    path: Path, name: str, config: dict[str, Any], tensors: dict[str, Tensor], **fields: Any
+) -> Path:
+    """The file of a model with Hugging Face's names, with `fields` beside its sizes."""
+    writer = gguf.GGUFWriter(path, name)
+    sizes = {
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "block_count": "num_hidden_layers",
+    }
+    for key, field in sizes.items():
+        writer.add_uint32(f"{name}.{key}", config[field])
+    eps = config.get("norm_eps", config.get("layer_norm_eps"))
+    writer.add_float32(f"{name}.attention.layer_norm_epsilon", eps)
+    writer.add_bool(f"{name}.attention.causal", False)
+    for key, value in fields.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{name}.{key.replace('__', '.')}", value)
+    arch = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    for key, tensor in tensors.items():
+        written = names.get_name(key, (".weight", ".bias"))
+        if written is not None:
+            writer.add_tensor(written, tensor.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+WINDOWS = {"attention__sliding_window": 8, "attention__sliding_window_pattern": 3}
+THETAS = {"rope__freq_base": 160000.0, "rope__freq_base_swa": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "fields", "pooling"),
+    [
+        ("BertModel", "bert", {"pooling_type": 1}, "MEAN"),
+        ("NomicBertModel", "nomic-bert", {"rope__freq_base": 1000.0, "pooling_type": 3}, "LAST"),
+        ("ModernBertModel", "modern-bert", WINDOWS | THETAS, "CLS"),
+    ],
+)
+def test_files_are_transformers_models(
+    case: str, name: str, fields: dict[str, Any], pooling: str, tmp_path: Path
+) -> None:
+    reference = make_encoder(case)
+    reference.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    path = write(tmp_path / "model.gguf", name, config, tensors, **fields)
+    model = load(path, runner="pooling")
+    (got,) = hidden_states(model, [IDS])
+    torch.testing.assert_close(got, expected(reference, IDS)[0], atol=1e-4, rtol=0)
+    facts = EngineArgs(model=str(path), skip_tokenizer_init=True).create_engine_config().facts
+    assert facts.pooling is not None and facts.pooling.seq_pooling_type == pooling
+
+
+def test_rerankers_in_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "bert", {**TINY, "layer_norm_eps": 1e-5}, {}, pooling_type=4)
+    with pytest.raises(CheckpointError, match=r"is a reranker, .* use the safetensors checkpoint"):
+        load(path, runner="pooling")
+
+
+def jina_tensors() -> dict[str, Tensor]:
+    shapes = {
+        "embeddings.word_embeddings.weight": (131, 48),
+        "embeddings.token_type_embeddings.weight": (2, 48),
+        "embeddings.LayerNorm.weight": (48,),
+        "embeddings.LayerNorm.bias": (48,),
+    }
+    for layer in (f"encoder.layer.{i}" for i in range(2)):
+        for what in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes[f"{layer}.attention.{what}.weight"] = (48, 48)
+            shapes[f"{layer}.attention.{what}.bias"] = (48,)
+        for norm in ("attention.output.LayerNorm", "mlp.layernorm"):
+            shapes |= {f"{layer}.{norm}.weight": (48,), f"{layer}.{norm}.bias": (48,)}
+        shapes[f"{layer}.mlp.gated_layers.weight"] = (160, 48)
+        shapes |= {f"{layer}.mlp.wo.weight": (48, 80), f"{layer}.mlp.wo.bias": (48,)}
+    torch.manual_seed(5)
+    return {name: torch.randn(shape) * 0.25 for name, shape in shapes.items()}
+
+
+def jina_hidden_states(tensors: dict[str, Tensor], ids: list[int], heads: int = 6) -> Tensor:
+    """By the formulas: slopes times the distance, GELU of a gate, norms of the sums."""
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (48,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], 1e-12)
+
+    types = tensors["embeddings.token_type_embeddings.weight"][0]
+    x = norm(
+        "embeddings.LayerNorm",
+        tensors["embeddings.word_embeddings.weight"][torch.tensor(ids)] + types,
+    )
+    token = torch.arange(len(ids))
+    bias = -torch.tensor(alibi_slopes(heads))[:, None, None] * (token[:, None] - token).abs()
+    for layer in (f"encoder.layer.{i}" for i in range(2)):
+        at = f"{layer}.attention"
+        q, k, v = (
+            linear(f"{at}.self.{part}", x).view(len(ids), heads, -1).transpose(0, 1)
+            for part in ("query", "key", "value")
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, bias).transpose(0, 1).reshape(len(ids), 48)
+        x = norm(f"{at}.output.LayerNorm", x + linear(f"{at}.output.dense", mixed))
+        gate, up = linear(f"{layer}.mlp.gated_layers", x).chunk(2, dim=1)
+        x = norm(f"{layer}.mlp.layernorm", x + linear(f"{layer}.mlp.wo", F.gelu(gate) * up))
+    return x
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["safetensors", "gguf"])
+def test_jina_s_slopes_fall_on_both_sides(is_file: bool, tmp_path: Path) -> None:
+    tensors = jina_tensors()
+    config = {
+        **{key: value for key, value in TINY.items() if not key.endswith("_id")},
+        "architectures": ["JinaBertForMaskedLM"],
+        "model_type": "bert",
+        "num_attention_heads": 6,
+        "layer_norm_eps": 1e-12,
+        "type_vocab_size": 2,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+    }
+    path = tmp_path / "model.gguf" if is_file else tmp_path
+    if is_file:
+        write(path, "jina-bert-v2", config, tensors)
+    else:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file({f"bert.{k}": x for k, x in tensors.items()}, tmp_path / "model.safetensors")
+    (got,) = hidden_states(load(path, runner="pooling"), [IDS])
+    torch.testing.assert_close(got, jina_hidden_states(tensors, IDS), atol=1e-4, rtol=0)
+
+
+TEXTS = (
+    "Hello, world! don't",
+    "na\u00efve caf\u00e9 \u5317\u4eac unbelievable",
+    "[MASK] a [SEP]",
+    "",
+)
+
+
+def test_word_pieces_are_those_of_transformers() -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "naive", "un", "!"]
+    words += [",", "'", "don", "t"]
+    words += ["##bel", "##ie", "##vable", "\u5317", "cafe", "a", "##s"]
+    theirs = Tokenizer(
+        models.WordPiece(vocab={word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    theirs.normalizer = normalizers.BertNormalizer(lowercase=True)
+    theirs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    theirs.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    theirs.add_special_tokens(words[:5])
+    marked = [
+        w if i < 5 else w.removeprefix("##") if "##" in w else f"\u2581{w}"
+        for i, w in enumerate(words)
+    ]
+    keys = {"unknown": 1, "bos": 2, "eos": 3, "seperator": 3, "padding": 0, "mask": 4}
+    ours = tokenizer_from_gguf(
+        {
+            "tokenizer.ggml.model": "bert",
+            "tokenizer.ggml.tokens": marked,
+            "tokenizer.ggml.token_type": [3] * 5 + [1] * (len(words) - 5),
+            **{f"tokenizer.ggml.{key}_token_id": i for key, i in keys.items()},
+        }
+    ).backend
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs.encode(text).ids
+    ours_pair, theirs_pair = ours.encode("hello", "world"), theirs.encode("hello", "world")
+    assert (ours_pair.ids, ours_pair.type_ids) == (theirs_pair.ids, theirs_pair.type_ids)
+
+
+def test_unigrams_are_those_of_xlm_roberta() -> None:
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [
+        ("\u2581hello", -3.0),
+        ("\u2581", -5.0),
+        ("wor", -4.0),
+        ("ld", -4.5),
+        ("\u2581world", -9.0),
+    ]
+    keys = {"unknown": 3, "bos": 0, "eos": 2, "seperator": 2, "padding": 1}
+    ours = tokenizer_from_gguf(
+        {
+            "tokenizer.ggml.model": "t5",
+            "tokenizer.ggml.tokens": [piece for piece, _ in pieces],
+            "tokenizer.ggml.scores": [score for _, score in pieces],
+            "tokenizer.ggml.token_type": [3, 3, 3, 2, *[1] * 5],
+            **{f"tokenizer.ggml.{key}_token_id": i for key, i in keys.items()},
+        }
+    ).backend
+    assert ours.encode("hello  world").ids == [0, 4, 8, 2]
+    assert ours.encode("hello", "world").ids == [0, 4, 2, 2, 8, 2]
+    assert ours.decode([0, 4, 8, 2]) == "hello world"
