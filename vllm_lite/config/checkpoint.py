@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.architectures import ARCHITECTURES, find_row
+from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks, find_row
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
-from vllm_lite.config.families.architecture import FALLBACK, Architecture
+from vllm_lite.config.families.architecture import GENERATES, Architecture, fallback
 from vllm_lite.config.family_config import LENGTHS, family_config, layer_windows
 from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
@@ -38,8 +38,14 @@ _USUAL_NAMES = {
 }
 # Architectures whose tokens attend to what an index chooses for them.
 _SPARSE = {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}
-# Endings of the names of transformers' decoders.
-_GENERATES = ("ForCausalLM", "LMHeadModel")
+# Encoders that add a number by distance to scores.
+_RELATIVE = {
+    "T5EncoderModel",
+    "MT5EncoderModel",
+    "UMT5EncoderModel",
+    "MPNetModel",
+    "MPNetForMaskedLM",
+}
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
@@ -186,10 +192,19 @@ def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
             f"{path} holds {', '.join(names)}, whose sparse attention (an index chooses the tokens "
             "that each token sees) is not supported; serve a model with full attention"
         )
-    if model_impl != "vllm" and any(name.endswith(_GENERATES) for name in names):
+    if not _RELATIVE.isdisjoint(names):
+        raise CheckpointError(
+            f"{path} holds {', '.join(names)}, whose attention knows positions by numbers that are "
+            "added to scores, which is not supported; use an encoder of BERT's kind"
+        )
+    if model_impl != "vllm" and any(_is_of_transformers(name) for name in names):
         return None
     found = f"the architecture {', '.join(names)}" if names else "a model without architectures"
     raise CheckpointError(f"{path} holds {found}; supported are {', '.join(ARCHITECTURES)}")
+
+
+def _is_of_transformers(name: str) -> bool:
+    return name.endswith(GENERATES) or converted_tasks(name) is not None
 
 
 def _of_transformers(path: str, raw: Json, disable_sliding_window: bool) -> ModelFacts:
@@ -202,8 +217,7 @@ def _of_transformers(path: str, raw: Json, disable_sliding_window: bool) -> Mode
     usual = {usual: raw[own] for own, usual in _USUAL_NAMES.items() if raw.get(own) is not None}
     read: Json = {**usual, **raw, "layer_types": None, "sliding_window": None}
     read["rope_parameters"] = {"rope_type": "default"}
-    name = next(name for name in raw["architectures"] if str(name).endswith(_GENERATES))
-    row = replace(FALLBACK, name=name)
+    row = fallback(next(filter(_is_of_transformers, map(str, raw["architectures"]))))
     facts = replace(_facts(path, row, read), hf_config=raw, implementation="transformers")
     if (Path(path) / _GENERATION_CONFIG).is_file():
         facts = with_generation_config(facts, Path(path))

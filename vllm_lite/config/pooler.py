@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.families.architecture import Architecture
+from vllm_lite.config.families.architecture import Architecture, fallback
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.option import JsonOption, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
@@ -152,6 +152,8 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     """
     runner, convert = values.get("runner", "auto"), values.get("convert", "auto")
     own, row, folder = _own_tasks(facts), ARCHITECTURES.get(facts.architecture), Path(facts.path)
+    if facts.implementation == "transformers":
+        row = fallback(facts.architecture)
     name, wanted = _stated_names(facts)[0], _CONVERSIONS.get(convert)
     pools = own is not None or wanted is not None or (folder / "modules.json").is_file()
     if not (pools if runner == "auto" else runner == "pooling"):
@@ -173,9 +175,10 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     found: Json = {"tasks": own or wanted or _CONVERSIONS["embed"], "size": facts.hidden_size}
     found["is_causal"] = _is_causal(facts, row)
     if row is not None:
-        # Headers of GGUF files may say it.
-        pooling = facts.hf_config.get("seq_pooling") or row.seq_pooling
-        found |= {"seq_pooling_type": pooling, "tok_pooling_type": row.tok_pooling}
+        found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
+    # Of GGUF files' headers.
+    if pooling_type := facts.hf_config.get("seq_pooling"):
+        found["seq_pooling_type"] = pooling_type
     if "embed" in found["tasks"]:
         found |= _vectors(facts, has_pooling="seq_pooling_type" in stated)
     else:

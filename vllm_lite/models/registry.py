@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, TypeAlias
 
 from vllm_lite.config.architectures import ARCHITECTURES
-from vllm_lite.config.families.architecture import FALLBACK
+from vllm_lite.config.families.architecture import fallback
 from vllm_lite.errors import CheckpointError
 from vllm_lite.models.decoder import DecoderForCausalLM
 
@@ -18,7 +18,8 @@ AnyModel: TypeAlias = "DecoderForCausalLM | TransformersForCausalLM"
 
 def get_model_class(architecture: str, implementation: str = "vllm") -> type[AnyModel]:
     """The class of the Hugging Face architecture; raises CheckpointError for an unknown one."""
-    row = FALLBACK if implementation == "transformers" else ARCHITECTURES.get(architecture)
+    is_own = implementation != "transformers"
+    row = ARCHITECTURES.get(architecture) if is_own else fallback(architecture)
     if row is None:
         raise CheckpointError(
             f"the architecture {architecture} is not supported; known: {', '.join(ARCHITECTURES)}"

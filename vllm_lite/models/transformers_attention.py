@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.attention import ScoreTerms, attention
 
 PAGED, TRIAL = "vllm_lite", "vllm_lite_trial"
-# Arguments of the interface that change nothing which is computed here.
 _HARMLESS = frozenset(
     (
         *("dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"),
@@ -70,6 +69,9 @@ AttentionMaskInterface.register(TRIAL, lambda *x, **options: _running.get().mask
 class Trial:
     """Notes of trial passes over three tokens of one sequence of up to `length` positions."""
 
+    # Arguments of the interface that change nothing which is computed here.
+    harmless: ClassVar[frozenset[str]] = _HARMLESS
+
     length: int
     layers: list[AttendingLayer] = field(default_factory=list)
     # Of the pass that runs: the last token's query, key and value in each layer.
@@ -103,9 +105,13 @@ class Trial:
             if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * largest):
                 raise CheckpointError("its tokens depend on others by more than attention")
         for layer in self.layers:
-            heads = Shard.whole(layer.num_heads)
-            terms = ScoreTerms(heads=heads, softcap=layer.softcap) if layer.softcap else None
-            layer.module.attn = attention(layer.scale, layer.window, terms)
+            layer.module.attn = self.make_attention(layer)
+
+    def make_attention(self, layer: AttendingLayer) -> nn.Module:
+        """The attention that takes the place of a layer's own."""
+        heads = Shard.whole(layer.num_heads)
+        terms = ScoreTerms(heads=heads, softcap=layer.softcap) if layer.softcap else None
+        return attention(layer.scale, layer.window, terms)
 
     def attend(
         self,
@@ -119,7 +125,7 @@ class Trial:
         **options: Any,
     ) -> tuple[Tensor, None]:
         """Note the layer; the answer is 0."""
-        unknown = [k for k, v in options.items() if v is not None and k not in _HARMLESS]
+        unknown = [k for k, v in options.items() if v is not None and k not in self.harmless]
         if unknown:
             raise CheckpointError(f"its attention has {unknown[0]}")
         if key.shape[2] != query.shape[2] or value.shape[-1] > key.shape[-1]:
@@ -142,34 +148,39 @@ class Trial:
                 if mask.data_ptr() == attention_mask.data_ptr():
                     return reach
             raise CheckpointError("it makes masks of its own")
-        if not getattr(module, "is_causal", True):
-            raise CheckpointError("it attends to later tokens")
+        if reason := self.is_wrong_way(module):
+            raise CheckpointError(reason)
         return window
+
+    def is_wrong_way(self, module: nn.Module) -> str:
+        """The reason why a layer without a mask cannot run; "" where it can."""
+        return "" if getattr(module, "is_causal", True) else "it attends to later tokens"
 
     def mask(
         self, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any
     ) -> Tensor:
         """A mask that stands for `mask_function`."""
         mask = torch.zeros(1, 1, q_length, kv_length)
-        self._masks.append((mask, _reach(mask_function, self.length)))
+        self._masks.append((mask, self.reach(mask_function)))
         return mask
 
+    def reach(self, sees: Callable[..., Tensor]) -> int | None:
+        """How many tokens a query looks back by the rule `sees`, itself included; None is all.
 
-def _reach(sees: Callable[..., Tensor], length: int) -> int | None:
-    """How many tokens a query looks back by the rule `sees`, itself included; None is all.
-
-    Two queries beyond every position tell windows from chunks.
-    """
-    counts = []
-    for query in (length + 1, length + 2):
-        tokens = torch.arange(query + 2, device="cpu")
-        seen = sees(0, 0, torch.tensor(query, device="cpu"), tokens).expand(len(tokens)).nonzero()
-        count = len(seen)
-        if not torch.equal(seen.flatten(), tokens[query + 1 - count : query + 1]):
-            raise CheckpointError("its masks are not those of causal attention")
-        counts.append(count)
-    if counts == [length + 2, length + 3]:
-        return None
-    if counts[0] != counts[1]:
-        raise CheckpointError("it attends in chunks")
-    return counts[0]
+        Two queries beyond every position tell windows from chunks.
+        """
+        counts, length = [], self.length
+        for query in (length + 1, length + 2):
+            tokens = torch.arange(query + 2, device="cpu")
+            seen = (
+                sees(0, 0, torch.tensor(query, device="cpu"), tokens).expand(len(tokens)).nonzero()
+            )
+            count = len(seen)
+            if not torch.equal(seen.flatten(), tokens[query + 1 - count : query + 1]):
+                raise CheckpointError("its masks are not those of causal attention")
+            counts.append(count)
+        if counts == [length + 2, length + 3]:
+            return None
+        if counts[0] != counts[1]:
+            raise CheckpointError("it attends in chunks")
+        return counts[0]

@@ -53,15 +53,15 @@ class TransformersForCausalLM(nn.Module):
         self._facts, self._options = facts, options
         self._layers: list[AttendingLayer] = []
         self._device = torch.get_default_device()
-        whole = _build(facts, options.dtype)
+        whole = build(facts, options.dtype)
         name, base, head = whole.base_model_prefix, whole.base_model, whole.get_output_embeddings()
-        if base is whole or head is None or "position_ids" not in _arguments(base.forward):
-            raise _refusal(facts, "it is no decoder that takes positions")
+        if base is whole or head is None or "position_ids" not in arguments(base.forward):
+            raise refusal(facts, "it is no decoder that takes positions")
         self._config = whole.config
         self._base_forward = base.forward
         names = {module: path for path, module in whole.named_modules()}
         is_tied = head.weight is base.get_input_embeddings().weight
-        _replace_layers(base, name, options, _conversions(whole.config))
+        replace_layers(base, name, options)
         own_head = _make_head(head, is_tied, base.get_input_embeddings(), options.at(names[head]))
         whole.set_submodule(names[head], own_head)
         setattr(whole, name, _Given())
@@ -69,11 +69,7 @@ class TransformersForCausalLM(nn.Module):
         self._logits = whole.forward
         for child_name, child in whole.named_children():
             self.add_module(child_name, base if child_name == name else child)
-        splits = _EXPERTS in _conversions(whole.config)
-        for module in self.modules():
-            _own_parameters(module, self._device, splits)
-            if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-                _make_buffers(base, module, self._device)
+        make_parameters(self, base, self._device)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
@@ -126,7 +122,7 @@ class TransformersForCausalLM(nn.Module):
         try:
             trial.run(self._trial_forward, self._device)
         except CheckpointError as error:
-            raise _refusal(self._facts, str(error)) from None
+            raise refusal(self._facts, str(error)) from None
         self._set_attention(PAGED)
         return trial.layers
 
@@ -241,20 +237,20 @@ class _Experts(nn.ModuleList):
         )
 
 
-def _build(facts: ModelFacts, dtype: torch.dtype) -> Any:
+def build(facts: ModelFacts, dtype: torch.dtype, attention: str = PAGED) -> Any:
     """transformers' module on the meta device; refuses what cannot run, by name."""
     kind = _module_class(facts)
     if kind._is_stateful:
-        raise _refusal(facts, "it keeps a state of its own")
+        raise refusal(facts, "it keeps a state of its own")
     if not kind._can_set_attn_implementation():
-        raise _refusal(facts, "it does not attend by transformers' attention interface")
+        raise refusal(facts, "it does not attend by transformers' attention interface")
     transformers.logging.set_verbosity_error()
     try:
         config = kind.config_class.from_dict(facts.hf_config)
         with torch.device("meta"):
-            model = kind._from_config(config, attn_implementation=PAGED, dtype=dtype)
+            model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
     except Exception as error:
-        raise _refusal(facts, f"its module fails: {error}") from error
+        raise refusal(facts, f"its module fails: {error}") from error
     return model.eval()
 
 
@@ -270,18 +266,18 @@ def _module_class(facts: ModelFacts) -> Any:
             )
         kind = get_class_from_dynamic_module(own, facts.path)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise _refusal(facts, f"transformers {transformers.__version__} has no such model")
+        raise refusal(facts, f"transformers {transformers.__version__} has no such model")
     return kind
 
 
-def _refusal(facts: ModelFacts, reason: str) -> CheckpointError:
+def refusal(facts: ModelFacts, reason: str) -> CheckpointError:
     line = " ".join(reason.split())
     return CheckpointError(
         f"{facts.path}: transformers' module of {facts.architecture} cannot run here: {line[:300]}"
     )
 
 
-def _arguments(forward: Callable[..., Any]) -> Collection[str]:
+def arguments(forward: Callable[..., Any]) -> Collection[str]:
     return inspect.signature(forward).parameters
 
 
@@ -291,17 +287,15 @@ def _conversions(config: Any) -> set[str]:
     return {name for conversion in found for name in conversion.source_patterns}
 
 
-def _replace_layers(
-    base: Any, path: str, options: BuildOptions, conversions: Collection[str]
-) -> None:
+def replace_layers(base: Any, path: str, options: BuildOptions) -> None:
     """Put our layers in place of `base`'s, where it only calls them."""
-    styles = _styles(base.config)
+    styles, conversions = _styles(base.config), _conversions(base.config)
     tokens = base.get_input_embeddings()
     for parent_name, parent in list(base.named_modules()):
         source = inspect.getsource(type(parent))
         for name, child in list(parent.named_children()):
             own_path = f"{parent_name}.{name}".removeprefix(".")
-            at = options.at(f"{path}.{own_path}")
+            at = options.at(f"{path}.{own_path}".removeprefix("."))
             if f".{name}.weight" in source:
                 continue
             if type(child) is nn.Linear:
@@ -367,8 +361,16 @@ def _make_head(head: Any, is_tied: bool, tokens: Any, options: BuildOptions) -> 
     return _Head(options.linear_method, rows, width, tied_to=tied_to)
 
 
+def make_parameters(model: nn.Module, base: Any, device: torch.device) -> None:
+    """Give memory and slots to what stays the module's own, in all of `model`."""
+    splits = _EXPERTS in _conversions(base.config)
+    for module in model.modules():
+        _own_parameters(module, device, splits)
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            _make_buffers(base, module, device)
+
+
 def _own_parameters(module: Any, device: torch.device, splits_experts: bool) -> None:
-    """Give memory and slots to what stays the module's own."""
     if isinstance(module, WeightedLayer):
         return
     slots: list[NamedSlot] = []

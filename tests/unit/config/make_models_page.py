@@ -41,7 +41,8 @@ layers, experts, cache and scheduling, if they attend by its attention interface
 FlexOlmo, JetMoe and LongcatFlash (`...ForCausalLM`) among them. A step
 takes longer, as it is not recorded, and ranks can share a model only if its `base_model_tp_plan`
 splits nothing but linear layers. Models that attend in another way, or keep a state of their own,
-are refused by name.
+are refused by name. Other encoders, as ErnieModel and EuroBertModel, run by it too, and
+`...ForSequenceClassification` and `...ForTokenClassification` with the module's own head.
 """
 PAST = {"none": "keys and values", "every": "keys and values, of a window if it has one"}
 MIXED = "keys and values, in some layers of a window if it has one"

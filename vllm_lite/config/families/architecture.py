@@ -111,6 +111,21 @@ class Architecture:
 
 # For architectures without a family: transformers' own module.
 FALLBACK = Architecture(name="", module="transformers_model", model_class="TransformersForCausalLM")
+ENCODER_FALLBACK = Architecture(
+    name="",
+    module="encoders.transformers_encoder",
+    model_class="TransformersEncoder",
+    tasks=("embed", "token_embed"),
+    seq_pooling="CLS",
+    is_causal=False,
+)
+# Endings of the names of transformers' decoders.
+GENERATES = ("ForCausalLM", "LMHeadModel")
+
+
+def fallback(name: str) -> Architecture:
+    """The row by which transformers' module of that name runs."""
+    return replace(FALLBACK if name.endswith(GENERATES) else ENCODER_FALLBACK, name=name)
 
 
 def row(
