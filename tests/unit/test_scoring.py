@@ -26,6 +26,10 @@ _WORDS = ["[CLS]", "[SEP]", *"abcdefghij"]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
+    return bert_tokenizer()
+
+
+def bert_tokenizer() -> Tokenizer:
     """Words of a letter, and what BERT puts around texts."""
     backend = Backend(WordLevel({word: i for i, word in enumerate(_WORDS)}, unk_token="[SEP]"))
     backend.pre_tokenizer = Whitespace()

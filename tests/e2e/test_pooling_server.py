@@ -1,0 +1,112 @@
+"""Servers that embed and score: their clients, and that whoever leaves frees everything."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_load import no_request_left
+from tests.models.byte_model import save_byte_model
+
+WORDS = ["sea", "blue", "and", "green", "as", "glass", "under", "a", "light", "wind"]
+CLIENTS, ROUNDS, EACH = 64, 4, 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    settings = ("--runner", "pooling", "--max-model-len", "512", "--max-num-seqs", "64")
+    with ServerProcess(*settings, "--num-gpu-blocks-override", "600") as server:
+        yield server
+
+
+def test_openais_client_embeds(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        reply = client.embeddings.create(model="demo", input=["the sea", "the sea", "a wind"])
+        first, again, other = (np.array(one.embedding) for one in reply.data)
+        assert (first == again).all()
+        assert np.linalg.norm(first) == pytest.approx(1, rel=1e-5)
+        ids = server.post("/tokenize", prompt="the sea").json()["tokens"]
+        by_ids = client.embeddings.create(model="demo", input=ids, encoding_format="float")
+        assert (np.array(by_ids.data[0].embedding) == first).all()
+        assert client.models.list().data[0].model_dump()["task"] == "embed"
+        with pytest.raises(openai.BadRequestError, match="generates none"):
+            client.completions.create(model="demo", prompt="a")
+        for given in (["a"] * 100_000, [10**7], ""):
+            with pytest.raises(openai.BadRequestError):
+                client.embeddings.create(model="demo", input=given)
+    scores = server.post("/score", text_1="the sea", text_2=["the sea", "a wind"]).json()["data"]
+    assert scores[0]["score"] == pytest.approx(1, abs=1e-6)
+    assert scores[1]["score"] == pytest.approx(float(first @ other), abs=1e-6)
+
+
+def test_values_for_each_token(server: ServerProcess) -> None:
+    reply = server.post(
+        "/pooling", input="the sea", task="token_embed", encoding_format="base64"
+    ).json()
+    raw = base64.b64decode(reply["data"][0]["data"])
+    vectors = np.frombuffer(raw, np.float32).reshape(reply["usage"]["prompt_tokens"], -1)
+    last = server.post("/v1/embeddings", input="the sea").json()["data"][0]["embedding"]
+    np.testing.assert_allclose(vectors[-1], last, atol=1e-6)
+
+
+async def ask_and_maybe_leave(client: httpx.AsyncClient, source: random.Random) -> str:
+    """Send one request of any kind; half of the clients leave before they are answered."""
+
+    def text() -> str:
+        return " ".join(source.choices(WORDS, k=source.randrange(1, 60)))
+
+    path, body = source.choice(
+        [
+            ("/v1/embeddings", {"input": text()}),
+            ("/v1/embeddings", {"input": [text() for _ in range(4)]}),
+            ("/pooling", {"input": text(), "task": "token_embed"}),
+            ("/rerank", {"query": text(), "documents": [text(), text()]}),
+        ]
+    )
+    limit = source.choice([None, source.uniform(0, 0.3)])
+    try:
+        async with asyncio.timeout(limit):
+            reply = await client.post(path, json=body)
+    except TimeoutError:
+        return "left"
+    assert reply.status_code == 200, reply.text
+    return "answered"
+
+
+@pytest.mark.slow
+async def test_five_thousand_requests_leave_nothing_behind(tmp_path: Path) -> None:
+    """Resident memory is compared after the first rounds, when it must be flat."""
+    settings = ("--runner", "pooling", "--max-num-seqs", "64", "--num-gpu-blocks-override", "600")
+    with ServerProcess(*settings, model=str(save_byte_model(tmp_path))) as server:
+        await storm(server)
+
+
+async def storm(server: ServerProcess) -> None:
+    processes = [psutil.Process(server.process.pid), server.core()]
+    resident: list[float] = []
+    ends: list[str] = []
+
+    async def one(seed: int) -> None:
+        source = random.Random(seed)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            for _ in range(EACH):
+                ends.append(await ask_and_maybe_leave(client, source))
+
+    for turn in range(ROUNDS):
+        await asyncio.gather(*(one(CLIENTS * turn + number) for number in range(CLIENTS)))
+        await no_request_left(server)
+        resident.append(sum(one.memory_info().rss for one in processes) / 2**20)
+    assert len(ends) >= 5000
+    assert 1000 < ends.count("left") < 4000
+    assert resident[-1] - resident[1] < 24, f"resident MiB after each round: {resident}"
+    assert server.process.poll() is None
