@@ -22,6 +22,7 @@ from vllm_lite.core.pending import DoneOutput
 from vllm_lite.core.step import (
     ModelRunnerOutput,
     NewRequestData,
+    Pooled,
     SchedulerOutput,
     StateSlots,
     TokenLogprobs,
@@ -250,7 +251,7 @@ class ScriptedExecutor(Executor):
         if isinstance(params, PoolingParams):
             if end == len(tokens):
                 vector = self._visible(sequence, seen, windows)
-                output.pooled[request_id] = vector.to_bytes(8, "little")
+                output.pooled[request_id] = Pooled(vector.to_bytes(8, "little"), 2)
             sequence.num_computed = end
             return
         if params.prompt_logprobs is not None and start < len(prompt) - 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from vllm_lite.beam_search import BeamSearch
 from vllm_lite.beam_search_params import (
@@ -20,27 +20,23 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.engine.front.sync_llm import LLMEngine
-from vllm_lite.errors import EngineGenerateError, RequestError
+from vllm_lite.errors import EngineGenerateError
+from vllm_lite.llm_pooling import PoolingCalls, as_prompts, one_each
 from vllm_lite.metrics.exposition import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import (
     AnyOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
     RequestOutput,
 )
-from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import load_chat_template, render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-Item = TypeVar("Item")
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model to call from Python; also a context manager."""
 
     def __init__(
@@ -78,57 +74,14 @@ class LLM:
         A request that fails in the engine has finish_reason "error"; a bad one raises
         RequestError before anything runs.
         """
-        listed = _as_prompts(prompts)
+        listed = as_prompts(prompts)
         params = self._params_for(sampling_params, len(listed))
-        priorities = _one_each("priority", priority, len(listed)) if priority else [0] * len(listed)
+        priorities = one_each("priority", priority, len(listed)) if priority else [0] * len(listed)
         inputs = [
             self.llm_engine.process(prompt, own) for prompt, own in zip(listed, params, strict=True)
         ]
         self.llm_engine.prepare(inputs)
         return cast("list[RequestOutput]", self._run(inputs, priorities, use_tqdm))
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        pooling_task: str | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The vectors of each prompt, in their order; needs runner="pooling".
-
-        A vector is a token's hidden state behind the final norm, divided by its length unless the
-        parameters or the checkpoint say otherwise: the last token's ("embed", the default task), or
-        every token's ("token_embed"). Raises RequestError before anything runs, and
-        EngineGenerateError where a request fails in the engine.
-        """
-        listed = _as_prompts(prompts)
-        params = pooling_params or PoolingParams()
-        if isinstance(params, PoolingParams):
-            params = [params] * len(listed)
-        inputs = [
-            self.llm_engine.process(prompt, own.for_task(pooling_task))
-            for prompt, own in zip(
-                listed, _one_each("pooling_params", params, len(listed)), strict=True
-            )
-        ]
-        found = self._run(inputs, [0] * len(inputs), use_tqdm)
-        outputs = cast("list[PoolingRequestOutput[PoolingOutput]]", found)
-        for output in outputs:
-            if output.error is not None:
-                raise EngineGenerateError(f"Request {output.request_id} failed: {output.error}")
-        return outputs
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """encode() of the last tokens, with vectors as lists of numbers."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="embed")
-        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def chat(
         self,
@@ -169,7 +122,7 @@ class LLM:
         engine = self.llm_engine
         limits = engine.config.model
         searches: list[BeamSearch] = []
-        for prompt in _as_prompts(prompts):
+        for prompt in as_prompts(prompts):
             start = engine.process(prompt, SamplingParams(max_tokens=1))
             eos, length = start.eos_token_ids, len(start.prompt_token_ids)
             search = BeamSearch(params, eos, max_logprobs=limits.max_logprobs)
@@ -255,7 +208,7 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [_final_only(given)] * count
-        return [_final_only(own) for own in _one_each("sampling_params", given, count)]
+        return [_final_only(own) for own in one_each("sampling_params", given, count)]
 
     def _run(
         self, inputs: list[ProcessedInput], priorities: list[int], use_tqdm: bool
@@ -309,15 +262,6 @@ class _Progress:
         self._bar.close()
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, dict)):
-        return [cast("Prompt", prompts)]
-    listed = list(cast("Sequence[Prompt | int]", prompts))
-    if listed and isinstance(listed[0], int):
-        return [cast("list[int]", listed)]
-    return cast("list[Prompt]", listed)
-
-
 def _as_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> list[Sequence[Message]]:
@@ -330,11 +274,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
-
-
-def _one_each(name: str, values: Sequence[Item], count: int) -> list[Item]:
-    if len(values) != count:
-        raise RequestError(
-            f"{name} has {len(values)} entries for {count} prompts; give one each", name
-        )
-    return list(values)

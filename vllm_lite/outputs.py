@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 
 @dataclass(slots=True)
@@ -61,11 +62,48 @@ class RequestOutput:
     lora_request: None = field(default=None)
 
 
-@dataclass(slots=True)
 class PoolingOutput:
-    """The vector of a prompt."""
+    """The answer to a prompt: [N] numbers, or [T, N] with a row for each token that has one."""
 
-    data: Any  # a torch tensor, float32: [N], or [T, N] with a vector for each token
+    __slots__ = ("_data", "_tensor_of", "numbers", "shape")
+
+    def __init__(
+        self, numbers: bytes, shape: tuple[int, ...], tensor_of: Callable[[PoolingOutput], Any]
+    ) -> None:
+        """`numbers` are float32; `tensor_of` makes `data`, for those who ask for it."""
+        self.numbers = numbers
+        self.shape = shape
+        self._tensor_of = tensor_of
+        self._data: Any = None
+
+    @property
+    def data(self) -> Any:
+        """A torch tensor, float32."""
+        if self._data is None:
+            self._data = self._tensor_of(self)
+        return self._data
+
+    def as_array(self) -> Any:
+        """A numpy array, float32."""
+        import numpy as np  # here: who takes lists or a tensor needs none
+
+        return np.frombuffer(self.numbers, np.float32).reshape(self.shape)
+
+    def tolist(self) -> list[Any]:
+        """The numbers, row by row where there are several rows."""
+        flat = memoryview(self.numbers).cast("f")
+        if len(self.shape) == 1:
+            return flat.tolist()
+        count, width = self.shape
+        return [flat[i * width : (i + 1) * width].tolist() for i in range(count)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PoolingOutput):
+            return NotImplemented
+        return (self.shape, self.numbers) == (other.shape, other.numbers)
+
+    def __repr__(self) -> str:
+        return f"PoolingOutput(data={self.data})"
 
 
 @dataclass(slots=True)
@@ -80,7 +118,27 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
+@dataclass(slots=True)
+class ClassificationOutput:
+    """The probabilities of a prompt's classes."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """The score of a pair of texts."""
+
+    score: float
+
+
 Pooled = TypeVar("Pooled")
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -92,20 +150,49 @@ class PoolingRequestOutput(Generic[Pooled]):
     prompt_token_ids: list[int]
     num_cached_tokens: int | None
     finished: bool
-    # The cause if there is no vector.
+    # The cause if there is no answer.
     error: str | None = None
 
+    def as_kind(
+        self, kind: type[PoolingRequestOutput[Made]], outputs: Made
+    ) -> PoolingRequestOutput[Made]:
+        """The same request with its answer as `outputs`."""
+        ids, num_cached = self.prompt_token_ids, self.num_cached_tokens
+        return kind(self.request_id, outputs, ids, num_cached, self.finished, self.error)
 
-@dataclass(slots=True)
+
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """A PoolingRequestOutput with a list of numbers."""
+    """A PoolingRequestOutput with a vector as a list."""
 
-    @staticmethod
-    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-        """The same output with its tensor as a list."""
-        embedding = EmbeddingOutput(base.outputs.data.tolist())
-        ids, num_cached = base.prompt_token_ids, base.num_cached_tokens
-        return EmbeddingRequestOutput(base.request_id, embedding, ids, num_cached, base.finished)
+    __slots__ = ()
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+        """The same output with its vector as a list."""
+        return cast("Self", base.as_kind(cls, EmbeddingOutput(base.outputs.tolist())))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """A PoolingRequestOutput with probabilities as a list."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
+        """The same output with its probabilities as a list."""
+        return cast("Self", base.as_kind(cls, ClassificationOutput(base.outputs.tolist())))
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """A PoolingRequestOutput with a score."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
+        """The same output, of one number, with it as the score."""
+        numbers = memoryview(base.outputs.numbers).cast("f").tolist()
+        return cast("Self", base.as_kind(cls, ScoringOutput(numbers[0] if numbers else 0.0)))
 
 
 # The output of any request.

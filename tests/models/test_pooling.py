@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,33 +144,6 @@ def test_a_core_in_a_process_of_its_own_gives_vectors(model: str) -> None:
     assert sum(x * x for x in embedding.embedding) == pytest.approx(1)
 
 
-def test_tasks_can_be_mixed_in_a_step_of_the_core(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No engine does so yet; the core and its workers could."""
-    monkeypatch.setattr(
-        "vllm_lite.engine.front.input_processor.InputProcessor._check_task", lambda *_: 0
-    )
-    text = SamplingParams(temperature=0, max_tokens=5, output_kind=RequestOutputKind.FINAL_ONLY)
-    params = [RAW, text]
-
-    def run(llm: LLM, chosen: Sequence[Any]) -> list[Any]:
-        engine = llm.llm_engine
-        inputs = [engine.process(ids, own) for ids, own in zip(PROMPTS[:4], chosen, strict=True)]
-        outputs: Any = llm._run(inputs, [0] * 4, use_tqdm=False)
-        return [
-            o.outputs.data.tolist()
-            if isinstance(o, PoolingRequestOutput)
-            else o.outputs[0].token_ids
-            for o in outputs
-        ]
-
-    with LLM(model, **TINY, **IN_PROCESS, **TIGHT) as llm:
-        mixed = run(llm, params * 2)
-        pooled, sampled = run(llm, [RAW] * 4), run(llm, params[1:] * 4)
-    assert mixed == [pooled[0], sampled[1], pooled[2], sampled[3]]
-
-
 def test_an_asynchronous_caller_gets_vectors(model: str) -> None:
     async def encode() -> list[Any]:
         config = AsyncEngineArgs(model=model, **TINY).create_engine_config("llm")
@@ -213,7 +185,7 @@ def test_a_vector_that_is_not_finite_fails_alone(
             return hidden
 
         runner._forward = poisoned
-        with pytest.raises(EngineGenerateError, match="no usable vector"):
+        with pytest.raises(EngineGenerateError, match="no usable answer"):
             llm.encode([[5], [6, 7]], use_tqdm=False)
         runner._forward = forward
         assert sum(map(len, broken)) == 1
@@ -223,14 +195,18 @@ def test_a_vector_that_is_not_finite_fails_alone(
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"dimensions": 8}, "dimensions is not available"),
-        ({"step_tag_id": 0}, "step_tag_id is not available"),
-        ({"returned_token_ids": [1]}, "returned_token_ids is not available"),
+        ({"dimensions": 0}, "dimensions must be a whole number from 1"),
+        ({"step_tag_id": -1}, "step_tag_id must be a whole number from 0"),
+        ({"returned_token_ids": []}, "returned_token_ids must be a list"),
+        ({"late_interaction_params": {}}, "late_interaction_params are not available"),
+        ({"extra_kwargs": {"a": 1}}, "extra_kwargs has one key"),
+        ({"extra_kwargs": {"compressed_token_type_ids": -1}}, "extra_kwargs has one key"),
+        ({"truncation_side": "middle"}, "truncation_side must be"),
+        ({"output_kind": RequestOutputKind.DELTA}, "output_kind must be FINAL_ONLY"),
         ({"use_activation": 3}, "use_activation must be true or false"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be"),
-        ({"task": "classify"}, "task 'classify' is not available"),
-        ({"skip_reading_prefix_cache": False, "task": "token_embed"}, "computes every token"),
-        ({"task": "clasify"}, "task 'clasify' is unknown"),
+        ({"task": "score"}, "task 'score' is not available: use classify"),
+        ({"task": "clasify"}, "task 'clasify' is not available: use one of embed, "),
         ({"use_activation": True, "normalize": False}, "differ"),
     ],
 )
@@ -246,6 +222,14 @@ def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
             llm.encode([1] * 65)
         with pytest.raises(RequestError, match="token_classify"):
             llm.encode([1], pooling_task="token_classify")
+        reads = PoolingParams(skip_reading_prefix_cache=False, task="token_embed")
+        for params, words in [
+            (PoolingParams(dimensions=8), "it is no Matryoshka model"),
+            (PoolingParams(step_tag_id=8), "step_tag_id needs tok_pooling_type STEP"),
+            (reads, "token_embed reads every token"),
+        ]:
+            with pytest.raises(RequestError, match=words):
+                llm.encode([1], params)
         with pytest.raises(RequestError, match="task is token_embed and pooling_task embed"):
             llm.embed([1], PoolingParams(task="token_embed"))
         with pytest.raises(RequestError, match="--runner pooling and generates no text"):
@@ -259,6 +243,6 @@ def test_prompts_and_tasks_that_do_not_fit_are_refused(model: str) -> None:
         assert not llm.encode([7] * 64, skips, use_tqdm=False)[0].num_cached_tokens
     with (
         LLM(model, **TINY | IN_PROCESS | {"runner": "generate"}) as llm,
-        pytest.raises(RequestError, match="start it with --runner pooling"),
+        pytest.raises(RequestError, match="start it with --convert embed"),
     ):
         llm.encode([1])

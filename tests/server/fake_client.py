@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -30,7 +29,9 @@ from vllm_lite.engine.client import (
     memory_to_wake,
 )
 from vllm_lite.engine.front.admission import PreparedConstraints
-from vllm_lite.engine.front.input_processor import InputProcessor, fan_out
+from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.input_processor import InputProcessor
+from vllm_lite.engine.front.request_state import tensor_of
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore
 from vllm_lite.errors import EngineDeadError, UnavailableError
@@ -251,7 +252,7 @@ class FakeEngineClient:
                 data = np.stack([vector_of([one], width) for one in token_ids])
             yield PoolingRequestOutput(
                 request_id,
-                PoolingOutput(torch.from_numpy(data)),
+                PoolingOutput(data.astype(np.float32).tobytes(), data.shape, tensor_of),
                 token_ids,
                 0,
                 True,

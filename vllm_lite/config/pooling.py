@@ -7,6 +7,8 @@ from typing import Literal
 
 # vLLM's pooling tasks: one answer for a prompt, one for each of its tokens, or both.
 TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
+# Those whose answers are of tokens alone.
+TOKEN_TASKS = ("token_embed", "token_classify")
 SeqPooling = Literal["CLS", "LAST", "MEAN"]
 TokPooling = Literal["ALL", "STEP"]
 ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction"]

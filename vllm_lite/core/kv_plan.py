@@ -109,6 +109,8 @@ def min_bytes(config: VllmConfig, spec: KVCacheSpec) -> int:
 
 def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
     """One line for the log: size, tokens or states, and how many requests of full length fit."""
+    if not (plan.groups or plan.num_states):
+        return "No KV cache: each prompt is computed in one step"
     parts = [f"KV cache: {plan.total_bytes / _GIB:.2f} GiB"]
     concurrency = float("inf")
     if plan.groups:

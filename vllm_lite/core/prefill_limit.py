@@ -33,6 +33,7 @@ class PrefillLimit:
 
     def __init__(self, config: VllmConfig) -> None:
         scheduler = config.scheduler
+        self._is_chunked = scheduler.enable_chunked_prefill
         self._is_on = scheduler.enable_chunked_prefill and scheduler.max_num_partial_prefills > 1
         self._max_partial = scheduler.max_num_partial_prefills
         self._max_long = scheduler.max_long_partial_prefills
@@ -62,8 +63,14 @@ class PrefillLimit:
                 if missing > num_scheduled.get(request.request_id, 0):
                     self.count(missing, 0)
 
-    def judge(self, missing: int, chunk: int) -> Verdict:
-        """Whether a request that misses `missing` tokens may start with `chunk` of them."""
+    def judge(self, request: Request, missing: int, chunk: int) -> Verdict:
+        """Whether a request that misses `missing` tokens may start with `chunk` of them.
+
+        Whole prompts that are pooled hold no room for another step: the next one begins with what
+        was passed over.
+        """
+        if not self._is_chunked and chunk < missing:
+            return Verdict.STOP if request.is_sampling else Verdict.PASS_OVER
         if not self._is_on or chunk == missing:
             return Verdict.ADMIT
         has_room = self._num_partial < self._max_partial

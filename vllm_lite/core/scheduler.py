@@ -227,10 +227,8 @@ class Scheduler:
             request = waiting.peek()
             hits = self.kv_manager.get_computed_blocks(request)
             missing = request.num_tokens - hits.num_tokens
-            if missing > budget.tokens and not config.enable_chunked_prefill:
-                break
             chunk = min(missing, budget.tokens, budget.prompts, limit.chunk_limit)
-            verdict = limit.judge(missing, chunk)
+            verdict = limit.judge(request, missing, chunk)
             if verdict is Verdict.PASS_OVER:
                 waiting.remove(request)
                 passed_over.append(request)

@@ -41,6 +41,13 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class Pooled(NamedTuple):
+    """Float32 numbers: a row for a prompt, or one for each token that is answered, in order."""
+
+    numbers: bytes
+    width: int
+
+
 class EngineCoreRequest(msgspec.Struct, omit_defaults=True):
     """One sequence, as it enters the engine core (n > 1 is fanned out before)."""
 
@@ -78,8 +85,8 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     # Monotonic seconds of the request's first schedule, set in its first output.
     scheduled_time: float | None = None
     num_preemptions: int = 0
-    # A pooling request's vector, or those of its tokens in order, as float32.
-    pooled: bytes | None = None
+    # A pooling request's answer.
+    pooled: Pooled | None = None
     # The request's, which the output goes to.
     front_end: int = 0
 
@@ -187,7 +194,7 @@ class ModelRunnerOutput:
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     # request id -> `EngineCoreOutput.pooled`, for prompts that are computed.
-    pooled: dict[str, bytes] = field(default_factory=dict)
+    pooled: dict[str, Pooled] = field(default_factory=dict)
     # request id -> cause, for requests that failed alone in this step.
     errors: dict[str, str] = field(default_factory=dict)
     # Those of `errors` whose logits are sound, if they have bans, but leave no token to sample.

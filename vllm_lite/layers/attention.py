@@ -1,5 +1,4 @@
-"""Attention layers: one writes the step's keys and values, then attends to the paged cache; an
-encoder's attends to the step's own.
+"""The attention layer: writes the step's keys and values, then attends to the paged cache.
 
 It owns the binding to its cache tensors, its window, what is done to scores, and the checkpoint's
 scales of the cache; slots and block tables come from the current AttentionMetadata.
@@ -69,13 +68,13 @@ class Attention(nn.Module):
         self._softcap = 0.0 if terms is None else terms.softcap
         self._heads = None if terms is None else terms.heads
         # Further arguments of the operation.
-        self._terms: dict[str, Any] = {} if terms is None else {**_per_head(terms)}
+        self._terms: dict[str, Any] = {} if terms is None else {**per_head(terms)}
         if terms is not None and terms.is_chunked:
             self._terms["is_chunked"] = True
         self._key_cache = self._value_cache = torch.empty(0)
         self._group = 0
         self._ops = ops()
-        _check_arguments(self._ops.paged_attention, self._terms)
+        check_arguments(self._ops.paged_attention, self._terms)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         if self._heads is not None and "sinks" in self._terms:
@@ -151,36 +150,6 @@ class ScaledCacheAttention(Attention):
         return super().attend(query).mul_(self._value_scale)
 
 
-class EncoderAttention(nn.Module):
-    """Scaled dot-product attention in both directions, to the tokens of a request in the step."""
-
-    def __init__(
-        self, scale: float, sliding_window: int | None = None, terms: ScoreTerms | None = None
-    ) -> None:
-        """A window is how far a token sees, before and after itself."""
-        super().__init__()
-        self._scale = scale
-        self._window = sliding_window or 0
-        self._softcap = 0.0 if terms is None else terms.softcap
-        # Further arguments of the operation.
-        self._terms: dict[str, Any] = {} if terms is None else {**_per_head(terms)}
-        self._attend = ops().encoder_attention
-        _check_arguments(self._attend, self._terms)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [T, H, D], key [T, K, D], value [T, K, Dv], of any row stride -> [T, H, Dv]."""
-        return self._attend(
-            query,
-            key,
-            value,
-            current_metadata().query_start_loc,
-            self._scale,
-            self._window,
-            self._softcap,
-            **self._terms,
-        )
-
-
 def attention(
     scale: float,
     sliding_window: int | None = None,
@@ -193,7 +162,7 @@ def attention(
     return kind(scale, sliding_window, terms)
 
 
-def _per_head(terms: ScoreTerms) -> dict[str, Tensor]:
+def per_head(terms: ScoreTerms) -> dict[str, Tensor]:
     """Arguments of paged_attention, [H] float32 each: slopes now, sinks when they are loaded."""
     heads, numbers = terms.heads, {}
     if terms.alibi_slopes:
@@ -204,7 +173,7 @@ def _per_head(terms: ScoreTerms) -> dict[str, Tensor]:
     return numbers
 
 
-def _check_arguments(operation: Callable[..., Tensor], names: Iterable[str]) -> None:
+def check_arguments(operation: Callable[..., Tensor], names: Iterable[str]) -> None:
     """Raise UsageError unless `operation` takes arguments of these names."""
     known = signature(operation).parameters
     if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -29,10 +30,12 @@ from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import join_float4
-from vllm_lite.loader.safetensors import open_safetensors
+from vllm_lite.loader.safetensors import SafetensorsTensor, open_safetensors
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.heads import head_of_tokens, head_rules, with_dense
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.registry import AnyModel, get_model_class
@@ -85,9 +88,17 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     form = stored_form(facts.path, facts.hf_config)
     model_class = get_model_class(facts.architecture, facts.implementation)
     own, row = model_class.weight_rules(facts), ARCHITECTURES.get(facts.architecture)
+    if facts.format == "gguf":
+        own = gguf_rules(facts, own)
+    if facts.pooling is not None:
+        heads = with_dense(model_class.heads_of(facts), facts.pooling)
+        own = [*own, *head_rules(heads)]
+        if facts.pooling.method:
+            own = head_of_tokens(own, facts)
     rules = WeightRules(
-        gguf_rules(facts, own) if facts.format == "gguf" else own,
+        own,
         is_text_part=row is not None and row.is_text_part,
+        may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
     )
     methods = LinearMethods(config.model.quantization, dtype, form)
     options = BuildOptions(
@@ -144,7 +155,7 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
     if facts.format == "gguf":
         opened = open_gguf(facts.path, rules)
         held = (tensor for tensor in opened if not _is_for_drafts(facts, tensor.name))
-        return _match(facts.path, held, rules, targets)
+        return _match(facts.path, held, rules, targets, pools=facts.pooling is not None)
 
     def wanted(name: str) -> torch.dtype | None:
         whole = rules.stack_of(name) is None
@@ -155,13 +166,21 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
     stored = join_float4(open_safetensors(Path(facts.path), wanted))
+    for dense in facts.pooling.dense if facts.pooling is not None else ():
+        stored = chain(stored, _of_folder(Path(facts.path), dense.folder))
     needed = (
         tensor
         for tensor in stored
         if rules.has_place(tensor.name) and not _is_for_drafts(facts, tensor.name)
     )
     tensors = (item for tensor in needed for item in tensor.slices(rules))
-    return _match(facts.path, tensors, rules, targets)
+    return _match(facts.path, tensors, rules, targets, pools=facts.pooling is not None)
+
+
+def _of_folder(path: Path, folder: str) -> Iterator[SafetensorsTensor]:
+    """The tensors of one of sentence-transformers' folders, under its name."""
+    for tensor in open_safetensors(path / folder, lambda name: torch.float32):
+        yield replace(tensor, name=f"{folder}.{tensor.name}")
 
 
 def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
@@ -179,8 +198,13 @@ def _match(
     tensors: Iterable[CheckpointTensor],
     rules: WeightRules,
     targets: Mapping[str, Target],
+    *,
+    pools: bool,
 ) -> list[_Fill]:
-    """The checkpoint's tensors and their targets; each target has one, each tensor a target."""
+    """The checkpoint's tensors and their targets; each target has one, each tensor a target.
+
+    A model that pools has no use for the language model's head.
+    """
     fills: dict[str, _Fill] = {}
     unexpected: list[str] = []
     for tensor in tensors:
@@ -188,7 +212,7 @@ def _match(
         for name, part in parts:
             if name in targets:
                 fills[name] = _Fill(tensor, targets[name], part)
-            elif not is_ignorable(name, targets):
+            elif not (pools and name.startswith("lm_head.")) and not is_ignorable(name, targets):
                 unexpected.append(tensor.name)
     missing = [_source_of(rules, name) for name in targets if name not in fills]
     if missing:

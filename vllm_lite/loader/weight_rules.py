@@ -243,6 +243,8 @@ _TEXT_MARKS = {
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
+# Of decoders without a head: what their tensors begin with, where they have no root.
+_ROOTS = {name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")}
 # The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
@@ -253,10 +255,14 @@ AnyRule = Rule | Stack | Alias
 class WeightRules:
     """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
-    def __init__(self, rules: Iterable[AnyRule], *, is_text_part: bool = False) -> None:
+    def __init__(
+        self, rules: Iterable[AnyRule], *, is_text_part: bool = False, may_lack_root: bool = False
+    ) -> None:
         """With is_text_part, rules are for names without what marks the text model's tensors."""
         rules = list(rules)
         self._marks = _TEXT_MARKS if is_text_part else {"": ""}
+        if may_lack_root:
+            self._marks = _ROOTS | self._marks
         self._stacks = {rule.source: rule for rule in rules if isinstance(rule, Stack)}
         self._aliases = {rule.source: rule.name for rule in rules if isinstance(rule, Alias)}
         self._rules = {rule.source: rule for rule in rules if isinstance(rule, Rule)}

@@ -6,7 +6,7 @@ Modules have the names of Hugging Face's checkpoints. Blocks call each other's `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,20 +18,16 @@ from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.distributed.groups import head_shards, tp_size
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.attention import (
-    Attention,
-    EncoderAttention,
-    LayerCache,
-    ScoreTerms,
-    attention,
-)
+from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
+from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp
+from vllm_lite.models.heads import Heads, HeadSpec, score_heads, with_dense
 from vllm_lite.models.latent_attention import LatentAttention
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import (
@@ -39,7 +35,9 @@ from vllm_lite.models.spec import (
     DecoderSpec,
     LatentAttentionSpec,
     LayerSpec,
+    cached_layers,
     decoder_spec,
+    for_direction,
 )
 from vllm_lite.quantization.method import LinearKernel
 
@@ -97,13 +95,9 @@ class SelfAttention(nn.Module):
             has_sinks=spec.has_sinks,
             is_chunked=spec.is_chunked and spec.window is not None,
         )
-        self.attn = (
-            EncoderAttention(spec.scale, spec.window, terms)
-            if spec.is_bidirectional
-            else attention(
-                spec.scale, spec.window, terms, cache_has_scales=options.cache_has_scales
-            )
-        )
+        causal = partial(attention, cache_has_scales=options.cache_has_scales)
+        make: Callable[..., nn.Module] = EncoderAttention if spec.is_bidirectional else causal
+        self.attn: Any = make(spec.scale, spec.window, terms)
         if spec.qkv_clip is not None:
             self._clip = partial(ops().scaled_add, limit=spec.qkv_clip)
             self.forward = self._forward_clipped  # type: ignore[method-assign]
@@ -147,7 +141,7 @@ class SelfAttention(nn.Module):
         query, key, value = self._heads(projected)
         for step in self._steps:
             step(positions, query, key)
-        return self.attn.forward(query, key, value).view(-1, self._width)
+        return self.attn.forward(query, key, value).view(-1, self._width)  # type: ignore[no-any-return]
 
     def _forward_gated(self, positions: Tensor, projected: Tensor) -> Tensor:
         width = projected.shape[1] - self._width
@@ -176,9 +170,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
 
         def norm(*places: str) -> Norm | None:
-            if spec.norms not in (*places, "both"):
-                return None
-            return make_norm(decoder.norm, decoder.hidden_size, options.dtype)
+            is_here = spec.norms in (*places, "both")
+            return make_norm(decoder.norm, decoder.hidden_size, options.dtype) if is_here else None
 
         self.renews_stream = spec.norms == "of the sum"
         self.input_layernorm = norm("before", "renewing")
@@ -355,27 +348,25 @@ class DecoderForCausalLM(nn.Module):
 
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__()
-        spec = self.spec(facts)
+        spec = for_direction(self.spec(facts), facts)
         self.model = self.decoder_class(spec, options.at("model"))
-        self.lm_head = ParallelLMHead(
-            options.at("lm_head").linear_method,
-            spec.vocab_size,
-            spec.embedding_size or spec.hidden_size,
-            tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
-            scale=spec.logit_scale,
-            soft_cap=spec.logit_cap,
-            bias=spec.head_bias,
-        )
-        mixers = [layer.mixer for layer in spec.layers]
-        self._cache_spec = KVCacheSpec(
-            tuple(
-                mixer.cache(options.cache_format)
-                for mixer in mixers
-                if isinstance(mixer, LatentAttentionSpec)
-                or (isinstance(mixer, AttentionSpec) and mixer.has_cache)
-            ),
-            tuple(mixer.cache_spec for mixer in self._state_mixers()),
-        )
+        width = spec.embedding_size or spec.hidden_size
+        if facts.pooling is not None:
+            self.heads = Heads(
+                with_dense(self.heads_of(facts), facts.pooling), width, options.dtype
+            )
+        else:
+            self.lm_head = ParallelLMHead(
+                options.at("lm_head").linear_method,
+                spec.vocab_size,
+                width,
+                tied_to=self.model.embed_tokens if spec.tie_word_embeddings else None,
+                scale=spec.logit_scale,
+                soft_cap=spec.logit_cap,
+                bias=spec.head_bias,
+            )
+        states = tuple(mixer.cache_spec for mixer in self._state_mixers())
+        self._cache_spec = KVCacheSpec(cached_layers(spec, options.cache_format), states)
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -390,6 +381,15 @@ class DecoderForCausalLM(nn.Module):
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.model.forward(input_ids, positions)
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        """The heads of tasks other than text; tasks without one answer hidden states."""
+        return score_heads(facts)
+
+    @torch.inference_mode()
+    def pooled(self, task: str, rows: Tensor) -> Tensor:
+        return self.heads.forward(task, rows)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:

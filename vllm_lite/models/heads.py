@@ -6,19 +6,20 @@ other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.norm import NormSpec, make_norm
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, renamed
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.unquantized import plain_kernel
 
@@ -43,7 +44,9 @@ class HeadNorm:
     norm: NormSpec
 
 
-# Text is the name of an activation (kernels/reference/elementwise.py).
+# The second column less the first.
+SECOND_LESS_FIRST = "second less first"
+# Text is the name of an activation (kernels/reference/elementwise.py), or SECOND_LESS_FIRST.
 HeadStep = Dense | HeadNorm | str
 HeadSpec = Sequence[HeadStep]
 
@@ -57,6 +60,53 @@ def head_rules(heads: Mapping[str, HeadSpec]) -> list[Rule]:
     """Rules for the layers of `heads`, which a model holds as its module `heads`."""
     steps = (step for head in heads.values() for step in head)
     return renamed({step.name: f"heads.{step.name}" for step in steps if not isinstance(step, str)})
+
+
+def with_dense(heads: Mapping[str, HeadSpec], pooling: PoolingFacts) -> Mapping[str, HeadSpec]:
+    """`heads` with sentence-transformers' dense layers behind those of vectors."""
+    steps: list[HeadStep] = []
+    for dense in pooling.dense:
+        name = f"{dense.folder}.linear"
+        steps.append(Dense(name=name, size=dense.out_size, bias=dense.has_bias))
+        if dense.activation != "identity":
+            steps.append(dense.activation)
+    if not steps:
+        return heads
+    return {**heads, **{task: [*heads.get(task, ()), *steps] for task in ("embed", "token_embed")}}
+
+
+def score_heads(facts: ModelFacts) -> Mapping[str, HeadSpec]:
+    """The linear layer for classes that transformers' decoders have, or that is made of tokens'."""
+    pooling = facts.pooling
+    if pooling is None or "embed" in pooling.tasks:
+        return {}
+    # That of tokens alone has a bias.
+    bias = "classify" not in pooling.tasks
+    head: list[HeadStep] = [Dense(name="score", size=pooling.num_labels, bias=bias)]
+    if pooling.method:
+        size = len(pooling.classifier_from_token)
+        head = [Dense(name="score", size=size, bias=False)]
+    if pooling.method == "from_2_way_softmax":
+        head.append(SECOND_LESS_FIRST)
+    return dict.fromkeys(pooling.tasks, head)
+
+
+def head_of_tokens(rules: Iterable[AnyRule], facts: ModelFacts) -> list[AnyRule]:
+    """`rules`, in which the language model's rows of classes' tokens fill the head."""
+    pooling = facts.pooling
+    assert pooling is not None
+    tied = facts.hf_config.get("tie_word_embeddings")
+    source = "model.embed_tokens" if tied else "lm_head"
+    ids = torch.tensor(pooling.classifier_from_token)
+    part = Part("heads.score", ids, facts.vocab_size)
+    changed: list[AnyRule] = []
+    for rule in rules:
+        if isinstance(rule, Rule) and any(own.target == source for own in rule.parts):
+            rule = replace(rule, parts=(*rule.parts, part))
+        changed.append(rule)
+    if not any(isinstance(rule, Rule) and part in rule.parts for rule in changed):
+        changed.append(Rule(source, (Part(source), part)))
+    return changed
 
 
 class Heads(nn.Module):
@@ -139,4 +189,6 @@ def _make_layer(step: Dense | HeadNorm, size: int, dtype: torch.dtype) -> _Produ
 
 
 def _activated(name: str, rows: Tensor) -> Tensor:
+    if name == SECOND_LESS_FIRST:
+        return rows[:, 1:2] - rows[:, 0:1]
     return ops().activation(rows, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from vllm_lite.layers.linear import ColumnParallelLinear, ParallelLinear, RowPar
 from vllm_lite.layers.state import StateCache
 from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 from vllm_lite.loader.weight_rules import Rule
+from vllm_lite.models.heads import HeadSpec
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.transformers_attention import PAGED, TRIAL, AttendingLayer, Trial
 from vllm_lite.quantization.experts import ExpertsKernel, check_experts, experts_kernel
@@ -75,6 +76,15 @@ class TransformersForCausalLM(nn.Module):
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         """Return nothing: tensors have the names of the module."""
         return ()
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        """Return nothing: vectors are hidden states."""
+        return {}
+
+    @torch.inference_mode()
+    def pooled(self, task: str, rows: Tensor) -> Tensor:
+        return rows.float()
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ with penalties or banned words, and log-probabilities.
 from __future__ import annotations
 
 from collections import deque
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,14 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import DoneOutput, PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from vllm_lite.kernels.transfer import Arriving
-from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.models.interfaces import CausalLM, PoolingModel
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask
 from vllm_lite.worker.batch import Forward, StepInputs
 from vllm_lite.worker.drafter import make_drafter
-from vllm_lite.worker.pooling import pool
+from vllm_lite.worker.pooling import Pooler
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
 
@@ -58,6 +59,8 @@ class ModelRunner:
         self._sampler = Sampler(tokens, config.model.logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(model, vocab_size)
         self._drafter = make_drafter(config.speculative)
+        pooling = config.facts.pooling
+        self._pooler = None if pooling is None else Pooler(cast("PoolingModel", model), pooling)
         self._unread: deque[_Answer] = deque()
 
     @torch.inference_mode()
@@ -72,8 +75,8 @@ class ModelRunner:
         hidden = self._forward(batch)
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
-        if self._requests.pooling:
-            pool(hidden, self._requests, plan, output)
+        if self._pooler is not None:
+            self._pooler.collect(hidden, self._requests, plan, output)
         if not len(plan.sampling):
             return DoneOutput(output)
         if batch.last_tokens is not None:

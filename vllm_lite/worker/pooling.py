@@ -1,46 +1,189 @@
-"""Vectors of prompts: hidden states of the last or of all tokens, gathered step by step."""
+"""Answers of pooling requests: rows of hidden states, gathered step by step, behind a head.
+
+A prompt's row is its last or first hidden state, or the mean, whose sum is float32 and taken in
+order. Each row is computed by itself, so that neither chunks nor the batch change its bits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.core.step import ModelRunnerOutput
+from vllm_lite.config.pooling import PoolingFacts
+from vllm_lite.core.step import ModelRunnerOutput, Pooled
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.models.interfaces import PoolingModel
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.worker.request_states import RequestStates, StepPlan
 
-UNSOUND_VECTOR = "the model gave this request no usable vector: it is not finite"
+UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
+
+Floats = npt.NDArray[np.float32]
 
 
-def pool(hidden: Tensor, states: RequestStates, plan: StepPlan, output: ModelRunnerOutput) -> None:
-    """Gather pooling requests' hidden states of a step; enter the vectors of finished prompts.
+@dataclass(slots=True)
+class _Rows:
+    """Rows of hidden states that requests with equal parameters have in a step."""
 
-    `hidden` [T, N] are the step's, request by request. The host waits for the vectors. Each is
-    normalized by itself, in float32, so that its bits do not depend on the others.
-    """
-    is_last = plan.starts + plan.counts == states.tokens.num_prompt_tokens[plan.slots]
-    # (row of the plan, how many of its last tokens are wanted)
-    wanted: list[tuple[int, int]] = []
-    for row, slot in enumerate(plan.slots.tolist()):
-        if slot in states.pooling:
-            is_per_token = states.pooling[slot][0].is_per_token
-            wanted.append((row, int(plan.counts[row] if is_per_token else is_last[row])))
-    ends = plan.counts.cumsum()
-    tokens = [token for row, count in wanted for token in range(ends[row] - count, ends[row])]
-    if not tokens:
-        return
-    vectors = hidden[torch.tensor(tokens, device=hidden.device)].float().cpu().numpy()
-    first = 0
-    for row, count in wanted:
-        params, gathered = states.pooling[int(plan.slots[row])]
-        part, first = vectors[first : first + count], first + count
-        if params.use_activation:
-            squares = np.square(part, dtype=np.float64).sum(axis=1, keepdims=True)
-            part /= np.maximum(np.sqrt(squares), 1e-12)
-        gathered.append(part.tobytes())
-        if is_last[row]:
-            vector = b"".join(gathered)
-            if np.isfinite(np.frombuffer(vector, np.float32)).all():
-                output.pooled[plan.request_ids[row]] = vector
+    # Rows of the plan, how many hidden states each has here, and their places in the step.
+    requests: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+class Pooler:
+    """Answers the requests of steps once their prompts are computed."""
+
+    def __init__(self, model: PoolingModel, facts: PoolingFacts) -> None:
+        self._model = model
+        self._facts = facts
+
+    def collect(
+        self, hidden: Tensor, states: RequestStates, plan: StepPlan, output: ModelRunnerOutput
+    ) -> None:
+        """Take in a step's hidden states [T, N], request by request; enter what is answered.
+
+        The host waits for the numbers.
+        """
+        is_last = plan.starts + plan.counts == states.tokens.num_prompt_tokens[plan.slots]
+        kinds: dict[tuple[object, ...], _Rows] = {}
+        for row, places in self._wanted(states, plan, is_last):
+            params = states.pooling[int(plan.slots[row])].params
+            kind = (
+                params.task,
+                params.use_activation,
+                params.dimensions,
+                *(params.returned_token_ids or ()),
+            )
+            rows = kinds.setdefault(kind, _Rows())
+            rows.requests.append(row)
+            rows.counts.append(len(places))
+            rows.places += places
+        prompts = self._prompt_rows(hidden, states, plan, is_last)
+        for rows in kinds.values():
+            params = states.pooling[int(plan.slots[rows.requests[0]])].params
+            found = hidden if params.is_per_token or prompts is None else prompts
+            width = len(params.returned_token_ids or ()) or self._facts.num_labels
+            values = np.empty((0, width), np.float32)
+            if rows.places:
+                values = self._answers(found[_index(rows.places, hidden)], params)
+            self._enter(values, rows, states, plan, is_last, output)
+
+    def _wanted(
+        self, states: RequestStates, plan: StepPlan, is_last: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Requests, by their rows in the plan, and the places of the rows that answer them."""
+        ends = plan.counts.cumsum().tolist()
+        by_request = self._facts.seq_pooling_type != "LAST"
+        for row, slot in enumerate(plan.slots.tolist()):
+            progress = states.pooling.get(slot)
+            if progress is None:
+                continue
+            end, count = ends[row], int(plan.counts[row])
+            if not progress.params.is_per_token:
+                if is_last[row]:
+                    yield row, [row if by_request else end - 1]
+            elif (tag := progress.params.step_tag_id) is None:
+                yield row, list(range(end - count, end))
             else:
-                output.errors[plan.request_ids[row]] = UNSOUND_VECTOR
+                start = int(plan.starts[row])
+                ids = states.tokens.token_ids[slot, start : start + count]
+                yield row, ((ids == tag).nonzero()[0] + (end - count)).tolist()
+
+    def _prompt_rows(
+        self,
+        hidden: Tensor,
+        states: RequestStates,
+        plan: StepPlan,
+        is_last: npt.NDArray[np.bool_],
+    ) -> Tensor | None:
+        """CLS and MEAN: each request's row [R, N] so far, or whole where its prompt ends here."""
+        kind = self._facts.seq_pooling_type
+        whose = [states.pooling.get(slot) for slot in plan.slots.tolist()]
+        if kind == "LAST" or all(p is None or p.params.is_per_token for p in whose):
+            return None
+        if kind == "CLS":
+            rows = hidden[_index((plan.counts.cumsum() - plan.counts).tolist(), hidden)]
+        else:
+            rows = hidden.new_zeros((len(whose), hidden.shape[1]), dtype=torch.float32)
+        for row, progress in enumerate(whose):
+            if progress is not None and progress.row is not None:
+                rows[row] = progress.row
+        if kind == "MEAN":
+            bounds = np.zeros(len(whose) + 1, np.int32)
+            np.cumsum(plan.counts, out=bounds[1:])
+            ops().segment_sum(hidden, torch.from_numpy(bounds).to(hidden.device), rows)
+        for row in (~is_last).nonzero()[0].tolist():
+            progress = whose[row]
+            if progress is not None:
+                progress.row = rows[row].clone()
+        if kind == "MEAN":
+            lengths = states.tokens.num_prompt_tokens[plan.slots].astype(np.float32)
+            rows /= torch.from_numpy(lengths).to(hidden.device).unsqueeze(1)
+        return rows
+
+    def _answers(self, rows: Tensor, params: PoolingParams) -> Floats:
+        """Hidden states [K, N] -> answers [K, M]."""
+        facts, task = self._facts, params.task or self._facts.default_task
+        values: Floats = self._model.pooled(task, rows).cpu().numpy()
+        if "classify" not in task:
+            values = values[:, : params.dimensions]
+            return _normalized(values) if params.use_activation else values
+        if params.returned_token_ids:
+            values = values[:, params.returned_token_ids]
+        if (facts.logit_mean, facts.logit_sigma) != (0.0, 1.0):
+            shifted = values - np.float32(facts.logit_mean)
+            values = shifted / np.float32(facts.logit_sigma)
+        if not params.use_activation or facts.activation == "identity":
+            return values
+        is_softmax = facts.activation == "softmax" and values.shape[1] > 1
+        return _softmax(values) if is_softmax else _sigmoid(values)
+
+    def _enter(
+        self,
+        values: Floats,
+        rows: _Rows,
+        states: RequestStates,
+        plan: StepPlan,
+        is_last: npt.NDArray[np.bool_],
+        output: ModelRunnerOutput,
+    ) -> None:
+        is_sound = np.array(np.isfinite(values).all(axis=1)).tolist()
+        end = 0
+        for row, count in zip(rows.requests, rows.counts, strict=True):
+            first, end = end, end + count
+            request_id = plan.request_ids[row]
+            progress = states.pooling[int(plan.slots[row])]
+            progress.answers.append(values[first:end].tobytes())
+            if not all(is_sound[first:end]):
+                output.errors[request_id] = UNSOUND_VECTOR
+            elif is_last[row]:
+                output.pooled[request_id] = Pooled(b"".join(progress.answers), values.shape[1])
+
+
+def _index(places: list[int], hidden: Tensor) -> Tensor:
+    return torch.tensor(places, dtype=torch.int64, device=hidden.device)
+
+
+def _normalized(values: Floats) -> Floats:
+    squares = np.square(values, dtype=np.float64).sum(axis=1, keepdims=True)
+    lengths: Floats = np.maximum(np.sqrt(squares), 1e-12).astype(np.float32)
+    return values / lengths
+
+
+def _softmax(values: Floats) -> Floats:
+    powers = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
+    shares: Floats = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _sigmoid(values: Floats) -> Floats:
+    # Of the smaller side, whose power does not overflow.
+    powers = np.exp(-np.abs(values.astype(np.float64)))
+    shares: Floats = (np.where(values >= 0, 1.0, powers) / (1.0 + powers)).astype(np.float32)
+    return shares

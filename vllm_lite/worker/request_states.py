@@ -5,10 +5,11 @@ A reused slot is reset whole; a preempted request is forgotten and comes back as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
@@ -67,6 +68,17 @@ class StepPlan:
         return [self.request_ids[row] for row in self.sampling.tolist()]
 
 
+@dataclass(slots=True)
+class PoolingProgress:
+    """A pooling request between its steps."""
+
+    params: PoolingParams
+    # Of its tokens so far, as float32.
+    answers: list[bytes] = field(default_factory=list)
+    # Its first hidden state, or the sum of them, [N].
+    row: Tensor | None = None
+
+
 class RequestStates:
     """Tokens, progress and blocks by slot; slots by request id."""
 
@@ -87,8 +99,9 @@ class RequestStates:
         self.has_states = has_states
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
-        # slot -> what is wanted, and the vectors so far, for the requests that pool.
-        self.pooling: dict[int, tuple[PoolingParams, list[bytes]]] = {}
+        # slot -> what is wanted and gathered so far, for the requests that pool.
+        self.pooling: dict[int, PoolingProgress] = {}
+        self._vocab_size = config.facts.vocab_size
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -150,7 +163,9 @@ class RequestStates:
         self.tables.set_row(slot, request.block_ids)
         task = request.task
         if isinstance(task, PoolingParams):
-            self.pooling[slot] = (task, [])
+            self.pooling[slot] = PoolingProgress(task)
+            if task.token_type_start is not None:
+                row[task.token_type_start : len(prompt)] += self._vocab_size
         # A request with outputs had its whole prompt reported before it was preempted.
         elif task.prompt_logprobs is not None and not output:
             self.prompt_logprobs[slot] = task.prompt_logprobs

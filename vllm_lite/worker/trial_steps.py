@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from vllm_lite.errors import CheckpointError
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 
 _COSTLY = SamplingParams(
@@ -38,7 +39,7 @@ def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput
         fits = num_requests * count <= scheduler.max_num_batched_tokens
         if fits and num_requests <= scheduler.max_num_seqs and count < config.model.max_model_len:
             counts = [count] * num_requests
-            steps.append(_step(config, counts, counts, _GREEDY, after=steps[-1]))
+            steps.append(_step(config, counts, counts, after=steps[-1]))
     for request in (request for step in steps for request in step.new_requests):
         request.block_ids *= num_groups
     return steps
@@ -54,7 +55,7 @@ def sample_steps(config: VllmConfig, num_blocks: int, num_groups: int = 1) -> li
     if num_groups:
         most = min(most, num_blocks - 1)
     count = min(_SAMPLES, most)
-    step = _step(config, [1] * count, [1] * count, _GREEDY)
+    step = _step(config, [1] * count, [1] * count)
     for i, request in enumerate(step.new_requests):
         request.prompt_token_ids = [i * size // count]
         request.block_ids = [[i + 1]] * num_groups
@@ -71,7 +72,9 @@ def timed_step(config: VllmConfig, num_groups: int = 1) -> tuple[list[SchedulerO
     scheduler, max_len = config.scheduler, config.model.max_model_len
     length = min(max_len, _TIMED_CONTEXT)
     count = min(_TIMED_TOKENS, length, scheduler.max_num_batched_tokens)
-    step = _step(config, [length], [count], _GREEDY)
+    if not _has_context(config):
+        length = max_len = count
+    step = _step(config, [length], [count])
     step.new_requests[0].block_ids *= num_groups
     times = scheduler.max_num_batched_tokens / count * max_len / length
     return [step, SchedulerOutput([], {}, {}, {}, 0, list(step.num_scheduled_tokens), [])], times
@@ -84,16 +87,26 @@ def check_answer(config: VllmConfig, answer: ModelRunnerOutput) -> None:
     than in each request.
     """
     if answer.errors:
+        what = "logits" if config.facts.pooling is None else "answers"
         raise CheckpointError(
-            f"{config.facts.path} gives logits that are not finite: its weights are damaged, or "
+            f"{config.facts.path} gives {what} that are not finite: its weights are damaged, or "
             f"their products outgrow --dtype {config.model.dtype}; fetch it again, or use another "
             "--dtype"
         )
 
 
+def _has_context(config: VllmConfig) -> bool:
+    """Whether a step's tokens may follow others that are cached."""
+    return config.facts.pooling is None or config.facts.pooling.is_causal
+
+
 def _largest_step(config: VllmConfig) -> SchedulerOutput:
     """max_num_seqs requests that share max_num_batched_tokens."""
     scheduler, max_len = config.scheduler, config.model.max_model_len
+    if not _has_context(config):
+        counts = [max_len] * (scheduler.max_num_batched_tokens // max_len)
+        counts = counts[: scheduler.max_num_seqs]
+        return _step(config, counts, counts)
     share, more = divmod(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
     counts = [min(share + (i < more), max_len) for i in range(scheduler.max_num_seqs)]
     # The first one ends a prompt as long as there may be.
@@ -104,15 +117,17 @@ def _step(
     config: VllmConfig,
     lengths: Sequence[int],
     counts: Sequence[int],
-    sampling: SamplingParams,
+    sampling: SamplingParams = _GREEDY,
     after: SchedulerOutput | None = None,
 ) -> SchedulerOutput:
-    """New requests whose last `counts` tokens are computed; all sample."""
+    """New requests whose last `counts` tokens are computed; all sample, or are pooled."""
+    facts = config.facts.pooling
+    task = sampling if facts is None else PoolingParams().fitted(facts)
     requests = [
         NewRequestData(
             request_id=f"trial-{i}",
             prompt_token_ids=[0] * length,
-            task=sampling,
+            task=task,
             block_ids=[[0] * -(-length // config.cache.block_size)],
             num_computed_tokens=length - count,
         )
@@ -120,5 +135,5 @@ def _step(
     ]
     scheduled = {new.request_id: count for new, count in zip(requests, counts, strict=True)}
     finished = [] if after is None else list(after.num_scheduled_tokens)
-    verified = dict.fromkeys(scheduled, 1)
+    verified = dict.fromkeys(scheduled, int(facts is None))
     return SchedulerOutput(requests, {}, scheduled, verified, sum(counts), finished, [])

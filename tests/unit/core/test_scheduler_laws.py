@@ -388,7 +388,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert r.token_ids == r.prompt_token_ids and r.status.is_finished
         told = [(output.finish_reason, output.pooled) for output in outputs]
         if r.status is RequestStatus.FINISHED_STOPPED:
-            assert told == [("stop", ideal)]
+            assert told == [("stop", (ideal, 2))]
             assert r.can_read_prefix_cache or not outputs[0].num_cached_tokens
         else:
             failed = r.status is RequestStatus.FINISHED_ERROR

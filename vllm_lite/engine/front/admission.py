@@ -79,12 +79,12 @@ class Admission:
 
     def place(self, processed: ProcessedInput) -> Place:
         """A place for a request that is admitted, or is a part of one that was."""
-        num_choices = processed.params.n
-        return Place(self, num_choices, num_choices * len(processed.prompt_token_ids))
+        sequences = processed.sequences
+        return Place(self, len(sequences), sum(map(len, sequences)))
 
     def admit(self, processed: ProcessedInput) -> Place:
         """A place for a new request; raises QueueFullError."""
-        limits, num_choices = self._limits, processed.params.n
+        limits, num_choices = self._limits, len(processed.sequences)
         limit = limits.max_num_queued_reqs
         if limit is not None:
             begun = self._num_unfinished + self.num_unfinished_elsewhere
@@ -97,7 +97,7 @@ class Admission:
         if limit is not None:
             elsewhere = self._board.others(Column.NUM_WAITING_TOKENS)
             queued = self._num_waiting_tokens + elsewhere + self._num_tokens
-            if queued and queued + num_choices * len(processed.prompt_token_ids) > limit:
+            if queued and queued + sum(map(len, processed.sequences)) > limit:
                 self._metrics.count_rejection("max_num_queued_tokens")
                 raise QueueFullError(
                     f"{queued} prompt tokens wait already (--max-num-queued-tokens {limit}); "

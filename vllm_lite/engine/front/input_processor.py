@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 from weakref import WeakValueDictionary
 
@@ -18,7 +17,7 @@ import msgspec
 
 from vllm_lite.config.model import MAX_CHARACTERS_PER_TOKEN
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.step import EngineCoreRequest, Task
+from vllm_lite.core.step import Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.engine.link.channel import message_encoder
 from vllm_lite.errors import RequestError, UsageError
@@ -27,6 +26,7 @@ from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
+from vllm_lite.tokenizer.fitting import encode_fitted
 
 if TYPE_CHECKING:
     from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 MAX_CACHE_SALT = 128
 MAX_PRIORITY = 2**31
-_SEEDS = 1 << 64
 _encoder = message_encoder()
 _decoder: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)
 
@@ -51,6 +50,13 @@ class ProcessedInput:
     eos_token_ids: list[int]
     cache_salt: str | None
     origin: Origin = NOBODY
+    # Of a prompt that is longer than the context and is embedded in parts.
+    parts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        """The prompt of each sequence of the core: a part, or the whole for each choice."""
+        return self.parts or [self.prompt_token_ids] * self.params.n
 
 
 def check_priority(priority: object) -> None:
@@ -102,10 +108,8 @@ class InputProcessor:
         self.config = config
         self._tokenizer = tokenizer
         self._vocab_size = config.facts.vocab_size
-        is_sampling = config.model.runner != "pooling"
-        if not is_sampling:
-            importlib.import_module("torch")  # now, since outputs are tensors
-        self._longest_prompt = config.model.max_model_len - is_sampling
+        self._pooling = config.facts.pooling
+        self._longest_prompt = config.model.max_model_len - (self._pooling is None)
         self._ids_type = list[Annotated[int, msgspec.Meta(ge=0, lt=self._vocab_size)]]
         eos = set(config.facts.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -121,13 +125,18 @@ class InputProcessor:
     ) -> ProcessedInput:
         """Tokenise and check one request; raises RequestError that names the field."""
         self._check_task(params)
+        longest = self._longest_prompt
         if isinstance(params, SamplingParams):
             self._check_vocabulary(params)
-        text, token_ids, own_salt = self._read_prompt(prompt, params)
+        elif self._pooling is not None:
+            params = params.fitted(self._pooling)
+            if params.task == "embed" and self._pooling.enable_chunked_processing:
+                longest = self._pooling.max_embed_len or longest
+        text, token_ids, own_salt = self._read_prompt(prompt, params, longest)
         salt = own_salt if cache_salt is None else cache_salt
         _check_salt(salt)
         token_ids = self._truncate(token_ids, params)
-        self._check_length(token_ids)
+        self._check_length(token_ids, longest)
         if max(token_ids) >= self._vocab_size:
             # From text: a tokenizer may have more tokens than the model.
             raise RequestError(
@@ -136,11 +145,10 @@ class InputProcessor:
                 "prompt",
             )
         if isinstance(params, PoolingParams):
-            pooling, facts = copy.copy(params), self.config.facts.pooling
-            if pooling.use_activation is None and facts is not None:
-                pooling.use_activation = facts.use_activation
-            _check_sendable(pooling)
-            return ProcessedInput(text, token_ids, pooling, [], salt)
+            _check_sendable(params)
+            size = self.config.model.max_model_len
+            parts = [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
+            return ProcessedInput(text, token_ids, params, [], salt, parts=parts)
         fitted = self._fit(params, len(token_ids))
         changed = self.process_constraint(fitted)
         self._check_bans(changed)
@@ -148,17 +156,19 @@ class InputProcessor:
 
     def _check_task(self, params: object) -> None:
         """Raise RequestError for parameters of another task than the engine's."""
-        wanted = PoolingParams if self.config.model.runner == "pooling" else SamplingParams
+        wanted = SamplingParams if self._pooling is None else PoolingParams
         if isinstance(params, wanted):
             return
         if isinstance(params, PoolingParams):
             raise RequestError(
-                "this engine generates text; start it with --runner pooling for vectors"
+                "this engine generates text; start it with --convert embed or --convert classify "
+                "for vectors or classes"
             )
         if isinstance(params, SamplingParams):
             raise RequestError(
                 "this engine was started with --runner pooling and generates no text; ask it for "
-                "vectors, with encode() or embed(), or leave the option out"
+                f"{' or '.join(self._pooling.tasks) if self._pooling else ''}, or serve a model "
+                "that generates"
             )
         raise RequestError(f"parameters of a request cannot be {type(params).__name__}")
 
@@ -203,13 +213,13 @@ class InputProcessor:
             )
 
     def _read_prompt(
-        self, prompt: Prompt, params: Task
+        self, prompt: Prompt, params: Task, longest: int
     ) -> tuple[str | None, list[int], str | None]:
         """(text, token ids, cache salt) of any of the forms a prompt may have."""
         if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt, params), None
+            return prompt, self._tokenize(prompt, params, longest), None
         if isinstance(prompt, list):
-            return None, self._checked_ids(prompt, params), None
+            return None, self._checked_ids(prompt, params, longest), None
         if not isinstance(prompt, dict):
             raise RequestError(
                 "a prompt is text, a list of token ids, or a dict with prompt or "
@@ -221,33 +231,37 @@ class InputProcessor:
             raise RequestError("the value of prompt must be text", "prompt")
         token_ids = prompt.get("prompt_token_ids")
         if token_ids is not None:
-            return text, self._checked_ids(token_ids, params), salt
+            return text, self._checked_ids(token_ids, params, longest), salt
         if text is None:
             raise RequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
-        return text, self._tokenize(text, params), salt
+        return text, self._tokenize(text, params, longest), salt
 
-    def _tokenize(self, text: str, params: Task) -> list[int]:
+    def _tokenize(self, text: str, params: Task, longest: int) -> list[int]:
         if self._tokenizer is None:
             raise RequestError(
                 "this engine has no tokenizer (--skip-tokenizer-init): send token ids", "prompt"
             )
         if not text:
             raise RequestError("the prompt is empty", "prompt")
-        limit = self.config.model.max_model_len * MAX_CHARACTERS_PER_TOKEN
+        limit = (longest + 1) * MAX_CHARACTERS_PER_TOKEN
         if len(text) > limit and params.truncate_prompt_tokens is None:
             raise RequestError(
                 f"the prompt has {len(text)} characters, more than fit into this model's "
                 f"context of {self.config.model.max_model_len} tokens",
                 "input_text",
             )
-        return self._tokenizer.encode(text)
+        keep = params.truncate_prompt_tokens
+        if keep is None or self._pooling is None or params.truncation_side is not None:
+            return self._tokenizer.encode(text)
+        most = self._num_kept(keep)
+        return encode_fitted(self._tokenizer, text, most, special=True)
 
-    def _checked_ids(self, token_ids: Sequence[object], params: Task) -> list[int]:
+    def _checked_ids(self, token_ids: Sequence[object], params: Task, longest: int) -> list[int]:
         if not isinstance(token_ids, list):
             raise RequestError("prompt token ids must be a list of integers", "prompt")
         if params.truncate_prompt_tokens is None:
             # Before the ids are checked one by one.
-            self._check_length(token_ids)
+            self._check_length(token_ids, longest)
         try:
             # A copy: the caller may change its list while the request waits.
             return msgspec.convert(token_ids, self._ids_type)
@@ -263,27 +277,35 @@ class InputProcessor:
 
     def _truncate(self, token_ids: list[int], params: Task) -> list[int]:
         """Keep the part of the prompt that truncate_prompt_tokens and truncation_side ask for."""
-        keep, longest = params.truncate_prompt_tokens, self.config.model.max_model_len
+        keep, side = params.truncate_prompt_tokens, params.truncation_side
         if keep is None:
             return token_ids
+        count = self._num_kept(keep)
+        is_end_cut = side == "right" or (side is None and self._pooling is not None)
+        return token_ids[:count] if is_end_cut else token_ids[-count:]
+
+    def _num_kept(self, keep: int) -> int:
+        """The tokens that truncate_prompt_tokens keeps; raises RequestError."""
+        longest = self.config.model.max_model_len
         if keep > longest:
             raise RequestError(
                 f"truncate_prompt_tokens is {keep}, more than this model's context of "
                 f"{longest} tokens",
                 "truncate_prompt_tokens",
             )
-        count = self._longest_prompt if keep == -1 else keep
-        return token_ids[:count] if params.truncation_side == "right" else token_ids[-count:]
+        return self._longest_prompt if keep == -1 else keep
 
-    def _check_length(self, token_ids: Sequence[object]) -> None:
-        longest = self.config.model.max_model_len
+    def _check_length(self, token_ids: Sequence[object], longest: int) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty", "prompt")
-        if len(token_ids) > self._longest_prompt:
-            more = " and at least 1 is to be generated" if self._longest_prompt < longest else ""
+        if len(token_ids) > longest:
+            context = self.config.model.max_model_len
+            more = "" if self._pooling is not None else " and at least 1 is to be generated"
+            of_parts = f", or in parts {longest} (max_embed_len)" if longest > context else ""
             raise RequestError(
-                f"This model's maximum context length is {longest} tokens, but the prompt has "
-                f"{len(token_ids)}{more}; shorten the prompt or set truncate_prompt_tokens",
+                f"This model's maximum context length is {context} tokens{of_parts}, but the "
+                f"prompt has {len(token_ids)}{more}; shorten the prompt or set "
+                "truncate_prompt_tokens",
                 "input_tokens",
             )
 
@@ -374,44 +396,3 @@ class InputProcessor:
             f"{listed(unknown)}",
             name,
         )
-
-
-def fan_out(
-    request_id: str, request: ProcessedInput, arrival_time: float, priority: int = 0
-) -> list[EngineCoreRequest]:
-    """A sequence for each of the n choices of a request.
-
-    With n > 1 their ids are `0_ID`, `1_ID`, ... and choice i samples with seed + i, so that
-    seeded choices differ from each other and repeat as a whole.
-    """
-    n, params = request.params.n, request.params
-    return [
-        EngineCoreRequest(
-            request_id=request_id if n == 1 else f"{index}_{request_id}",
-            prompt_token_ids=request.prompt_token_ids,
-            task=_choice_params(params, index)
-            if n > 1 and isinstance(params, SamplingParams)
-            else params,
-            eos_token_ids=request.eos_token_ids,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=request.cache_salt,
-            tenant=request.origin.tenant,
-        )
-        for index in range(n)
-    ]
-
-
-def _choice_params(params: SamplingParams, index: int) -> SamplingParams:
-    choice = copy.copy(params)
-    choice.n = 1
-    if params.seed is not None:
-        # Wrapped around to a signed 64-bit number.
-        choice.seed = (params.seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2
-        if params.seed < -1 <= params.seed + index:
-            # -1 means "no seed" and is skipped.
-            choice.seed += 1
-    if index > 0:
-        # One choice reports on the prompt, so that the others may use the prefix cache.
-        choice.prompt_logprobs = None
-    return choice

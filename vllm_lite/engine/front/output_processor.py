@@ -95,7 +95,9 @@ class OutputProcessor:
         params, tokenizer = processed.params, self._tokenizer
         if isinstance(params, PoolingParams):
             request: RequestState = PoolingState(request_id, processed, arrival_time, sink)
-            request.choices = [PooledChoice(request, core_ids[0])]
+            request.choices = [
+                PooledChoice(request, core_id, index) for index, core_id in enumerate(core_ids)
+            ]
         else:
             request = RequestState(
                 request_id=request_id,
@@ -115,7 +117,7 @@ class OutputProcessor:
         for choice in request.choices:
             self._choices[choice.core_id] = choice
         self._requests.setdefault(request_id, []).append(request)
-        self.num_waiting_tokens += len(core_ids) * len(processed.prompt_token_ids)
+        self.num_waiting_tokens += sum(choice.num_prompt_tokens for choice in request.choices)
         return request
 
     def process(self, outputs: list[EngineCoreOutput]) -> ProcessedStep:
@@ -218,7 +220,7 @@ class OutputProcessor:
     def _leave_queue(self, choice: ChoiceState) -> None:
         if choice.is_waiting:
             choice.is_waiting = False
-            self.num_waiting_tokens -= len(choice.request.input.prompt_token_ids)
+            self.num_waiting_tokens -= choice.num_prompt_tokens
 
     def _forget(self, request: RequestState, step: ProcessedStep) -> None:
         same_id = self._requests[request.request_id]

@@ -5,12 +5,14 @@ Invariant: the deltas of a choice, joined, are its cumulative output.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vllm_lite.core.step import EngineCoreOutput, TokenLogprobs
+from vllm_lite.core.step import EngineCoreOutput, Pooled, TokenLogprobs
 from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.metrics.stats import FinishedGroup, FinishedRequest, StepStats
 from vllm_lite.metrics.tracing import TracedRequest
@@ -101,6 +103,7 @@ class ChoiceState:
         self.request = request
         self.core_id = core_id
         self.index = index
+        self.num_prompt_tokens = len(request.input.sequences[index])
         # Until its first token.
         self.is_waiting = True
         self.token_ids: list[int] = []
@@ -180,7 +183,7 @@ class ChoiceState:
     def count_prompt(self, now: float, stats: StepStats) -> None:
         """Count the prompt, whose computation ended now."""
         self.first_token_time = now
-        stats.num_prompt_tokens += len(self.request.input.prompt_token_ids)
+        stats.num_prompt_tokens += self.num_prompt_tokens
         stats.num_cached_tokens += self.num_cached_tokens or 0
 
     def show(self, is_delta: bool) -> CompletionOutput:
@@ -205,7 +208,7 @@ class ChoiceState:
         arrival = self.request.arrival_time
         return FinishedRequest(
             finish_reason=self.finish_reason or "abort",
-            num_prompt_tokens=len(self.request.input.prompt_token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens or 0,
             num_generation_tokens=len(self.token_ids),
             max_tokens=getattr(self.request.input.params, "max_tokens", None),
@@ -301,18 +304,18 @@ class RequestState:
 
 
 class PooledChoice(ChoiceState):
-    """The one result of a request."""
+    """The answer of a prompt, or of a part of one that is longer than the context."""
 
-    def __init__(self, request: RequestState, core_id: str) -> None:
-        super().__init__(request, core_id, 0, None, _NO_TEXT)
-        self.vector = b""
+    def __init__(self, request: RequestState, core_id: str, index: int = 0) -> None:
+        super().__init__(request, core_id, index, None, _NO_TEXT)
+        self.pooled = Pooled(b"", 0)
 
     def update(self, output: EngineCoreOutput) -> bool:
-        """Take in a step's output; raises ValueError for an end without a vector."""
+        """Take in a step's output; raises ValueError for an end without an answer."""
         if output.pooled is not None:
-            self.vector = output.pooled
+            self.pooled = output.pooled
         elif output.finish_reason == "stop":
-            raise ValueError("the engine core sent no vector")
+            raise ValueError("the engine core sent no answer")
         return super().update(output)
 
     def observe(self, output: EngineCoreOutput, now: float, stats: StepStats) -> None:
@@ -324,26 +327,50 @@ class PooledChoice(ChoiceState):
 
 @dataclass(slots=True, eq=False)
 class PoolingState(RequestState):
-    """A pooling request with its one choice."""
+    """A pooling request with a choice for each part of its prompt, which mostly is one."""
 
     def take_output(self) -> PoolingRequestOutput[PoolingOutput] | None:
-        """The vector, once it is there; empty where there will be none."""
+        """The answer, once it is there; empty where there will be none."""
         if not self.is_finished:
             return None
-        import torch  # here: a front end that generates text never loads it
-
-        (choice,) = self.choices
-        assert isinstance(choice, PooledChoice)
-        vector = bytearray(choice.vector)
-        data = torch.frombuffer(vector, dtype=torch.float32) if vector else torch.empty(0)
-        params = self.input.params
-        if vector and isinstance(params, PoolingParams) and params.is_per_token:
-            data = data.view(len(self.input.prompt_token_ids), -1)
+        params, choices = self.input.params, self.choices
+        assert isinstance(params, PoolingParams)
+        parts = [choice.pooled for choice in choices if isinstance(choice, PooledChoice)]
+        failed = [choice for choice in choices if choice.finish_reason != "stop"]
+        numbers, width = parts[0]
+        if len(parts) > 1 and not failed:
+            lengths = [choice.num_prompt_tokens for choice in choices]
+            numbers = weighted_mean(parts, lengths, is_unit=bool(params.use_activation))
+        if failed:
+            numbers, width = b"", 0
+        count = len(numbers) // (4 * width) if width else 0
         return PoolingRequestOutput(
             request_id=self.request_id,
-            outputs=PoolingOutput(data),
+            outputs=PoolingOutput(
+                numbers, (count, width) if params.is_per_token else (width,), tensor_of
+            ),
             prompt_token_ids=self.input.prompt_token_ids,
-            num_cached_tokens=choice.num_cached_tokens,
+            num_cached_tokens=sum(choice.num_cached_tokens or 0 for choice in choices),
             finished=True,
-            error=None if choice.finish_reason == "stop" else str(choice.stop_reason),
+            error=str(failed[0].stop_reason) if failed else None,
         )
+
+
+def tensor_of(output: PoolingOutput) -> Any:
+    """A torch tensor of the numbers."""
+    import torch  # here: who takes lists or bytes never loads it
+
+    flat = torch.frombuffer(bytearray(output.numbers or bytes(4)), dtype=torch.float32)
+    return flat[: len(output.numbers) // 4].view(output.shape)
+
+
+def weighted_mean(parts: Sequence[Pooled], weights: Sequence[int], *, is_unit: bool) -> bytes:
+    """The mean of vectors, divided by its length where they were."""
+    rows = [memoryview(part.numbers).cast("f").tolist() for part in parts]
+    total = sum(weights)
+    mean = [
+        math.fsum(number * weight for number, weight in zip(column, weights, strict=True)) / total
+        for column in zip(*rows, strict=True)
+    ]
+    length = max(math.hypot(*mean), 1e-12) if is_unit else 1.0
+    return array("f", (number / length for number in mean)).tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import time
 from collections.abc import Collection, Iterable
@@ -14,11 +13,11 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import Prompt, memory_to_release, memory_to_wake
 from vllm_lite.engine.front.admission import PreparedConstraints
+from vllm_lite.engine.front.fan_out import fan_out
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,
     check_priority,
-    fan_out,
 )
 from vllm_lite.engine.front.output_processor import OutputProcessor
 from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
@@ -98,8 +97,6 @@ class LLMEngine:
             try:
                 # While the child imports and loads.
                 tokenizer = _tokenizer_of(config)
-                if config.model.runner == "pooling":
-                    importlib.import_module("torch")  # vectors are tensors
             except BaseException:
                 handle.kill()
                 handle.close()

@@ -20,7 +20,7 @@ from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, renamed
 from vllm_lite.models.decoder import Decoder
-from vllm_lite.models.heads import Heads, HeadSpec, head_rules
+from vllm_lite.models.heads import Heads, HeadSpec, head_rules, with_dense
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, size, with_layers
 
@@ -56,7 +56,10 @@ class EncoderModel(nn.Module):
         super().__init__()
         spec = self.spec(facts)
         self.model = Encoder(spec, options.at("model"))
-        self.heads = Heads(self.heads_of(facts), spec.hidden_size, options.dtype)
+        heads = self.heads_of(facts)
+        if facts.pooling is not None:
+            heads = with_dense(heads, facts.pooling)
+        self.heads = Heads(heads, spec.hidden_size, options.dtype)
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:

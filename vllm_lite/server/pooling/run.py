@@ -77,20 +77,12 @@ async def pool(
     facts = facts_of(context)
     _check_size(facts, prompts, each[0])
     context.log_request(request_id, prompts[0].get("prompt"), each[0])
-    parts, own = list(prompts), each
-    is_long = facts.enable_chunked_processing and each[0].task == "embed"
-    if is_long:
-        split = [_split(prompt, context.max_model_len, facts.max_embed_len) for prompt in prompts]
-        parts = [part for some in split for part in some]
-        own = [one for one, some in zip(each, split, strict=True) for _ in some]
     generation = context.generations.encode(
-        parts, own, request_id, priority=body.priority, cache_salt=body.cache_salt
+        list(prompts), each, request_id, priority=body.priority, cache_salt=body.cache_salt
     )
     outputs = await generation.finish(request.receive, generation.last_outputs())
     vectors = [_vector(output) for output in outputs]
     lengths = [len(output.prompt_token_ids) for output in outputs]
-    if is_long:
-        vectors = _joined(vectors, lengths, [len(some) for some in split])
     return Pooled(request_id, vectors, sum(lengths))
 
 
@@ -113,35 +105,5 @@ def _vector(output: Vector) -> Vectors:
     """The numbers of an output; raises UnavailableError where it was aborted."""
     if output.error is not None:
         raise UnavailableError("The request was aborted before it was answered; send it again")
-    vector: Vectors = output.outputs.data.numpy()
+    vector: Vectors = output.outputs.as_array()
     return vector
-
-
-def _split(prompt: PromptDict, length: int, most: int | None) -> list[PromptDict]:
-    """A prompt in parts that the context holds; raises RequestError."""
-    ids = prompt["prompt_token_ids"]
-    if most is not None and len(ids) > most:
-        raise RequestError(
-            f"an input has {len(ids)} tokens, more than the {most} of max_embed_len "
-            "(--pooler-config); shorten it or set truncate_prompt_tokens",
-            "input_tokens",
-        )
-    if len(ids) <= length:
-        return [prompt]
-    starts = range(0, len(ids), length)
-    return [{"prompt_token_ids": ids[start : start + length]} for start in starts]
-
-
-def _joined(vectors: list[Vectors], lengths: list[int], counts: list[int]) -> list[Vectors]:
-    """The mean of each prompt's parts, by their tokens; of a length of 1 where theirs is."""
-    joined, at = [], 0
-    for count in counts:
-        some, weights = vectors[at : at + count], lengths[at : at + count]
-        at += count
-        if count > 1:
-            mean = np.average(some, axis=0, weights=weights)
-            is_normal = np.allclose(np.linalg.norm(some, axis=1), 1, rtol=1e-2)
-            mean /= np.linalg.norm(mean) if is_normal else 1
-            some = [mean.astype(np.float32)]
-        joined.append(some[0])
-    return joined
