@@ -47,7 +47,7 @@ class ScoreService:
         names = body.names
         firsts, seconds = (texts_of(getattr(body, name), name) for name in names)
         check_counts(len(firsts), len(seconds), names)
-        found, pooled = await self._scored(body, request, "score-", firsts, seconds)
+        found, pooled = await self._scored(body, request, firsts, seconds)
         data = [
             {"index": index, "object": "score", "score": one} for index, one in enumerate(found)
         ]
@@ -65,7 +65,7 @@ class ScoreService:
         if len(query) != 1:
             raise RequestError.about("query", "must be one text")
         check_counts(1, len(documents), ("query", "documents"))
-        found, pooled = await self._scored(body, request, "rerank-", query, documents)
+        found, pooled = await self._scored(body, request, query, documents)
         best = sorted(range(len(found)), key=lambda index: -found[index])
         results: list[dict[str, object]] = []
         for index in best[: body.top_n or None]:
@@ -84,13 +84,12 @@ class ScoreService:
         self,
         body: ScoringBody,
         request: Request,
-        prefix: str,
         firsts: list[str],
         seconds: list[str],
     ) -> tuple[list[float], Pooled]:
         """The score of each pair, and what it was made of; raises RequestError."""
         context = self._context
-        request_id = begin(context, body, prefix, request)
+        request_id = begin(context, body, "score-", request)
         limits = self._limits(body)
         if self._kind == "cross-encoder":
             prompts, params = await self._pairs(body, limits, firsts, seconds)
