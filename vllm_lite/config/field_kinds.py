@@ -38,7 +38,8 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         attn_layer_period block_multiple_of conv1d_width conv_L_cache conv_kernel
         decoder_sparse_step expansion_ratio
         expert_layer_offset! expert_layer_period first_k_dense_replace! full_attention_interval
-        embedding_size global_attn_every_n_layers local_attention type_vocab_size
+        colbert_dim dim embedding_size projection_dim global_attn_every_n_layers local_attention
+        type_vocab_size
         global_head_dim hidden_size_per_layer_input interleave_moe_layer_step
         intermediate_size_mlp kv_lora_rank laurel_rank linear_conv_kernel_dim linear_head_dim
         linear_key_head_dim linear_num_heads linear_num_key_heads linear_num_value_heads

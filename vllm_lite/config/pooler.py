@@ -176,6 +176,7 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     found["is_causal"] = _is_causal(facts, row)
     if row is not None:
         found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
+        found["size"] = facts.vocab_size if row.seq_pooling == "MAX" else facts.hidden_size
     # Of GGUF files' headers.
     if pooling_type := facts.hf_config.get("seq_pooling"):
         found["seq_pooling_type"] = pooling_type
@@ -183,6 +184,7 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
         found |= _vectors(facts, has_pooling="seq_pooling_type" in stated)
     else:
         found |= _classes(facts, values.get("tokenizer") or facts.path)
+    found |= {} if row is None else row.pooling
     pooling = PoolingFacts(**(found | stated))
     if options.task is not None:
         if options.task not in pooling.tasks:

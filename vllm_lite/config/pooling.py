@@ -10,6 +10,8 @@ TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_clas
 # Those whose answers are of tokens alone.
 TOKEN_TASKS = ("token_embed", "token_classify")
 SeqPooling = Literal["CLS", "LAST", "MEAN"]
+# Of a sparse model: the largest of the tokens' answers.
+AnySeqPooling = Literal[SeqPooling, "MAX"]
 TokPooling = Literal["ALL", "STEP"]
 ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction"]
 
@@ -34,7 +36,7 @@ class PoolingFacts:
     tasks: tuple[str, ...] = ("embed", "token_embed")
     # Whether tokens see earlier ones alone; if not, layers cache nothing.
     is_causal: bool = True
-    seq_pooling_type: SeqPooling = "LAST"
+    seq_pooling_type: AnySeqPooling = "LAST"
     tok_pooling_type: TokPooling = "ALL"
     # Whether vectors are divided by their length, and logits go through `activation`, unless a
     # request says otherwise. The softmax of one class is its logistic function.
@@ -61,6 +63,10 @@ class PoolingFacts:
     # Of STEP: the token behind each step, and the classes that are answered; (): all.
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
+    # Of tasks of tokens: ids without an answer at a prompt's beginning and at its end.
+    omitted: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # Tokens that alone have answers; (): all.
+    answering_token_ids: tuple[int, ...] = ()
     # Of sentence-transformers: texts to put in front of inputs, by name.
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None

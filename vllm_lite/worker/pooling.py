@@ -19,11 +19,13 @@ from vllm_lite.core.step import ModelRunnerOutput, Pooled
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.interfaces import PoolingModel
 from vllm_lite.pooling_params import PoolingParams
-from vllm_lite.worker.request_states import RequestStates, StepPlan
+from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
 
 UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
 
 Floats = npt.NDArray[np.float32]
+# Tokens whose logits of all words are held at a time.
+_MOST_LOGITS = 64
 
 
 @dataclass(slots=True)
@@ -68,9 +70,10 @@ class Pooler:
         for rows in kinds.values():
             params = states.pooling[int(plan.slots[rows.requests[0]])].params
             found = hidden if params.is_per_token or prompts is None else prompts
-            width = len(params.returned_token_ids or ()) or self._facts.num_labels
-            values = np.empty((0, width), np.float32)
-            if rows.places:
+            values = np.empty((0, self._width(params)), np.float32)
+            if rows.places and self._takes_largest and not params.is_per_token:
+                values = self._largest(hidden, rows)
+            elif rows.places:
                 values = self._answers(found[_index(rows.places, hidden)], params)
             self._enter(values, rows, states, plan, is_last, output)
 
@@ -79,21 +82,62 @@ class Pooler:
     ) -> Iterator[tuple[int, list[int]]]:
         """Requests, by their rows in the plan, and the places of the rows that answer them."""
         ends = plan.counts.cumsum().tolist()
-        by_request = self._facts.seq_pooling_type != "LAST"
+        by_request = self._facts.seq_pooling_type in ("CLS", "MEAN")
         for row, slot in enumerate(plan.slots.tolist()):
             progress = states.pooling.get(slot)
             if progress is None:
                 continue
             end, count = ends[row], int(plan.counts[row])
-            if not progress.params.is_per_token:
-                if is_last[row]:
-                    yield row, [row if by_request else end - 1]
-            elif (tag := progress.params.step_tag_id) is None:
-                yield row, list(range(end - count, end))
-            else:
+            params, places = progress.params, np.arange(end - count, end)
+            if params.is_per_token:
                 start = int(plan.starts[row])
                 ids = states.tokens.token_ids[slot, start : start + count]
-                yield row, ((ids == tag).nonzero()[0] + (end - count)).tolist()
+                answers = self._answering(ids, params, start == 0, bool(is_last[row]))
+                yield row, places[answers].tolist()
+            elif is_last[row]:
+                whole = places.tolist() if self._takes_largest else [end - 1]
+                yield row, [row] if by_request else whole
+
+    def _answering(
+        self, ids: Int32s, params: PoolingParams, is_first: bool, is_last: bool
+    ) -> npt.NDArray[np.bool_]:
+        """Of a prompt's tokens in the step: whether they have answers, for a task of tokens."""
+        facts, tag = self._facts, params.step_tag_id
+        if tag is not None or facts.answering_token_ids:
+            return np.isin(ids, facts.answering_token_ids if tag is None else tag)
+        answers = np.ones(len(ids), np.bool_)
+        first, last = facts.omitted.get(params.task or facts.default_task, (-1, -1))
+        answers[0] &= not (is_first and ids[0] == first)
+        answers[-1] &= not (is_last and ids[-1] == last)
+        return answers
+
+    @property
+    def _takes_largest(self) -> bool:
+        return self._facts.seq_pooling_type == "MAX"
+
+    def _width(self, params: PoolingParams) -> int:
+        """Numbers of an answer."""
+        if "classify" not in (params.task or self._facts.default_task):
+            return params.dimensions or self._facts.size
+        return len(params.returned_token_ids or ()) or self._facts.num_labels
+
+    def _largest(self, hidden: Tensor, rows: _Rows) -> Floats:
+        """The weight of each word for each of the requests `rows`, of all of their tokens.
+
+        It is log(1 + x) of the largest logit x, or 0 (SPLADE). Few tokens at a time: there is a
+        number for each word.
+        """
+        weights, first = [], 0
+        for count in rows.counts:
+            largest = np.zeros(self._facts.size, np.float32)
+            for start in range(first, first + count, _MOST_LOGITS):
+                places = rows.places[start : min(start + _MOST_LOGITS, first + count)]
+                logits = self._model.pooled("embed", hidden[_index(places, hidden)])
+                largest = np.maximum(largest, logits.amax(0).cpu().numpy())
+            weights.append(np.log1p(largest))
+            first += count
+        rows.counts = [1] * len(rows.counts)
+        return np.stack(weights)
 
     def _prompt_rows(
         self,
@@ -105,7 +149,7 @@ class Pooler:
         """CLS and MEAN: each request's row [R, N] so far, or whole where its prompt ends here."""
         kind = self._facts.seq_pooling_type
         whose = [states.pooling.get(slot) for slot in plan.slots.tolist()]
-        if kind == "LAST" or all(p is None or p.params.is_per_token for p in whose):
+        if kind in ("LAST", "MAX") or all(p is None or p.params.is_per_token for p in whose):
             return None
         if kind == "CLS":
             rows = hidden[_index((plan.counts.cumsum() - plan.counts).tolist(), hidden)]

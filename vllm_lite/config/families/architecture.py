@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from vllm_lite.config.pooling import SeqPooling, TokPooling
+from vllm_lite.config.pooling import AnySeqPooling, TokPooling
 from vllm_lite.config.values import Json, JsonView
 
 # Which layers have a config's sliding_window: those that layer_types names, else ...
@@ -89,7 +89,9 @@ class Architecture:
     # What it answers; the first is what --runner auto runs it for. See config.pooling.TASKS.
     tasks: tuple[str, ...] = ("generate",)
     # Of tasks for prompts and for tokens, unless the checkpoint or the user says otherwise.
-    seq_pooling: SeqPooling = "LAST"
+    seq_pooling: AnySeqPooling = "LAST"
+    # Further fields of PoolingFacts.
+    pooling: JsonView = field(default_factory=dict)
     tok_pooling: TokPooling = "ALL"
     # Whether tokens see earlier ones alone; if not, prompts are computed whole, without a cache.
     is_causal: bool = True

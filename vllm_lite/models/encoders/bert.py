@@ -91,14 +91,17 @@ class BertForMaskedLM(BertModel):
         return [*rules, Rule("cls.predictions", (Part(decoder),), is_alternative=True)]
 
 
+class BertSpladeSparseEmbeddingModel(BertForMaskedLM):
+    """A weight of each word of the vocabulary (Formal et al., 2021)."""
+
+    task: ClassVar[str] = "embed"
+
+
 class HF_ColBERT(BertModel):
     """Short vectors of tokens, compared one by one (Khattab and Zaharia, 2020)."""
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        size = next(
-            facts.hf_config[name]
-            for name in ("colbert_dim", "dim", "projection_dim")
-            if facts.hf_config.get(name)
-        )
+        names = ("colbert_dim", "dim", "projection_dim")
+        size = next(filter(None, map(facts.hf_config.get, names)), 128)
         return {"token_embed": (Dense(name="linear", size=size, bias=False),)}
