@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "cpu/isa.h"
@@ -63,52 +64,104 @@ void gather_rows(const Experts& p, int64_t num_tokens) {
   });
 }
 
-// Multiplies every block by its expert's weight; panels of all blocks are divided among threads.
-// With `is_gated` the weight's halves, whole panels each, are multiplied one after the other.
-void multiply(const Linear& p, const ExpertWeight* weights, const std::vector<Block>& blocks,
-              bool is_gated) {
-  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
-  const int64_t outputs = kPanel * (is_gated ? 2 : 1);
-  const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end - blocks.front().begin;
+// Calls body(block, begin_panel, end_panel) on ranges of at most `most` panels of all blocks, which
+// threads take in turn.
+template <class Body>
+void each_range(std::span<const Block> blocks, int64_t num_panels, int64_t most, Body&& body) {
   const int64_t num_items = static_cast<int64_t>(blocks.size()) * num_panels;
-  const int64_t products = std::max<int64_t>(
-      1, num_rows * outputs * p.num_inputs / std::max<int64_t>(1, blocks.size()));
-  const int64_t grain = std::clamp<int64_t>(kProductsOfPanels / products, 1,
-                                            std::max<int64_t>(1, ceil_divide(num_items, 8)));
-  const KernelTable& table = kernels();
+  const int64_t grain =
+      std::clamp<int64_t>(most, 1, std::max<int64_t>(1, ceil_divide(num_items, 8)));
   parallel_spans(num_items, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const Block& block = blocks[begin / num_panels];
       const int64_t panel = begin % num_panels;
       const int64_t last = std::min(num_panels, panel + end - begin);
-      Linear part = p;
-      part.packed_weight = weights[block.expert].data;
-      part.bias = weights[block.expert].bias;
-      table.linear(part, block.begin, block.end, panel, last);
-      if (is_gated) {
-        if (part.bias != nullptr) part.bias += p.num_outputs;
-        part.packed_weight = static_cast<const char*>(part.packed_weight) +
-                             num_panels * packed_panel_bytes(p.dtype, p.num_inputs);
-        part.is_gated = true;
-        table.linear(part, block.begin, block.end, panel, last);
-      }
+      body(blocks[begin / num_panels], panel, last);
       begin += last - panel;
     }
   });
 }
 
-// As `multiply`, by quantised weights.
-void multiply_quantized(const Linear& p, const ExpertWeight* weights,
-                        const std::vector<Block>& blocks) {
-  const int64_t in_bytes = p.x_stride * bytes_of(p.dtype);
-  const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
+int64_t count_rows(std::span<const Block> blocks) {
+  return blocks.empty() ? 0 : blocks.back().end - blocks.front().begin;
+}
+
+// The average, rounded up.
+int64_t rows_of_block(std::span<const Block> blocks) {
+  return ceil_divide(count_rows(blocks), std::max<int64_t>(1, static_cast<int64_t>(blocks.size())));
+}
+
+// Multiplies every block by its expert's weight.
+// With `is_gated` the weight's halves, whole panels each, are multiplied one after the other.
+void multiply(const Linear& p, const ExpertWeight* weights, std::span<const Block> blocks,
+              bool is_gated) {
+  const int64_t num_panels = ceil_divide(p.num_outputs, kPanel);
+  const int64_t outputs = kPanel * (is_gated ? 2 : 1);
+  const int64_t products = std::max<int64_t>(1, rows_of_block(blocks) * outputs * p.num_inputs);
+  const KernelTable& table = kernels();
+  each_range(blocks, num_panels, kProductsOfPanels / products,
+             [&](const Block& block, int64_t panel, int64_t last) {
+               Linear part = p;
+               part.packed_weight = weights[block.expert].data;
+               part.bias = weights[block.expert].bias;
+               table.linear(part, block.begin, block.end, panel, last);
+               if (is_gated) {
+                 if (part.bias != nullptr) part.bias += p.num_outputs;
+                 part.packed_weight = static_cast<const char*>(part.packed_weight) +
+                                      num_panels * packed_panel_bytes(p.dtype, p.num_inputs);
+                 part.is_gated = true;
+                 table.linear(part, block.begin, block.end, panel, last);
+               }
+             });
+}
+
+// As `multiply`, by quantised weights; `before`, if any, makes the rows.
+void multiply_quantized(const Linear& p, const ExpertWeight* weights, std::span<const Block> blocks,
+                        const RowOperation* before) {
+  const KernelTable& table = kernels();
+  const auto parts_of = [&](const Block& block) {
+    return static_cast<const QuantizedPart*>(weights[block.expert].data);
+  };
+  const int64_t groups_of_row = p.num_inputs / kQuantizedGroup;
+  const int64_t num_blocks = static_cast<int64_t>(blocks.size()), rows = rows_of_block(blocks);
+  QuantizedGroup* groups = group_buffer(count_rows(blocks) * groups_of_row);
+  // A block's rows side by side.
+  const auto groups_of = [&](const Block& block) {
+    return groups + (block.begin - blocks.front().begin) * groups_of_row;
+  };
+  const int64_t work = p.num_inputs + (before == nullptr ? 0 : work_of_row(*before));
+  parallel_rows(num_blocks, work * rows, [&](int64_t begin, int64_t end) {
+    for (const Block& block : blocks.subspan(begin, end - begin)) {
+      if (before != nullptr) run_rows(*before, block.begin, block.end);
+      const char* x = static_cast<const char*>(p.x) + block.begin * p.x_stride * bytes_of(p.dtype);
+      const int64_t count = block.end - block.begin;
+      table.quantize_rows({p.dtype, x, p.x_stride, groups_of(block), count, p.num_inputs}, 0,
+                          count);
+    }
+  });
+  int64_t num_panels = 0;
   for (const Block& block : blocks) {
-    const ExpertWeight& weight = weights[block.expert];
-    quantized_linear({p.dtype, static_cast<const char*>(p.x) + block.begin * in_bytes, p.x_stride,
-                      static_cast<const QuantizedPart*>(weight.data), weight.num_parts, weight.bias,
-                      p.num_inputs, p.out_dtype,
-                      static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride},
-                     block.end - block.begin);
+    const int64_t num_parts = weights[block.expert].num_parts;
+    num_panels = std::max(num_panels, count_panels(parts_of(block), num_parts));
+  }
+  const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
+  each_range(blocks, num_panels, panels_of_range(rows, p.num_inputs),
+             [&](const Block& block, int64_t panel, int64_t last) {
+               const ExpertWeight& weight = weights[block.expert];
+               table.quantized_product(
+                   {groups_of(block), block.end - block.begin, p.num_inputs, parts_of(block),
+                    weight.num_parts, weight.bias, p.out_dtype,
+                    static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride},
+                   panel, last);
+             });
+}
+
+// Calls body(blocks) on blocks with kQuantizedRows rows together, or less.
+template <class Body>
+void each_batch(std::span<const Block> blocks, Body&& body) {
+  for (size_t count = 0; !blocks.empty(); blocks = blocks.subspan(count)) {
+    count = 1;
+    while (count < blocks.size() && count_rows(blocks.first(count + 1)) <= kQuantizedRows) ++count;
+    body(blocks.first(count));
   }
 }
 
@@ -118,30 +171,27 @@ void experts(const Experts& p, int64_t num_tokens) {
   const int64_t inner = p.intermediate_size, made = p.has_gates ? 2 * inner : inner;
   const bool is_gated = p.has_gates && !p.is_quantized && p.act == ActivationKind::kSilu &&
                         p.limit == INFINITY && inner % kPanel == 0;
-  const auto blocks = sort_pairs(p, num_tokens, p.is_quantized ? INT64_MAX / 2 : kRowsPerBlock);
+  const auto blocks = sort_pairs(p, num_tokens, p.is_quantized ? kQuantizedRows : kRowsPerBlock);
   gather_rows(p, num_tokens);
-  const auto product = [&](const Linear& linear, const ExpertWeight* weights, bool gated) {
-    if (p.is_quantized) {
-      multiply_quantized(linear, weights, blocks);
-    } else {
-      multiply(linear, weights, blocks, gated);
-    }
-  };
-  product({p.dtype, p.rows, p.size, nullptr, nullptr, is_gated ? inner : made, p.size, p.dtype,
-           p.hidden, made},
-          p.gate_up, is_gated);
-  const int64_t num_rows = blocks.empty() ? 0 : blocks.back().end;
-  if (!is_gated) {
-    // Over the gates: each is read before it is written.
-    run(Activation{p.dtype, p.act, p.has_gates, p.hidden, p.hidden, inner, made, made, {}, p.limit,
-                   p.shift},
-        num_rows);
+  const Linear first = {p.dtype, p.rows,  p.size,   nullptr, nullptr, is_gated ? inner : made,
+                        p.size,  p.dtype, p.hidden, made};
+  const Linear second = {p.dtype, p.hidden,        made,   nullptr, nullptr, p.size,
+                         inner,   DType::kFloat32, p.rows, p.size};
+  // Over the gates: each is read before it is written.
+  const RowOperation activation = Activation{p.dtype, p.act, p.has_gates, p.hidden, p.hidden, inner,
+                                             made,    made,  {},          p.limit,  p.shift};
+  if (p.is_quantized) {
+    each_batch(blocks, [&](auto batch) { multiply_quantized(first, p.gate_up, batch, nullptr); });
+    each_batch(blocks, [&](auto batch) { multiply_quantized(second, p.down, batch, &activation); });
+  } else {
+    multiply(first, p.gate_up, blocks, is_gated);
+    if (!is_gated) run(activation, count_rows(blocks));
+    multiply(second, p.down, blocks, false);
   }
-  product({p.dtype, p.hidden, made, nullptr, nullptr, p.size, inner, DType::kFloat32, p.rows,
-           p.size},
-          p.down, false);
-  const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows), p.places,
-                         p.scales_inputs ? nullptr : p.weights, p.top_k, p.size, p.out};
+  const ExpertSum sum = {p.out_dtype, static_cast<const float*>(p.rows),
+                         p.places,    p.scales_inputs ? nullptr : p.weights,
+                         p.top_k,     p.size,
+                         p.out};
   parallel_rows(num_tokens, p.size * p.top_k,
                 [&](int64_t begin, int64_t end) { kernels().sum_experts(sum, begin, end); });
 }

@@ -86,6 +86,15 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows,
 const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_t count,
                                    const BesideProduct& beside = {});
 
+// This thread's memory for quantised rows, valid until its next call; grows to the largest need.
+QuantizedGroup* group_buffer(int64_t count);
+
+// Panels of all parts.
+int64_t count_panels(const QuantizedPart* parts, int64_t num_parts);
+
+// Panels that a thread takes at a time to multiply num_rows rows by: some tens of microseconds.
+int64_t panels_of_range(int64_t num_rows, int64_t num_inputs);
+
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 
 // Throws std::invalid_argument for a type that cannot be expanded.

@@ -17,7 +17,8 @@ constexpr int64_t kProductsPerRange = 8 * 1024 * 1024;
 // Weights of a range of panels: few rows are limited by reading weights.
 constexpr int64_t kWeightsPerRange = 256 * 1024;
 
-// This thread's quantised rows of x; grows to the largest layer's.
+}  // namespace
+
 QuantizedGroup* group_buffer(int64_t count) {
   struct Buffer {
     std::unique_ptr<QuantizedGroup[]> groups;
@@ -32,7 +33,16 @@ QuantizedGroup* group_buffer(int64_t count) {
   return buffer.groups.get();
 }
 
-}  // namespace
+int64_t count_panels(const QuantizedPart* parts, int64_t num_parts) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < num_parts; ++i) count += ceil_divide(parts[i].num_outputs, kPanel);
+  return count;
+}
+
+int64_t panels_of_range(int64_t num_rows, int64_t num_inputs) {
+  const int64_t weights = kPanel * num_inputs;
+  return std::min(kWeightsPerRange / weights, kProductsPerRange / (num_rows * weights));
+}
 
 int64_t packed_quantized_bytes(int ggml_type, int64_t num_outputs, int64_t num_inputs) {
   const int64_t panel_bytes = kernels().quantized_panel_bytes(ggml_type, num_inputs);
@@ -70,10 +80,7 @@ const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_
 void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesideProduct& beside) {
   check(beside, num_rows);
   const KernelTable& table = kernels();
-  int64_t num_panels = 0;
-  for (int64_t i = 0; i < p.num_parts; ++i) {
-    num_panels += ceil_divide(p.parts[i].num_outputs, kPanel);
-  }
+  const int64_t num_panels = count_panels(p.parts, p.num_parts);
   const int64_t out_size = bytes_of(p.out_dtype);
   for (int64_t row = 0; row < num_rows; row += kQuantizedRows) {
     const int64_t count = std::min(kQuantizedRows, num_rows - row);
@@ -81,10 +88,9 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
     char* out = static_cast<char*>(p.out) + row * p.out_stride * out_size;
     const QuantizedProduct product = {groups, count,       p.num_inputs, p.parts,     p.num_parts,
                                       p.bias, p.out_dtype, out,          p.out_stride};
-    const int64_t weights = kPanel * p.num_inputs;
-    const int64_t panels = std::min(kWeightsPerRange / weights, kProductsPerRange / (count * weights));
     // At least eight ranges, so that one slow core delays the others little.
-    const int64_t grain = std::clamp<int64_t>(panels, 1, ceil_divide(num_panels, 8));
+    const int64_t grain = std::clamp<int64_t>(panels_of_range(count, p.num_inputs), 1,
+                                              ceil_divide(num_panels, 8));
     parallel_spans(num_panels, grain, [&](int64_t begin, int64_t end) {
       table.quantized_product(product, begin, end);
     });

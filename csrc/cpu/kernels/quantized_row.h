@@ -16,8 +16,9 @@ constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewRows = 1;
 #endif
 constexpr int kRowVectors = 2;
-// Prefetch distance in bytes.
-constexpr int kAhead = 4096;
+// Prefetch distances in bytes: into the second cache, and from there into the first. A core can wait
+// for more lines on their way to the second cache than to the first.
+constexpr int kFarAhead = 8192, kNearAhead = 1024;
 
 // Adds a group's products to the totals of kRows rows by kRowVectors vectors from `v` on.
 template <class Block, int kRows>
@@ -85,9 +86,9 @@ static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vecto
       const uint8_t* group = chunk + Layout::kHeaderBytes;
       for (int64_t g = min_of<int64_t>(left, kChunkGroups); g > 0; --g) {
         if (v == 0) {
-          // Weights are read once a step and must not evict data that is needed again.
           for (int i = 0; i < Layout::kGroupBytes; i += kLine) {
-            __builtin_prefetch(group + kAhead + i, 0, 0);
+            __builtin_prefetch(group + kFarAhead + i, 0, 2);
+            __builtin_prefetch(group + kNearAhead + i);
           }
         }
         add_group<Block, kRows>(chunk, group, v, groups, totals);
