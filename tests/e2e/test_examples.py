@@ -28,7 +28,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_examples_stay_short() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 7
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) < 40, f"{example.name} is too long"
 
@@ -42,6 +42,15 @@ def test_offline() -> None:
 def test_async_engine() -> None:
     lines = run("async_engine.py").splitlines()
     assert [line[1:8].strip() for line in lines] == ["The sea", "The sky", "The for"]
+
+
+@pytest.mark.parametrize("name", ["semantic_search.py", "rerank.py", "late_interaction.py"])
+def test_pooling(name: str) -> None:
+    lines = run(name).splitlines()
+    scores = [float(line.split()[0]) for line in lines if line.startswith("  ")]
+    assert len(scores) >= 3
+    ranked = scores[:2] if name == "semantic_search.py" else scores
+    assert ranked == sorted(ranked, reverse=True)
 
 
 @pytest.mark.parametrize("name", ["chat_client.py", "streaming_client.py"])

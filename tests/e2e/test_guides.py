@@ -1,7 +1,8 @@
 """Every block of README and of the guides is run as it stands, from top to bottom of a page.
 
-Clients talk to one demo server; a `serve` of a block starts, gets ready and is stopped; the hub is
-a stand-in on the loopback, whose model is tiny. What a block prints is compared but for numbers.
+Clients talk to a demo server, or to one that embeds; a `serve` of a block starts, gets ready and is
+stopped; the hub is a stand-in on the loopback, whose model is tiny. What a block prints is compared
+but for numbers.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ sys.exit(server.wait())
 class Place:
     """A folder for each page, and the environment of its commands."""
 
-    def __init__(self, root: Path, server: ServerProcess, hub: FakeHub, port: int) -> None:
-        self._root, self._server = root, server
+    def __init__(self, root: Path, servers: list[ServerProcess], hub: FakeHub, port: int) -> None:
+        """The second of the servers embeds."""
+        self._root, (server, self._embedding) = root, servers
+        self._server = server
         bin = root / "bin"
         bin.mkdir()
         programs = {
@@ -141,9 +144,10 @@ class Place:
     def run(self, block: Block, text: str, program: list[str]) -> str:
         """The output of `text` on either stream; it must succeed."""
         folder = self._root / block.page.stem
+        server = self._embedding if block.page.stem == "pooling" else self._server
         folder.mkdir(exist_ok=True)
         done = subprocess.run(
-            [*program, text.replace("http://localhost:8000", self._server.url)],
+            [*program, text.replace("http://localhost:8000", server.url)],
             cwd=folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -165,8 +169,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     greedy = ("--override-generation-config", '{"temperature": 0}')
     sizes = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2000")
     stored = ("--batch-storage-dir", str(tmp_path_factory.mktemp("stored")))
-    with ServerProcess(*greedy, *sizes, *stored) as server, serving(FakeHub(files, MODEL)) as hub:
-        yield Place(tmp_path_factory.mktemp("guides"), server, hub, free_port())
+    with (
+        ServerProcess(*greedy, *sizes, *stored) as server,
+        ServerProcess("--convert", "embed", *sizes) as embedding,
+        serving(FakeHub(files, MODEL)) as hub,
+    ):
+        yield Place(tmp_path_factory.mktemp("guides"), [server, embedding], hub, free_port())
 
 
 SHELL = ["bash", "-euo", "pipefail", "-c"]

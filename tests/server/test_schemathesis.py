@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -22,6 +23,7 @@ from schemathesis.config import SchemathesisConfig
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import app_of
+from vllm_lite.config.pooling import PoolingFacts
 
 SEED = 20261122
 TOTAL = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "300"))
@@ -37,12 +39,24 @@ CONFIG = {
 load_all_checks()
 EVERY_CHECK = [CHECKS.get_one(name) for name in CHECKS.get_all_names()]
 _storage = tempfile.TemporaryDirectory()
-schema = schemathesis.openapi.from_asgi(
-    "/openapi.json",
-    app_of(FakeEngineClient(), batch_storage_dir=_storage.name),
-    config=SchemathesisConfig.from_dict(CONFIG),
-)
-OPERATIONS = [result.ok() for result in schema.get_all_operations()]
+_POOLING = PoolingFacts(tasks=("embed", "classify"), size=8, num_labels=2)
+
+
+def operations(app: FastAPI) -> dict[str, Any]:
+    """The application's operations by their labels."""
+    schema = schemathesis.openapi.from_asgi(
+        "/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG)
+    )
+    return {one.label: one for one in (result.ok() for result in schema.get_all_operations())}
+
+
+_OWN = operations(app_of(FakeEngineClient(), batch_storage_dir=_storage.name))
+# What both kinds of servers have is asked of one, but for bodies that differ.
+_ALSO = operations(app_of(FakeEngineClient(pooling=_POOLING)))
+OPERATIONS = [
+    *_OWN.values(),
+    *(one for label, one in _ALSO.items() if label not in _OWN or "invocations" in label),
+]
 WITH_BODY = [one for one in OPERATIONS if one.body]
 # What has a path only has nothing more to vary.
 FEW = 3

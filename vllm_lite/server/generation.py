@@ -33,6 +33,8 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 # The outputs of a generation are of one kind.
 Output = TypeVar("Output", bound=AnyOutput)
+# Prompts that are checked before others get the event loop.
+_PROMPTS_A_TURN = 64
 Vector = PoolingRequestOutput[PoolingOutput]
 # The headers of W3C's trace context.
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -263,7 +265,7 @@ class Generations:
         ]
         return self.run(ids, iterators)
 
-    def encode(
+    async def encode(
         self,
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams],
@@ -273,19 +275,21 @@ class Generations:
         cache_salt: str | None = None,
     ) -> Generation[Vector]:
         """The same for vectors of prompts, each with parameters of its own."""
-        self.check_open()
-        ids = _ids_of(request_id, len(prompts))
-        iterators = [
-            self._client.encode(
-                prompt,
-                own,
-                one_id,
-                priority=priority,
-                cache_salt=cache_salt,
-                origin=current_origin(),
+        ids, iterators = _ids_of(request_id, len(prompts)), []
+        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            if index % _PROMPTS_A_TURN == 0:
+                await asyncio.sleep(0)
+                self.check_open()
+            iterators.append(
+                self._client.encode(
+                    prompt,
+                    own,
+                    ids[index],
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    origin=current_origin(),
+                )
             )
-            for prompt, own, one_id in zip(prompts, params, ids, strict=True)
-        ]
         return self.run(ids, iterators)
 
     def run(

@@ -77,7 +77,7 @@ async def pool(
     facts = facts_of(context)
     _check_size(facts, prompts, each[0])
     context.log_request(request_id, prompts[0].get("prompt"), each[0])
-    generation = context.generations.encode(
+    generation = await context.generations.encode(
         list(prompts), each, request_id, priority=body.priority, cache_salt=body.cache_salt
     )
     outputs = await generation.finish(request.receive, generation.last_outputs())
