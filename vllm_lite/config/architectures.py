@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_lite.config.families import classics, encoders, experts, llama, qwen_phi_gemma, states
+from vllm_lite.config.families import (
+    classics,
+    encoders,
+    experts,
+    llama,
+    pooled,
+    qwen_phi_gemma,
+    states,
+)
 from vllm_lite.config.families.architecture import Architecture, text_part
 
-GROUPS = (llama, qwen_phi_gemma, classics, experts, states, encoders)
+GROUPS = (llama, qwen_phi_gemma, classics, experts, states, pooled, encoders)
 
 _TEXT_MODELS = {row.name: row for group in GROUPS for row in group.ROWS}
 # Models that read pictures or sounds too, of which the text model is run.

@@ -24,6 +24,7 @@ _CONVERSIONS = {
     "classify": ("classify", "token_classify"),
     "reward": ("token_classify",),
 }
+_POOLING = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 # transformers' default.
 _NUM_LABELS = 2
 
@@ -177,6 +178,9 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     if row is not None:
         found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
         found["size"] = facts.vocab_size if row.seq_pooling == "MAX" else facts.hidden_size
+    word = facts.hf_config.get("pooling")  # of NVIDIA's bidirectional Llamas
+    if isinstance(word, str) and word in _POOLING:
+        found["seq_pooling_type"] = _POOLING[word]
     # Of GGUF files' headers.
     if pooling_type := facts.hf_config.get("seq_pooling"):
         found["seq_pooling_type"] = pooling_type

@@ -139,7 +139,7 @@ def test_longrope_has_older_names(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"architectures": ["OtherModel"]}, ", ".join(ARCHITECTURES)),
+        ({"architectures": ["OtherLM"]}, ", ".join(ARCHITECTURES)),
         ({"architectures": None}, "without architectures"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32ForCausalLM, whose sparse"),
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM, whose sparse"),
