@@ -44,9 +44,9 @@ class BertModel(EncoderModel):
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
-        names, heads = {**EMBEDDING, **LAYERS}, cls.heads_of(facts)
+        names = {**EMBEDDING, **LAYERS}
         unused = [Rule(name) for name in _OF_TRAINING]
-        return [*unused, *encoder_rules(cls.roots, names, heads, unused=UNUSED)]
+        return [*unused, *encoder_rules(cls.roots, names, unused=UNUSED)]
 
 
 class BertForSequenceClassification(BertModel):

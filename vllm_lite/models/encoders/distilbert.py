@@ -40,8 +40,8 @@ class DistilBertModel(EncoderModel):
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
         unused = [Rule(name) for name in _OF_TRAINING]
-        roots, heads = ("", "distilbert."), cls.heads_of(facts)
-        return [*unused, *encoder_rules(roots, _NAMES, heads, unused=("embeddings",))]
+        roots = ("", "distilbert.")
+        return [*unused, *encoder_rules(roots, _NAMES, unused=("embeddings",))]
 
 
 class DistilBertForSequenceClassification(DistilBertModel):

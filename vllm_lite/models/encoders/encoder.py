@@ -20,7 +20,7 @@ from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, renamed
 from vllm_lite.models.decoder import Decoder
-from vllm_lite.models.heads import Heads, HeadSpec, head_rules, with_dense
+from vllm_lite.models.heads import Heads, HeadSpec, with_dense
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, size, with_layers
 
@@ -110,11 +110,7 @@ def num_token_types(facts: ModelFacts) -> int:
 
 
 def encoder_rules(
-    roots: Iterable[str],
-    names: Mapping[str, str],
-    heads: Mapping[str, HeadSpec],
-    *,
-    unused: Iterable[str] = (),
+    roots: Iterable[str], names: Mapping[str, str], *, unused: Iterable[str] = ()
 ) -> list[AnyRule]:
     """Rules for layers `names`, before which checkpoints may write one of `roots`, the usual last.
 
@@ -127,7 +123,7 @@ def encoder_rules(
         rules += own if root == usual else [replace(rule, is_alternative=True) for rule in own]
         rules += (Rule(f"{root}{name}") for name in unused)
         rules += (alias for old in names for alias in _old_names(f"{root}{old}"))
-    return [*rules, *head_rules(heads)]
+    return rules
 
 
 def _old_names(norm: str) -> Iterator[Alias]:

@@ -47,6 +47,6 @@ class JinaBertModel(BertModel):
         return [
             replace(of_gguf, is_alternative=True),
             *super().weight_rules(facts),
-            *encoder_rules(cls.roots, _NAMES, {}),
+            *encoder_rules(cls.roots, _NAMES),
             *(fused(f"{root}{gated}", "model.layers.*.mlp", halves) for root in cls.roots),
         ]

@@ -84,7 +84,7 @@ class ModernBertModel(EncoderModel):
                 fused(f"{layer}.attn.Wqkv", "model.layers.*.self_attn", qkv),
                 fused(f"{layer}.mlp.Wi", "model.layers.*.mlp", halves),
             ]
-        return [*rules, *encoder_rules(_ROOTS, _NAMES, cls.heads_of(facts))]
+        return [*rules, *encoder_rules(_ROOTS, _NAMES)]
 
 
 class ModernBertForSequenceClassification(ModernBertModel):

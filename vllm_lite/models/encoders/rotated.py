@@ -56,14 +56,14 @@ class RotatedModel(EncoderModel):
         width = facts.num_heads * facts.head_size
         sizes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), width)
         unused = ("embeddings", "pooler.dense")
-        new, heads = "model.layers.*", cls.heads_of(facts)
+        new = "model.layers.*"
         later = {f"layers.*.{old}": f"{new}.{own}" for old, own in _LAYER.items()}
         first = {f"{cls.layers}.*.{old}": f"{new}.{own}" for old, own in cls.names.items()}
         names = {**_WORDS, "emb_ln": "model.embed_norm"}
         return [
             *(Rule(name) for name in ("classifier", "lm_head.dense", "lm_head.norm")),
-            *encoder_rules(cls.roots, {**_WORDS, **later}, {}, unused=unused),
-            *encoder_rules(cls.roots, {**names, **_WORDS, **first}, heads, unused=unused),
+            *encoder_rules(cls.roots, {**_WORDS, **later}, unused=unused),
+            *encoder_rules(cls.roots, {**names, **_WORDS, **first}, unused=unused),
             *(
                 fused(f"{root}{cls.layers}.*.{cls.qkv}", f"{new}.self_attn", sizes)
                 for root in cls.roots

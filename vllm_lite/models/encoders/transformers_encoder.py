@@ -22,7 +22,7 @@ from vllm_lite.layers.attention import LayerCache, ScoreTerms
 from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Rule
-from vllm_lite.models.heads import Heads, HeadSpec
+from vllm_lite.models.heads import Heads, HeadSpec, with_dense
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.transformers_attention import TRIAL, AttendingLayer, Trial, attend
 from vllm_lite.models.transformers_model import (
@@ -65,7 +65,8 @@ class TransformersEncoder(nn.Module):
         for child_name, child in whole.named_children():
             self.add_module(child_name, base if isinstance(child, _Given) else child)
         make_parameters(self, base, self._device)
-        self.heads = Heads(self.heads_of(facts), facts.hidden_size, options.dtype)
+        heads = {} if facts.pooling is None else with_dense({}, facts.pooling)
+        self.heads = Heads(heads, facts.hidden_size, options.dtype)
         self._is_tried = False
 
     @staticmethod
