@@ -83,6 +83,10 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
                 "them, or a model that is made for it",
                 "task",
             )
+        if self.token_type_start is not None and facts.num_token_types < 2:
+            raise RequestError(
+                f"this model's tokens have one type; leave {TOKEN_TYPE_START} out", "extra_kwargs"
+            )
         is_of_steps = task == "token_classify" and facts.tok_pooling_type == "STEP"
         fitted: dict[str, Any] = {"task": task}
         if self.use_activation is None:

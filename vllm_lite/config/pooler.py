@@ -175,6 +175,7 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     stated = options.stated()
     found: Json = {"tasks": own or wanted or _CONVERSIONS["embed"], "size": facts.hidden_size}
     found["is_causal"] = _is_causal(facts, row)
+    found["num_token_types"] = facts.hf_config.get("type_vocab_size") or 0
     if row is not None:
         found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
         found["size"] = facts.vocab_size if row.seq_pooling == "MAX" else facts.hidden_size

@@ -65,6 +65,8 @@ class PoolingFacts:
     returned_token_ids: tuple[int, ...] = ()
     # Of tasks of tokens: ids without an answer at a prompt's beginning and at its end.
     omitted: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # Types that tokens may have; 0: they have none.
+    num_token_types: int = 0
     # Tokens that alone have answers; (): all.
     answering_token_ids: tuple[int, ...] = ()
     # Of sentence-transformers: texts to put in front of inputs, by name.

@@ -16,6 +16,7 @@ from tests.models.checkpoints import make_model
 from tests.models.encoders.cases import make_encoder
 from tests.models.encoders.test_encoders import expected, prompts
 from vllm_lite import LLM, PoolingParams
+from vllm_lite.errors import RequestError
 
 TYPES = "compressed_token_type_ids"
 
@@ -73,6 +74,17 @@ def test_the_second_text_has_another_type(tmp_path: Path) -> None:
         params = PoolingParams(task="classify", extra_kwargs={TYPES: 7})
         (shares,) = answers(llm, [ids], params)
     torch.testing.assert_close(shares, want, atol=1e-4, rtol=0)
+
+
+def test_a_type_that_a_model_lacks_is_refused(tmp_path: Path) -> None:
+    make_encoder("DistilBertForSequenceClassification").save_pretrained(tmp_path)
+    params = PoolingParams(task="classify", extra_kwargs={TYPES: 1})
+    with (
+        engine(tmp_path) as llm,
+        pytest.raises(RequestError, match="tokens have one type") as caught,
+    ):
+        llm.encode([5, 6], params)
+    assert caught.value.param == "extra_kwargs"
 
 
 def renamed(path: Path, architecture: str, **tensors: Tensor) -> Path:
