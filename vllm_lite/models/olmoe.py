@@ -1,4 +1,4 @@
-"""OLMoE (arXiv:2409.02060): experts in every layer; all heads of queries and of keys normalised."""
+"""OLMoE (arXiv:2409.02060) and FlexOlmo: experts in every layer, heads normalised as one row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mixtures import expert_rules, expert_size, routed_experts, with_experts
+from vllm_lite.models.olmo import Olmo2ForCausalLM, norms_after
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, with_layers
 
 
@@ -24,3 +25,15 @@ class OlmoeForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return expert_rules(expert_size(facts))
+
+
+class FlexOlmoForCausalLM(DecoderForCausalLM):
+    """OLMo 2 with OLMoE's experts (Shi et al., 2025)."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_experts(Olmo2ForCausalLM.spec(facts), routed_experts(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [*norms_after(), *expert_rules(expert_size(facts))]

@@ -12,6 +12,7 @@ CASES = {
 # Ranks cannot share them: they normalise all heads, or all hidden features, as one row.
 UNDIVIDED = (
     "bitnet",
+    "flex_olmo",
     "minimax",
     "minimax_m2",
     "minimax_text_01",

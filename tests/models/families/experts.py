@@ -215,6 +215,19 @@ FAMILIES = {
             },
         },
     ),
+    "flex_olmo": Family(
+        "FlexOlmoForCausalLM",
+        {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 24, "pad_token_id": None},
+        cases={
+            "": {"norm_topk_prob": True, "attention_bias": True},
+            "odd": {
+                "num_experts": 5,
+                "num_experts_per_tok": 1,
+                "num_key_value_heads": 1,
+                "tie_word_embeddings": True,
+            },
+        },
+    ),
     "granite_moe": Family(
         "GraniteMoeForCausalLM",
         {"num_local_experts": 5, "num_experts_per_tok": 5, "intermediate_size": 24},

@@ -38,7 +38,7 @@ same tokens however its requests are scheduled ([every case](models_tested.md)).
 
 Other decoders run by transformers' own module (`--model-impl transformers`), with our linear
 layers, experts, cache and scheduling, if they attend by its attention interface: BioGpt, Persimmon,
-FlexOlmo, JetMoe and LongcatFlash (`...ForCausalLM`) among them. A step
+JetMoe and LongcatFlash (`...ForCausalLM`) among them. A step
 takes longer, as it is not recorded, and ranks can share a model only if its `base_model_tp_plan`
 splits nothing but linear layers. Models that attend in another way, or keep a state of their own,
 are refused by name. Other encoders, as ErnieModel and EuroBertModel, run by it too, and

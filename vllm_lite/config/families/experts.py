@@ -93,6 +93,12 @@ ROWS = (
         aliases=_NAMES,
         reads=f"{_ROUTED} norm_topk_prob",
     ),
+    row(
+        "FlexOlmoForCausalLM",
+        "olmoe",
+        aliases=_NAMES,
+        reads=f"{_ROUTED} norm_topk_prob",
+    ),
     row("GraniteMoeForCausalLM", "granite_moe", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
     row(
         "GraniteMoeSharedForCausalLM",
