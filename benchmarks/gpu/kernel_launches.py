@@ -191,6 +191,7 @@ def launch_grouped(rows: int) -> None:
 def launch_experts(rows: int) -> None:
     """Launch a mixture of 128 experts, 8 for a token."""
     weights, ids = ops.route_topk(tensor(rows, 128), Routing(top_k=8))
+    ops.route_topk(tensor(rows, 128), Routing(top_k=8), factors=tensor(128, dtype=torch.float32))
     gate_up, down = tensor(128, 1536, 2048), tensor(128, 2048, 768)
     ops.experts_mlp(
         tensor(16 * rows, 2048), ids.repeat(16, 1), weights, *map(ExpertStack, (gate_up, down))

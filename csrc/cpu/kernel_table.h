@@ -317,8 +317,9 @@ constexpr int64_t kMaxExperts = 1024;
 enum class ExpertScores : int { kSoftmax, kSigmoid, kSparsemixer };
 
 struct Route {
-  const float* logits;  // [T, E]
-  const float* bias;    // null, or [E]: added to scores to choose by
+  const float* logits;   // [T, E]
+  const float* bias;     // null, or [E]: added to scores to choose by
+  const float* factors;  // null, or [E]: of the weights
   int64_t logits_stride;
   int64_t num_experts;  // E, at most kMaxExperts
   int64_t top_k;        // K

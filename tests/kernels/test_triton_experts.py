@@ -34,8 +34,9 @@ CASES = [(1, 8, 2), (7, 5, 5), (20, 12, 3), (33, 3, 1)]
 def test_routing(tokens: int, experts: int, routing: Routing, has_bias: bool) -> None:
     logits = torch.randn(tokens, experts).round(decimals=1)  # some are equal
     bias = torch.randn(experts) if has_bias and routing.scores != "sparsemixer" else None
-    ours = ops.route_topk(logits, routing, bias)
-    theirs = reference_experts.route_topk(logits, routing, bias)
+    factors = torch.rand(experts) if has_bias else None
+    ours = ops.route_topk(logits, routing, bias, factors)
+    theirs = reference_experts.route_topk(logits, routing, bias, factors)
     torch.testing.assert_close(ours, theirs)
 
 

@@ -100,6 +100,21 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "gemma4-mixture-published": (
+        "gemma4",
+        {
+            "num_hidden_layers": 3,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "glm4-biases": ("glm4", {"attention_bias": True, "rms_norm_eps": 1e-3}),
     "stablelm-by-head": (
         "stablelm",

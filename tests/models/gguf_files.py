@@ -68,11 +68,6 @@ def permuted(config: Json, state: State, suffixes: tuple[str, ...] = ("weight", 
     return state
 
 
-def with_weights(config: Json, state: State) -> State:
-    """Gemma 4's numbers of layers, which are called weights."""
-    return {f"{k}.weight" if k.endswith("layer_scalar") else k: x for k, x in state.items()}
-
-
 def with_streams(config: Json, state: State) -> State:
     """Gemma 3n's projections of streams as one tensor, and scales, which are called weights."""
     named = {f"{k}.weight" if k.endswith("_scale") else k: x for k, x in state.items()}
@@ -170,7 +165,7 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "llama4": turned_experts,
     "apertus": without_activation,
     "gemma3n": with_streams,
-    "gemma4": with_weights,
+    "gemma4": mixtures.gemma4,
     "deepseek": permuted,
     "deepseek2": mixtures.latents,
     "kimi-linear": mixtures.key_delta,

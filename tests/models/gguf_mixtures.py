@@ -57,6 +57,20 @@ def key_delta(config: Json, state: State) -> State:
     return new
 
 
+def gemma4(config: Json, state: State) -> State:
+    """Gemma 4's numbers of layers and experts, which are called weights, and of routers."""
+    new: State = {}
+    for name, x in state.items():
+        if name.endswith(".router.scale"):
+            new[f"{_block(name)}.ffn_gate_inp.scale"] = x
+        elif name.endswith(".per_expert_scale"):
+            new[f"{_block(name)}.ffn_down_exps.scale"] = x
+        else:
+            is_weight = name.endswith("layer_scalar") or ".experts." in name
+            new[f"{name}.weight" if is_weight else name] = x
+    return new
+
+
 def dbrx_experts(config: Json, state: State) -> State:
     """Experts in a dimension of their own, all outputs by inputs."""
     count = config["ffn_config"]["moe_num_experts"]

@@ -15,7 +15,6 @@ from tests.models.families import CASES
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
 from vllm_lite.errors import CheckpointError
-from vllm_lite.models.transformers_model import TransformersForCausalLM
 
 
 def test_the_cache_of_shared_layers_is_held_once(tmp_path: Path) -> None:
@@ -73,16 +72,3 @@ def test_older_files_name_the_sizes_of_full_layers_by_themselves(tmp_path: Path)
     config.write_text(json.dumps(told | {"global_head_dim": 20, "num_global_key_value_heads": 1}))
     got = PagedRunner(load(tmp_path)).step({"a": ids_of(1)})["a"]
     torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
-
-
-def test_a_mixture_is_computed_by_transformers(tmp_path: Path) -> None:
-    mixture = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
-    family, changes = CASES["gemma4"]
-    reference = make_model(family, **changes, **mixture, moe_intermediate_size=24)
-    save(reference, tmp_path)
-    model = load(tmp_path)
-    assert isinstance(model, TransformersForCausalLM)
-    got = PagedRunner(model).step({"a": ids_of(1)})["a"]
-    torch.testing.assert_close(got, expected(reference, ids_of(1)), atol=1e-4, rtol=0)
-    with pytest.raises(CheckpointError, match="sets enable_moe_block to True"):
-        load(tmp_path, model_impl="vllm")

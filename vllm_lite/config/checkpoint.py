@@ -184,8 +184,7 @@ def _architecture(path: str, hf: Json, model_impl: str) -> Architecture | None:
     if model_impl == "transformers" and path.endswith(".gguf"):
         raise UsageError(f"--model-impl transformers: {path} is a GGUF file; leave it out")
     for name in names if model_impl != "transformers" else ():
-        row = find_row(name)
-        if row is not None and (model_impl == "vllm" or not any(map(hf.get, row.only_there))):
+        if row := find_row(name):
             return row
     if not _SPARSE.isdisjoint(names):
         raise CheckpointError(

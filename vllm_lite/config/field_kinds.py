@@ -77,7 +77,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         add_swa_attention_sink_bias alibi altup_correct_scale attention_bias attention_k_eq_v
         attention_out_bias
         attn_temperature_tuning bias block_auto_adjust_ff_dim conv_bias do_layer_norm_before
-        enable_bias is_causal is_matryoshka
+        enable_bias enable_moe_block is_causal is_matryoshka
         layer_norm_elementwise_affine linear_allow_neg_eigval lm_head_bias
         mamba_conv_bias mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mla_use_nope
         mlp_bias multi_query new_decoder_architecture no_bias norm_topk_prob parallel_attn

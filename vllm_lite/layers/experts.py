@@ -130,7 +130,10 @@ class SparseMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised hidden states [T, N] -> [T, N]."""
-        weights, ids = self._route(self.gate.kernel(x), self._routing, self.gate.choice_bias)
+        return self.mix(x, *self._route(self.gate.kernel(x), self._routing, self.gate.choice_bias))
+
+    def mix(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """The sum of what the experts ids [T, K] make of x [T, N], weighted by weights [T, K]."""
         return self._group.all_reduce(self.kernel(x, ids, weights, self._sum_dtype), x.dtype)
 
     def _forward_with_shared(self, x: Tensor) -> Tensor:

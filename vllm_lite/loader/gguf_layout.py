@@ -20,6 +20,8 @@ _NAMES = {
     "exp_probs_b.bias": "exp_probs_b.e_score_correction_bias",
     "exp_probs_b": "exp_probs_b.e_score_correction_bias",
     "ffn_norm": "ffn_norm.weight",
+    "ffn_gate_inp.scale": "mixture.scale",
+    "ffn_down_exps.scale": "mixture.per_expert_scale",
 }
 # What layers' names end with whose tensors are several matrices.
 _STACKS = ("_exps", "altup_proj", "altup_unembd_proj")

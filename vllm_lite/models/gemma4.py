@@ -17,6 +17,7 @@ from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.loader.weight_rules import AnyRule, renamed
 from vllm_lite.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.gemma import FOUR_NORMS
+from vllm_lite.models.gemma4_mixture import Gemma4Mixture, mixture, mixture_rules
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.per_layer_inputs import (
     OWN_INPUT_NAMES,
@@ -30,6 +31,7 @@ from vllm_lite.models.per_layer_inputs import (
 )
 from vllm_lite.models.spec import (
     DecoderSpec,
+    ExpertsSpec,
     LayerSpec,
     MLPSpec,
     decoder_spec,
@@ -41,9 +43,10 @@ from vllm_lite.models.spec import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4LayerSpec(LayerSpec):
-    """A layer, and its own input, if it has one."""
+    """A layer; its own input, and experts beside its MLP, if it has them."""
 
     own_input: OwnInputSpec | None = None
+    mixture: ExpertsSpec | None = None
 
 
 class Gemma4Layer(SharingLayer):
@@ -61,6 +64,9 @@ class Gemma4Layer(SharingLayer):
         assert isinstance(spec, Gemma4LayerSpec)
         told = spec.own_input
         self.own_input = None if told is None else OwnInput(told, decoder, options)
+        self.mixture = None
+        if spec.mixture is not None:
+            self.mixture = Gemma4Mixture(spec.mixture, decoder, options.at("mixture"))
         # Read once, on the host: kernels take it as a float.
         self._stored_scale = torch.ones(1, dtype=torch.float32, device="cpu")
         self._scale = 1.0
@@ -68,6 +74,8 @@ class Gemma4Layer(SharingLayer):
     def forward_with(self, positions: Tensor, hidden: Tensor, given: Tensor | None) -> Tensor:
         """Positions [T], the stream [T, N] and the layer's own input [T, P] -> the stream."""
         made, stream = self.forward(positions, hidden, None)
+        if self.mixture is not None:
+            made = self.mixture.add_to(made, stream)
         assert self.ffn_output_norm is not None
         made, scale = self.ffn_output_norm.forward(made, out=made), self._scale
         if self.own_input is not None and given is not None:
@@ -127,7 +135,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         # The last layer is never local, whatever the pattern.
         is_local = [*facts.local_layers[:-1], False]
         caches = shared_caches(facts, is_local)
-        sizes, own_input = _head_sizes(facts, is_local), _own_input(facts)
+        sizes = _head_sizes(facts, is_local)
+        own_input, experts = _own_input(facts), mixture(facts)
         layers = []
         for i, local in enumerate(is_local):
             head_size, num_kv_heads = sizes[i]
@@ -148,7 +157,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
             is_wide = bool(hf.get("use_double_wide_mlp")) and caches[i] is not None
             width = size(facts, "intermediate_size") * (2 if is_wide else 1)
             ffn = MLPSpec(intermediate_size=width, act=hf["hidden_act"])
-            layers.append(Gemma4LayerSpec(mixer=mixer, ffn=ffn, norms="both", own_input=own_input))
+            layer = Gemma4LayerSpec(mixer=mixer, ffn=ffn, norms="both", own_input=own_input)
+            layers.append(replace(layer, mixture=experts))
         capped = hf.get("final_logit_softcapping") is not None
         return replace(
             plain,
@@ -162,7 +172,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         layer = "model.layers.*"
         names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in FOUR_NORMS.items()}
-        return renamed(names | OWN_INPUT_NAMES)
+        return [*renamed(names | OWN_INPUT_NAMES), *mixture_rules(facts)]
 
 
 def _own_input(facts: ModelFacts) -> OwnInputSpec | None:

@@ -99,16 +99,19 @@ def check_field(facts: ModelFacts, key: str, *known: object) -> None:
         raise CheckpointError(f"{facts.path}: {key} is {value!r}, not {names}")
 
 
-def expert_rules(intermediate_size: int, at: str = MLP) -> list[AnyRule]:
-    """Rules of mixtures at `at` whose experts are stored one by one, or all in one tensor."""
-    expert = f"{MLP}.experts.*"
+def expert_rules(intermediate_size: int, at: str = MLP, to: str = MLP) -> list[AnyRule]:
+    """Rules of mixtures at `at` whose experts are stored one by one, or all in one tensor.
+
+    They fill the mixtures at `to`.
+    """
+    expert = f"{to}.experts.*"
     both = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
     moved: Mapping[str, str] = {f"{at}.experts.*.{n}": f"{expert}.{n}" for n in GATED_LAYERS}
     numbered = {f"{at}.experts.*.{n}": f"{expert}.{own}" for n, own in _NUMBERED.items()}
     return [
         replace(fused("blk.*.ffn_gate_up_exps.*", expert, both), is_alternative=True),
         *stacked_experts(f"{at}.experts", expert, intermediate_size),
-        *(renamed(moved) if at != MLP else ()),
+        *(renamed(moved) if at != to else ()),
         *(replace(rule, is_alternative=True) for rule in renamed(numbered)),
     ]
 

@@ -115,7 +115,10 @@ void route(const Route& p, int64_t begin, int64_t end) {
       order[best] = -INFINITY;
     }
     const float divisor = p.is_renormalized ? total : 1.0f;
-    for (int64_t k = 0; k < p.top_k; ++k) weights[k] = weights[k] / divisor * p.scale;
+    for (int64_t k = 0; k < p.top_k; ++k) {
+      weights[k] = weights[k] / divisor * p.scale;
+      if (p.factors != nullptr) weights[k] *= p.factors[ids[k]];
+    }
   }
 }
 

@@ -81,8 +81,6 @@ class Architecture:
     fixed: JsonView = field(default_factory=dict)
     # Fields that hold others, which are read as if they stood beside them.
     nested: frozenset[str] = frozenset()
-    # Fields that, where they are set, only transformers' module computes.
-    only_there: frozenset[str] = frozenset()
     windows: WindowRule = "none"
     # What its layers know of earlier tokens by; states alone need no positions.
     mixer: Literal["attention", "state", "both"] = "attention"

@@ -127,11 +127,12 @@ ROWS = (
         gguf=("gemma4",),
         gguf_fields={**_OWN_INPUT_KEYS, "attention.key_length_swa": "head_dim"},
         gguf_fixed={"final_logit_softcapping": None},
+        gguf_seen={"enable_moe_block": "blk.0.ffn_gate_inp.weight"},
         own_defaults={"global_head_dim": 512, "rope_parameters": _TURNS},
-        aliases={"hidden_activation": "hidden_act"},
+        aliases={"hidden_activation": "hidden_act", "top_k_experts": "num_experts_per_tok"},
         reads=f"{_OWN_INPUTS} attention_k_eq_v use_double_wide_mlp use_bidirectional_attention "
-        "global_head_dim num_global_key_value_heads per_layer_config",
-        only_there=frozenset({"enable_moe_block"}),
+        "global_head_dim num_global_key_value_heads per_layer_config enable_moe_block num_experts "
+        "num_experts_per_tok moe_intermediate_size",
         windows="pattern",
     ),
     row("GlmForCausalLM", "glm", gguf=("chatglm",)),

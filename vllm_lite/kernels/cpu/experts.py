@@ -56,7 +56,7 @@ def pack_experts(
 
 
 def route_topk(
-    logits: Tensor, routing: Routing, bias: Tensor | None = None
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits.shape
     top_k, groups = routing.top_k, routing.num_groups
@@ -64,12 +64,13 @@ def route_topk(
         raise refuse("route_topk", f"takes float32 logits of up to {_cpu.MAX_EXPERTS} experts")
     if num_experts % groups or not 0 < routing.top_groups <= groups:
         raise refuse("route_topk", "takes groups of one size, and no more than there are")
-    if bias is not None:
-        check_dense("route_topk", bias, torch.float32, num_experts)
+    for numbers in (bias, factors):
+        if numbers is not None:
+            check_dense("route_topk", numbers, torch.float32, num_experts)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32)
     ids = torch.empty(num_tokens, top_k, dtype=torch.int32)
     calls.get().route_topk(
-        *(num_tokens, logits, bias, row_stride("route_topk", logits), num_experts),
+        *(num_tokens, logits, bias, factors, row_stride("route_topk", logits), num_experts),
         *(top_k, groups, routing.top_groups, routing.best_of_group),
         *(EXPERT_SCORES.index(routing.scores), routing.is_renormalized),
         *(routing.epsilon, routing.scale, routing.tolerance, weights, ids),

@@ -53,12 +53,13 @@ class Routing:
 
 
 def route_topk(
-    logits: Tensor, routing: Routing, bias: Tensor | None = None
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Choose each token's experts by logits [T, E] as `routing` says; ties go to the first.
 
-    They are chosen by scores plus the bias [E], and weighted by scores alone. Returns weights
-    [T, K] float32 and ids [T, K] int32, the best first.
+    They are chosen by scores plus the bias [E], and weighted by scores alone; in the end, weights
+    have the factors [E] of their experts. Returns weights [T, K] float32 and ids [T, K] int32, the
+    best first.
     """
     scores = _scores(logits.float(), routing)
     order = (scores if bias is None else scores + bias).clone()
@@ -74,7 +75,10 @@ def route_topk(
         weights = scores.gather(1, ids)
     if routing.is_renormalized:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
-    return (weights * routing.scale).contiguous(), ids.int().contiguous()
+    weights = weights * routing.scale
+    if factors is not None:
+        weights = weights * factors[ids]
+    return weights.contiguous(), ids.int().contiguous()
 
 
 def _scores(logits: Tensor, routing: Routing) -> Tensor:

@@ -39,6 +39,7 @@ def route_kernel(
     ids_ptr,
     logits_ptr,
     bias_ptr,
+    factors_ptr,
     logits_stride,
     num_experts,
     top_k,
@@ -50,6 +51,7 @@ def route_kernel(
     SCORES: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
     GROUPS: tl.constexpr,
     BEST_OF_GROUP: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -104,8 +106,11 @@ def route_kernel(
         left = tl.where(is_best, _TAKEN, left)
     if IS_RENORMALIZED:
         weights = weights / (tl.sum(weights, axis=0) + epsilon)
+    weights = weights * scale
     is_choice = places < top_k
-    tl.store(weights_ptr + row * top_k + places, weights * scale, mask=is_choice)
+    if HAS_FACTORS:
+        weights *= tl.load(factors_ptr + ids, mask=is_choice, other=0.0)
+    tl.store(weights_ptr + row * top_k + places, weights, mask=is_choice)
     tl.store(ids_ptr + row * top_k + places, ids, mask=is_choice)
 
 
@@ -220,7 +225,7 @@ def experts_linear_kernel(
 
 
 def route_topk(
-    logits: Tensor, routing: Routing, bias: Tensor | None = None
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     num_rows, num_experts = logits.shape
     weights = logits.new_empty((num_rows, routing.top_k), dtype=torch.float32)
@@ -231,6 +236,7 @@ def route_topk(
         ids,
         logits,
         logits if bias is None else bias,
+        logits if factors is None else factors,
         logits.stride(0),
         num_experts,
         routing.top_k,
@@ -242,6 +248,7 @@ def route_topk(
         SCORES=routing.scores,
         IS_RENORMALIZED=routing.is_renormalized,
         HAS_BIAS=bias is not None,
+        HAS_FACTORS=factors is not None,
         GROUPS=triton.next_power_of_2(routing.num_groups) if has_groups else 1,
         BEST_OF_GROUP=routing.best_of_group,
         EXPERTS=triton.next_power_of_2(num_experts),
