@@ -17,6 +17,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from tests.models.checkpoints import make_model, save
+from tests.models.families import CASES
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
 from vllm_lite.config.facts import ModelFacts
@@ -113,3 +114,13 @@ def test_a_backend_without_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     terms = attention.ScoreTerms(heads=Shard.whole(4), has_sinks=True)
     with pytest.raises(UsageError, match=r"needs sinks, which .*use TRITON_ATTN"):
         attention.attention(1.0, None, terms)
+
+
+@pytest.mark.parametrize("family", ["mimo_v2_flash", "deepseek_v2"])
+def test_values_of_another_size_are_refused_at_start(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(make_model(family, **CASES[family][1]), tmp_path)
+    monkeypatch.setattr(attention, "ops", lambda: sdpa)
+    with pytest.raises(UsageError, match=r"values of a size of their own.*use TRITON_ATTN"):
+        load(path)

@@ -21,6 +21,9 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 
+# Operations that take all the reference does, whatever the size of values, take this argument.
+_WITH_ALL = ("lse",)
+
 
 class LayerCache(NamedTuple):
     """One layer's cached keys and values, and the index of its block table's group."""
@@ -156,8 +159,14 @@ def attention(
     terms: ScoreTerms | None = None,
     *,
     cache_has_scales: bool = False,
+    has_value_size: bool = False,
 ) -> Attention:
-    """Make a layer's attention, with cache scales if its checkpoint has them."""
+    """Make a layer's attention, with cache scales if its checkpoint has them.
+
+    With has_value_size, values are of another size than keys.
+    """
+    if has_value_size:
+        check_arguments(ops().paged_attention, _WITH_ALL, "values of a size of their own")
     kind = ScaledCacheAttention if cache_has_scales else Attention
     return kind(scale, sliding_window, terms)
 
@@ -173,14 +182,14 @@ def per_head(terms: ScoreTerms) -> dict[str, Tensor]:
     return numbers
 
 
-def check_arguments(operation: Callable[..., Tensor], names: Iterable[str]) -> None:
-    """Raise UsageError unless `operation` takes arguments of these names."""
+def check_arguments(operation: Callable[..., Tensor], names: Iterable[str], need: str = "") -> None:
+    """Raise UsageError unless `operation` takes arguments of these names, which `need` sums up."""
     known = signature(operation).parameters
     if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):
         return
     missing = [name for name in names if name not in known]
     if missing:
         raise UsageError(
-            f"the model's attention needs {' and '.join(missing)}, which the chosen "
+            f"the model's attention needs {need or ' and '.join(missing)}, which the chosen "
             "--attention-backend lacks; use TRITON_ATTN or leave the option out"
         )

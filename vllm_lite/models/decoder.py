@@ -95,7 +95,11 @@ class SelfAttention(nn.Module):
             has_sinks=spec.has_sinks,
             is_chunked=spec.is_chunked and spec.window is not None,
         )
-        causal = partial(attention, cache_has_scales=options.cache_has_scales)
+        causal = partial(
+            attention,
+            cache_has_scales=options.cache_has_scales,
+            has_value_size=value_size != spec.head_size,
+        )
         make: Callable[..., nn.Module] = EncoderAttention if spec.is_bidirectional else causal
         self.attn: Any = make(spec.scale, spec.window, terms)
         if spec.qkv_clip is not None:

@@ -68,7 +68,7 @@ class LatentAttention(nn.Module):
             hidden_size,
             bias=spec.bias,
         )
-        self.attn = attention(spec.scale)
+        self.attn = attention(spec.scale, has_value_size=True)
         self._rotate = None if spec.rotary is None else tables.of(spec.rotary).forward
         self._ops = ops()
         # Its product is the weight itself, however that is stored.

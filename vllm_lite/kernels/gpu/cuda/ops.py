@@ -19,9 +19,10 @@ _paged = PagedOps(_cuda)
 
 def paged_attention(query: Tensor, *caches_and_batch: Any, **terms: Any) -> Tensor:
     """As in `reference`."""
-    block_table: Tensor = caches_and_batch[2]
+    keys, values, block_table = caches_and_batch[:3]
     is_decode = query.shape[0] == block_table.shape[0]
-    if is_decode and all(term is None for term in terms.values()):
+    is_plain = keys.shape == values.shape and all(term is None for term in terms.values())
+    if is_decode and is_plain:
         return _paged.paged_attention(query, *caches_and_batch)
     return triton_attention.paged_attention(query, *caches_and_batch, **terms)
 
