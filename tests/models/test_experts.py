@@ -97,14 +97,20 @@ def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("stored_as", ["one by one", "stacks", "BF16", "Q8_0"])
 def test_loading_takes_little_more_than_the_experts(
-    is_stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 320, "num_experts": 64, "head_dim": 32}
-    path = save(make_model("qwen3_moe", **sizes).bfloat16(), tmp_path)
-    if is_stacked:
-        stack_experts(path)
+    model = make_model("qwen3_moe", **SIZES, moe_intermediate_size=160, num_experts=128)
+    quantization = "gguf" if stored_as == "Q8_0" else None
+    if stored_as in ("one by one", "stacks"):
+        path = save(model.bfloat16(), tmp_path)
+        if stored_as == "stacks":
+            stack_experts(path)
+    else:
+        path, kind = tmp_path / "m.gguf", GGML[stored_as]
+        write_gguf(path, "qwen3moe", model, lambda name: GGML.F32 if "inp" in name else kind)
+    del model
     held: list[int] = []
     finish = ParallelLinear.process_weights_after_loading
 
@@ -114,13 +120,14 @@ def test_loading_takes_little_more_than_the_experts(
         held.append(own_bytes())  # packed too
 
     monkeypatch.setattr(ParallelLinear, "process_weights_after_loading", watched)
-    load(path, "bfloat16")  # whatever is made once is made now
+    # Whatever is made once is made now.
+    load(path, "bfloat16", quantization=quantization)
     held.clear()
     before = own_bytes()
-    model = load(path, "bfloat16")
-    stored = sum(weight.num_bytes for weight in stored_weights(model))
-    assert len(held) > 2 * 2 * 2 * 64
-    assert stored > 2 * 64 * 3 * 256 * 320 * 2
+    loaded = load(path, "bfloat16", quantization=quantization)
+    stored = sum(weight.num_bytes for weight in stored_weights(loaded))
+    assert len(held) > 2 * 2 * 2 * 128
+    assert stored > 2 * 128 * 3 * 256 * 160 * (1 if stored_as == "Q8_0" else 2)
     # Pools of packed weights are mapped in pieces of 64 MiB, but only what is used takes memory.
     assert max(held) - before < 1.1 * stored + (4 << 20)
 
