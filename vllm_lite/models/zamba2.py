@@ -15,14 +15,13 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard, head_shards
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.activation import activation_name, gated_product
 from vllm_lite.layers.attention import Attention, attention
 from vllm_lite.layers.linear import (
-    MergedColumnParallelLinear,
     ParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
+from vllm_lite.layers.mlp import GatedMLP
 from vllm_lite.layers.norm import ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
@@ -123,16 +122,14 @@ class SharedAttention(nn.Module):
         return self.o_proj.kernel(attn.forward(query, key, value).view(-1, self._widths[0]))
 
 
-class SharedMLP(nn.Module):
+class SharedMLP(GatedMLP):
     """A gated MLP whose first layer is adapted for each use."""
 
     def __init__(self, facts: ModelFacts, uses: Sequence[int], options: BuildOptions) -> None:
-        super().__init__()
         hf, width, inner = facts.hf_config, facts.hidden_size, size(facts, "intermediate_size")
         first, down = (options.at(name).linear_method for name in ("gate_up_proj", "down_proj"))
         bias, own = bool(hf.get("add_bias_linear")), Shard.even(inner, "features")
-        self.gate_up_proj = MergedColumnParallelLinear(first, width, [inner] * 2, bias=bias)
-        self.down_proj = RowParallelLinear(down, inner, width, bias=bias)
+        super().__init__(first, down, width, inner, hf["hidden_act"], bias=bias)
         self.gate_up_proj_adapter_list = Adapters(
             options.at("gate_up_proj_adapter_list"),
             uses,
@@ -140,9 +137,8 @@ class SharedMLP(nn.Module):
             own,
             replace(own, start=own.start + inner),
         )
-        self._activated_product = gated_product(activation_name(hf["hidden_act"]))
 
-    def forward(self, use: int, x: Tensor) -> Tensor:
+    def adapted(self, use: int, x: Tensor) -> Tensor:
         """[T, N] -> [T, N]."""
         rows = self.gate_up_proj.kernel(x)
         self.gate_up_proj_adapter_list.of[use].add_to(rows, x)
@@ -165,7 +161,7 @@ class SharedBlock(nn.Module):
     def forward(self, use: int, attn: Attention, positions: Tensor, x: Tensor) -> Tensor:
         """Positions [T] and rows [T, 2 N] -> [T, N]."""
         mixed = self.self_attn.forward(use, attn, positions, self.input_layernorm.forward(x))
-        return self.feed_forward.forward(use, self.pre_ff_layernorm.forward(mixed, out=mixed))
+        return self.feed_forward.adapted(use, self.pre_ff_layernorm.forward(mixed, out=mixed))
 
 
 class EmbeddingBeside:
