@@ -6,6 +6,7 @@ Written number by number from the formats' descriptions, independently of the re
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tests.models.checkpoints import make_model, save
 
 Stored = dict[str, Tensor]
 # The name and values of a weight to what is stored for it and what that is worth.
 Quantise = Callable[[str, Tensor], tuple[Stored, Tensor]]
+_MATRIX = re.compile(r"(_proj|_with_mqa|in_proj_qkvz|_linear|experts\.\d+\.w[123])\.weight$")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -32,13 +35,13 @@ def write_pair(
 ) -> tuple[Path, Path]:
     """(quantised, plain): the layers' matrices stored by `quantise`, and their worth.
 
-    Those whose names hold `left_plain` are stored as they are.
+    Routers, and those whose names hold `left_plain`, are stored as they are.
     """
     plain, packed = directory / "plain", directory / "packed"
     save(make_model(family, **sizes), plain)
     state, stored = load_file(plain / "model.safetensors"), {}
     for name, tensor in list(state.items()):
-        if name.endswith("_proj.weight") and left_plain not in name:
+        if _MATRIX.search(name) and left_plain not in name:
             parts, worth = quantise(name, tensor)
             stored |= {_beside(name, suffix): part.contiguous() for suffix, part in parts.items()}
             state[name] = worth.contiguous()
@@ -129,6 +132,23 @@ def gptq(group: int, bits: int, is_symmetric: bool, is_ordered: bool, less_by: i
     return quantise
 
 
+def ternary(is_divided: bool, is_rounded: bool) -> Quantise:
+    """BitNet's codes, four rows in a byte; or the floats that are worth them when rounded."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        mean = weight.abs().mean()
+        scale = mean if is_rounded else mean.bfloat16()
+        codes = (weight / scale).round().clamp(-1, 1)
+        if is_rounded:
+            return {"weight": weight}, codes * scale
+        quarters = (codes + 1).byte().chunk(4)
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        shown = 1 / scale.float() if is_divided else scale
+        return {"weight": packed, "weight_scale": shown.view(1)}, codes * scale.float()
+
+    return quantise
+
+
 def scaled(number: torch.dtype, per: str, has_input_scale: bool) -> Quantise:
     largest = 127.0 if number is torch.int8 else 448.0
 
@@ -136,9 +156,11 @@ def scaled(number: torch.dtype, per: str, has_input_scale: bool) -> Quantise:
         suffix = "weight_scale"
         if per == "block":
             suffix = "weight_scale_inv"
-            blocks = weight.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+            rows, columns = weight.shape
+            whole = pad(weight, (0, -columns % 128, 0, -rows % 128))
+            blocks = whole.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
             scales = blocks.abs().amax((1, 3)) / largest
-            wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
         elif per == "channel":
             wide = scales = weight.abs().amax(1, keepdim=True) / largest
         else:

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from tests.models.checkpoints import make_model, save
-from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
+from tests.models.quantized_checkpoints import (
+    Quantise,
+    awq,
+    gptq,
+    scaled,
+    ternary,
+    write_pair,
+)
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS
 from vllm_lite.errors import CheckpointError, UsageError
@@ -131,6 +138,70 @@ def test_weights_without_a_gemm_are_expanded(
     torch.testing.assert_close(logits(model), logits(load(plain)))
 
 
+EXPERTS: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+}
+BLOCKS: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+}
+# Of the latents' layers and of the attention's output, blocks are cut.
+LATENTS: dict[str, Any] = {
+    "kv_lora_rank": 128,
+    "q_lora_rank": 150,
+    "qk_nope_head_dim": 22,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 34,
+}
+HEADS: dict[str, Any] = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 4}
+STATIC = FP8 | {"activation_scheme": "static"}
+NEWER: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
+    "qwen3_moe blocks": (*CODES["fp8 blocks"], {**BLOCKS, **HEADS}),
+    "deepseek_v3 blocks": (*CODES["fp8 blocks"], {**BLOCKS, **LATENTS}),
+    "deepseek_v3 awq": (AWQ, awq(32), {**EXPERTS, **dict.fromkeys(LATENTS, 32)}),
+    "mixtral awq": (
+        AWQ | {"modules_to_not_convert": ["gate"]},
+        awq(32),
+        {"hidden_size": 64, "intermediate_size": 32, "head_dim": 32},
+    ),
+    "qwen2_moe gptq": (
+        GPTQ | {"dynamic": {r"-:.*mlp\.gate$": {}}},
+        gptq(32, 4, True, True),
+        {**EXPERTS, "num_attention_heads": 2, "shared_expert_intermediate_size": 32},
+    ),
+    "granite_hybrid fp8": (*CODES["fp8"], {}),
+    "qwen3_next channels": (*CODES["float channels"], {}),
+    # A layer's one scale has the factor of its weights.
+    "falcon_h1 static": (
+        STATIC,
+        scaled(E4M3, "tensor", True),
+        {"key_multiplier": 0.5, "attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.3},
+    ),
+    "mamba2 fp8": (*CODES["fp8"], {}),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_mixtures_and_states_are_worth_what_they_store(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = NEWER[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, name.split()[0], **sizes)
+    torch.testing.assert_close(
+        logits(load(packed, quantization="dequantize")), logits(load(plain)), rtol=1e-5, atol=2e-5
+    )
+    assert logits(load(packed)).isfinite().all()
+
+
+def test_layers_whose_blocks_are_cut_within_a_product_are_refused(tmp_path: Path) -> None:
+    settings, quantise, sizes = NEWER["qwen3_moe blocks"]
+    sizes = sizes | {"moe_intermediate_size": 192}
+    packed, _ = write_pair(tmp_path, settings, quantise, "qwen3_moe", **sizes)
+    with pytest.raises(CheckpointError, match="parts of no whole 128 outputs"):
+        load(packed)
+
+
 @pytest.mark.parametrize(
     ("settings", "quantise", "left_plain"),
     [
@@ -194,14 +265,44 @@ def test_codes_of_one_byte_are_expanded_on_a_cpu(name: str, tmp_path: Path) -> N
     torch.testing.assert_close(logits(load(packed)), logits(load(plain)))
 
 
+BITNET = {"quant_method": "bitnet"}
+TERNARY: dict[str, tuple[dict[str, Any], Quantise]] = {
+    "divided": (BITNET | {"modules_to_not_convert": None}, ternary(True, False)),
+    "multiplied": (BITNET | {"linear_class": "autobitlinear"}, ternary(False, False)),
+    "rounded": (
+        BITNET | {"linear_class": "autobitlinear", "quantization_mode": "online"},
+        ternary(False, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERNARY)
+def test_three_values_are_kept_in_two_bits_where_rows_are_whole_blocks(
+    name: str, tmp_path: Path
+) -> None:
+    settings, quantise = TERNARY[name]
+    narrow = write_pair(tmp_path / "narrow", settings, quantise, family="bitnet")
+    torch.testing.assert_close(*map(logits, map(load, narrow)))
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    packed, plain = write_pair(tmp_path / "wide", settings, quantise, **sizes)
+    exact, model = layers(load(plain)), load(packed)
+    for layer, module in layers(model).items():
+        assert {weight.format for weight in module.kernel.stored} == {"Q2_K"}
+        x = torch.randn(7, sizes["intermediate_size" if "down" in layer else "hidden_size"])
+        want = exact[layer].kernel(round_activations(x))
+        got = module.kernel(x)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+    assert logits(model).isfinite().all()
+    assert logits(load(packed, quantization="int8")).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (BITNET | {"use_rms_norm": True}, "bitnet with use_rms_norm True; this build reads False"),
         ({"quant_method": "hqq"}, "quantised by hqq"),
         (AWQ | {"bits": 3}, "awq with bits 3; this build reads 4"),
         (AWQ | {"version": "gemv"}, "with version 'gemv'; this build reads 'gemm'"),
-        (AWQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert 'lm_head'"),
-        (FP8 | {"ignored_layers": ["re:("]}, r"the expression 're:\(' "),
         (GPTQ | {"bits": 2}, "bits 2; this build reads 4 or 8"),
         (GPTQ | {"group_size": 48}, "group_size 48; this build reads -1 or a multiple of 32"),
         (GPTQ | {"lm_head": True}, "lm_head True"),

@@ -11,8 +11,8 @@ from vllm_lite.config.values import Json
 # The context of a model that knows no positions, and what is served of it unless more is asked for.
 UNLIMITED_POSITIONS = 2**31 - 1
 ASSUMED_LENGTH = 2048
-# The method of checkpoints whose numbers are expanded as they are read: they count as plain.
-EXPANDED = "mxfp4"
+# The methods of checkpoints whose numbers are converted as they are read: they count as plain.
+EXPANDED = ("mxfp4", "bitnet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,4 +60,4 @@ class ModelFacts:
         """The quantization method of a Hugging Face checkpoint; None for a plain one."""
         settings = self.hf_config.get("quantization_config") or {}
         method: str | None = settings.get("quant_method")
-        return None if method == EXPANDED else method
+        return None if method in EXPANDED else method

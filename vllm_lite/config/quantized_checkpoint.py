@@ -1,12 +1,11 @@
 """How a quantised checkpoint stores its weights: what its config.json says, checked.
 
-Reads the `quantization_config` of Hugging Face directories; knows no tensors. Every refusal is
-one line that names the checkpoint.
+Reads the `quantization_config` of Hugging Face directories; knows no tensors, which tell by
+themselves what layers are left plain. Every refusal is one line that names the checkpoint.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -17,26 +16,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 # Methods whose checkpoints can be read, by the names that they give themselves.
 READABLE: Final = ("awq", "gptq", "fp8", "compressed-tensors")
 _SCALE_BLOCK = [128, 128]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainLayers:
-    """Layers that a quantised checkpoint leaves as they are.
-
-    `names` are paths of layers or of modules around them, "re:" and an expression that a path
-    begins with, or, where `anywhere` is true, parts of paths.
-    """
-
-    names: tuple[str, ...] = ()
-    anywhere: bool = False
-
-    def __contains__(self, layer: str) -> bool:
-        return any(self._fits(name, layer) for name in self.names)
-
-    def _fits(self, name: str, layer: str) -> bool:
-        if name.startswith("re:"):
-            return re.match(name.removeprefix("re:"), layer) is not None
-        return f".{name}." in f".{layer}." or (self.anywhere and name in layer)
+_MODES, _LINEAR_CLASSES = ("offline", "online"), ("bitlinear", "autobitlinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +31,6 @@ class PackedIntegers:
     bits: int
     group_size: int | None
     zeros_are_less_by_one: bool = False
-    plain_layers: PlainLayers = PlainLayers()
-
-    def is_plain(self, layer: str) -> bool:
-        """Whether the layer of this name is not quantised."""
-        return layer in self.plain_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +45,18 @@ class ScaledCodes:
     has_input_scale: bool
     # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
     has_cache_scales: bool = False
-    plain_layers: PlainLayers = PlainLayers()
-
-    def is_plain(self, layer: str) -> bool:
-        """Whether the layer of this name is not quantised."""
-        return layer in self.plain_layers
 
 
-StoredForm = PackedIntegers | ScaledCodes
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """Codes of two bits with a scale for each layer, or floats that are rounded to such."""
+
+    is_rounded: bool
+    # By the scale, rather than multiplied.
+    is_divided: bool
+
+
+StoredForm = PackedIntegers | ScaledCodes | Ternary
 
 
 def stored_form(path: str, hf_config: JsonView) -> StoredForm | None:
@@ -86,18 +65,21 @@ def stored_form(path: str, hf_config: JsonView) -> StoredForm | None:
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
-    if method == EXPANDED:
+    if method == "mxfp4":
         return None
-    if method not in READABLE:
+    if method not in (*READABLE, *EXPANDED):
         raise CheckpointError(
             f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "
-            f"use one by {', '.join(READABLE)}, the unquantised checkpoint or a GGUF file"
+            f"use one by {', '.join((*READABLE, *EXPANDED))}, the unquantised checkpoint or a GGUF "
+            "file"
         )
     read = _Reader(path, method, settings)
     if method == "awq":
         return read.awq()
     if method == "gptq":
         return read.gptq()
+    if method == "bitnet":
+        return read.bitnet()
     return read.fp8() if method == "fp8" else read.compressed_tensors()
 
 
@@ -136,8 +118,7 @@ class _Reader:
     def awq(self) -> PackedIntegers:
         self._one_of("version", self._settings.get("version", "gemm"), ("gemm", "GEMM"))
         self._one_of("bits", self._settings.get("bits"), (4,))
-        plain = self._plain("modules_to_not_convert", anywhere=True)
-        return PackedIntegers("awq", 4, self._group_size(), plain_layers=plain)
+        return PackedIntegers("awq", 4, self._group_size())
 
     def gptq(self) -> PackedIntegers:
         settings = self._settings
@@ -145,7 +126,9 @@ class _Reader:
         stored = settings.get("checkpoint_format") or "gptq"
         self._one_of("checkpoint_format", stored, ("gptq", "gptq_v2"))
         self._one_of("lm_head", settings.get("lm_head", False), (False,))
-        self._one_of("dynamic", settings.get("dynamic") or {}, ({},))
+        # Rules that begin with "-:" are of layers that are left plain.
+        others = [rule for rule in settings.get("dynamic") or () if not str(rule).startswith("-:")]
+        self._one_of("dynamic", others, ([],))
         return PackedIntegers("gptq", bits, self._group_size(), stored == "gptq")
 
     def fp8(self) -> ScaledCodes:
@@ -154,9 +137,14 @@ class _Reader:
         self._one_of("weight_block_size", block, (None, _SCALE_BLOCK))
         schemes = ("dynamic",) if block else ("dynamic", "static")
         scheme = self._one_of("activation_scheme", settings.get("activation_scheme"), schemes)
-        plain = self._plain("ignored_layers", "modules_to_not_convert")
-        per: Literal["tensor", "block"] = "block" if block else "tensor"
-        return ScaledCodes("float8_e4m3fn", per, scheme == "static", plain_layers=plain)
+        return ScaledCodes("float8_e4m3fn", "block" if block else "tensor", scheme == "static")
+
+    def bitnet(self) -> Ternary:
+        get = self._settings.get
+        self._one_of("use_rms_norm", get("use_rms_norm", False), (False,))
+        mode = self._one_of("quantization_mode", get("quantization_mode", "offline"), _MODES)
+        kind = self._one_of("linear_class", get("linear_class", "bitlinear"), _LINEAR_CLASSES)
+        return Ternary(is_rounded=mode == "online", is_divided=kind == "bitlinear")
 
     def compressed_tensors(self) -> ScaledCodes:
         groups = list((self._settings.get("config_groups") or {}).values())
@@ -175,8 +163,7 @@ class _Reader:
         allowed = ("token",) if dynamic else ("tensor",)
         self._one_of("input_activations.strategy", inputs.get("strategy"), allowed)
         number: Literal["int8", "float8_e4m3fn"] = "int8" if kind == "int" else "float8_e4m3fn"
-        has_cache_scales = self._has_cache_scales()
-        return ScaledCodes(number, per, not dynamic, has_cache_scales, self._plain("ignore"))
+        return ScaledCodes(number, per, not dynamic, self._has_cache_scales())
 
     def _has_cache_scales(self) -> bool:
         scheme = self._settings.get("kv_cache_scheme")
@@ -194,21 +181,6 @@ class _Reader:
         if not isinstance(size, int) or size < 32 or size % 32:
             raise self._refusal(f"group_size {size!r}", "-1 or a multiple of 32")
         return size
-
-    def _plain(self, *fields: str, anywhere: bool = False) -> PlainLayers:
-        names: list[str] = []
-        for field in fields:
-            listed = self._settings.get(field) or []
-            if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-                raise self._refusal(f"{field} {listed!r}", "a list of names")
-            names += listed
-        for name in names:
-            try:
-                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-            except re.error as error:
-                found = f"the expression {name!r} ({error})"
-                raise self._refusal(found, "regular ones") from None
-        return PlainLayers(tuple(names), anywhere)
 
     def _one_of(self, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
         if value not in allowed:

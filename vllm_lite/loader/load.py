@@ -20,7 +20,12 @@ from torch import Tensor
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.quantized_checkpoint import ScaledCodes, stored_form
+from vllm_lite.config.quantized_checkpoint import (
+    ScaledCodes,
+    StoredForm,
+    Ternary,
+    stored_form,
+)
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
@@ -29,9 +34,10 @@ from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
-from vllm_lite.loader.mxfp4 import join_float4
-from vllm_lite.loader.safetensors import SafetensorsTensor, open_safetensors
+from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
+from vllm_lite.loader.safetensors import SafetensorsTensor, open_safetensors, plain_layers
 from vllm_lite.loader.tensors import CheckpointTensor
+from vllm_lite.loader.ternary import TernaryTensor, join_ternary
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -100,7 +106,9 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         is_text_part=row is not None and row.is_text_part,
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
     )
-    methods = LinearMethods(config.model.quantization, dtype, form)
+    stored = _plain_layers(config, form)
+    held = {rules.name_of(layer): is_plain for layer, is_plain in stored.items()}
+    methods = LinearMethods(config.model.quantization, dtype, form, held)
     options = BuildOptions(
         dtype=dtype,
         cache_format=CACHE_FORMATS.get(
@@ -116,6 +124,15 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     )
     with torch.device(device):
         return model_class(facts, options), rules
+
+
+def _plain_layers(config: VllmConfig, form: StoredForm | None) -> dict[str, bool]:
+    """Whether the checkpoint's layers are not quantised; {} where all are, or none is."""
+    if config.load.load_format == "dummy" or form is None:
+        return {}
+    if isinstance(form, Ternary) and form.is_rounded:
+        return {}
+    return plain_layers(Path(config.facts.path))
 
 
 @contextmanager
@@ -157,15 +174,22 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         held = (tensor for tensor in opened if not _is_for_drafts(facts, tensor.name))
         return _match(facts.path, held, rules, targets, pools=facts.pooling is not None)
 
+    form = stored_form(facts.path, facts.hf_config)
+    plain = _plain_layers(config, form) if isinstance(form, Ternary) else {}
+
     def wanted(name: str) -> torch.dtype | None:
         whole = rules.stack_of(name) is None
         parts = rules.parts_of(rules.name_of(name) if whole else rules.slice_name(name, 0))
         takers = [target for target, _ in parts if target in targets]
-        if takers and name.endswith("_blocks"):
+        is_packed = not plain.get(name.rpartition(".")[0], True) and name.endswith(".weight")
+        if takers and (is_packed or name.endswith("_blocks")):
             return torch.uint8
         return targets[takers[0]].slot.tensor.dtype if takers else None
 
-    stored = join_float4(open_safetensors(Path(facts.path), wanted))
+    found = open_safetensors(Path(facts.path), wanted)
+    stored: Iterator[SafetensorsTensor | Float4Tensor | TernaryTensor] = (
+        join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
+    )
     for dense in facts.pooling.dense if facts.pooling is not None else ():
         stored = chain(stored, _of_folder(Path(facts.path), dense.folder))
     needed = (

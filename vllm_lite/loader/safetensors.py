@@ -115,6 +115,22 @@ def open_safetensors(directory: Path, wanted: Wanted) -> list[SafetensorsTensor]
     return tensors
 
 
+def plain_layers(directory: Path) -> dict[str, bool]:
+    """Whether a layer's weights are floating-point numbers, by the names of all layers."""
+    files = _indexed_files(directory, lambda name: torch.float32)
+    found = {}
+    for path in files or _all_files(directory):
+        try:
+            file: Any = safe_open(path, framework="pt")
+            for name in file.offset_keys():
+                layer, _, suffix = name.rpartition(".")
+                if suffix in ("weight", "qweight"):
+                    found[layer] = file.get_slice(name).get_dtype() in _ITEM_SIZES
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from None
+    return found
+
+
 def _open_file(path: Path, names: set[str] | None, wanted: Wanted) -> list[SafetensorsTensor]:
     """Tensors of one file; `names` limits it to those that the index places there."""
     try:

@@ -200,7 +200,9 @@ def times(factor: float, bias: float | None = None) -> Callable[[Tensor], Tensor
         is_code = stored.dtype not in (torch.float32, torch.bfloat16, torch.float16)
         if is_code:
             return stored
-        return stored.float() * (factor if bias is None or stored.dim() > 1 else bias)
+        # A weight's scale may be one number.
+        is_bias = stored.dim() == 1 < stored.numel()
+        return stored.float() * (factor if bias is None or not is_bias else bias)
 
     return multiply
 
@@ -302,7 +304,10 @@ class WeightRules:
         rule = self._rules.get(layer, self._rules.get(pattern))
         if rule is None:
             return [(name, WHOLE)]
-        return [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in rule.parts]
+        parts: Iterable[Part] = rule.parts
+        if suffix == "input_scale":  # stays, whatever factor the weights have
+            parts = (replace(part, transform=None) for part in parts)
+        return [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in parts]
 
     def source_of(self, layer: str) -> str:
         """The checkpoint's name of what goes to `layer` of the model."""

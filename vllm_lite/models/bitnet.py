@@ -11,10 +11,11 @@ from vllm_lite.layers.norm import Norm, make_norm
 from vllm_lite.models.decoder import DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
+from vllm_lite.quantization.storage import StoringKernel
 
 
 class BitNetForCausalLM(DecoderForCausalLM):
-    """Ma et al., 2025; its weights as any numbers, its activations as they are."""
+    """Ma et al., 2025; activations are not rounded to the model's 8 bits."""
 
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__(facts, options)
@@ -47,6 +48,7 @@ def _norm_inputs(linear: RowParallelLinear, norm: Norm) -> None:
     def process_weights_after_loading() -> None:
         finish()
         product = linear.kernel
-        linear.kernel = lambda x: product(norm.forward(x, out=x))
+        stored = getattr(product, "stored", ())
+        linear.kernel = StoringKernel(lambda x: product(norm.forward(x, out=x)), stored)
 
     linear.process_weights_after_loading = process_weights_after_loading  # type: ignore[method-assign]

@@ -1,15 +1,20 @@
 """Maps --quantization and a checkpoint's format to LinearMethods.
 
-A checkpoint may leave some layers unquantised: the layer's path decides.
+A checkpoint may leave some layers unquantised, as its tensors tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from vllm_lite.config.quantized_checkpoint import ScaledCodes, StoredForm
+from vllm_lite.config.quantized_checkpoint import (
+    PackedIntegers,
+    ScaledCodes,
+    StoredForm,
+    Ternary,
+)
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.quantization.awq import AWQLayout
@@ -27,17 +32,23 @@ class LinearMethods:
     """The LinearMethod of each layer of a model."""
 
     def __init__(
-        self, quantization: str | None, dtype: torch.dtype, form: StoredForm | None
+        self,
+        quantization: str | None,
+        dtype: torch.dtype,
+        form: StoredForm | None,
+        plain_layers: Mapping[str, bool],
     ) -> None:
+        """`plain_layers`: whether a quantised checkpoint's layer is not, as far as is known."""
         self._method = get_linear_method(quantization, dtype, form)
         self._plain = UnquantizedLinearMethod(dtype)
         self._form = form
+        self._plain_layers = plain_layers
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
         if self._form is None:
             return self._plain if _is_router(path) else self._method
-        plain = [layer for layer in layers if self._form.is_plain(layer)]
+        plain = [layer for layer in layers if self._plain_layers.get(layer, _is_router(path))]
         if plain and len(plain) < len(layers):
             raise CheckpointError(
                 f"{plain[0]} is not quantised but fused with layers that are: "
@@ -66,13 +77,13 @@ def get_linear_method(
         )
     if isinstance(form, ScaledCodes):
         return ScaledCheckpointMethod(form, dtype, keeps)
-    if form is not None:
+    if isinstance(form, PackedIntegers):
         layout = AWQLayout(form) if form.layout == "awq" else GPTQLayout(form)
         return GroupedLinearMethod(layout, dtype, keeps)
+    if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):
+        return GGUFLinearMethod(dtype)
     if quantization in (None, "dequantize"):
         return UnquantizedLinearMethod(dtype)
-    if quantization == "gguf":
-        return GGUFLinearMethod(dtype)
     on_gpu = gpu_only_ops()
     if quantization in SCALED_NUMBERS and on_gpu is not None:
         return ScaledLinearMethod(SCALED_NUMBERS[quantization], dtype, on_gpu)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized_checkpoint import ScaledCodes
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.log import init_logger
@@ -70,7 +69,9 @@ class ScaledCheckpointMethod(UnquantizedLinearMethod):
         is_block = self._form.scales_of == "block"
         scales = loaded.pop("weight_scale_inv" if is_block else "weight_scale")
         scales = scales if scales.dim() == 2 else scales[:, None]
-        if self._ops is None:
+        # The operation's groups are whole.
+        is_cut = is_block and codes.shape[1] % SCALE_BLOCK > 0
+        if self._ops is None or is_cut:
             return plain_kernel(_expanded(codes, scales).to(self._dtype), bias, out_dtype)
         # Parts of a fused layer read the same inputs: the largest scale covers all.
         input_scale = loaded["input_scale"].max().view(1) if "input_scale" in loaded else None
@@ -85,9 +86,7 @@ def _one_number(output_size: int) -> StoredTensor:
 
 
 def _block_scales(input_size: int, output_size: int) -> StoredTensor:
-    if input_size % SCALE_BLOCK:
-        raise CheckpointError(f"{input_size} inputs of a layer are no blocks of {SCALE_BLOCK}")
-    shape = (-(-output_size // SCALE_BLOCK), input_size // SCALE_BLOCK)
+    shape = (-(-output_size // SCALE_BLOCK), -(-input_size // SCALE_BLOCK))
     return StoredTensor(
         torch.empty(shape, dtype=torch.float32, device="cpu"),
         output_dim=0,

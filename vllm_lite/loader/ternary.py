@@ -1,0 +1,104 @@
+"""Weights of -1, 0 and 1 times one number for a layer (BitNet b1.58, arXiv:2402.17764).
+
+Checkpoints hold four codes in a byte, or floats that are rounded when they are read. Where rows
+can be GGUF's blocks of two bits, which hold these values exactly, they are kept so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.quantized_checkpoint import Ternary
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.gpu.staging import write_weights
+from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.layers.weights import WeightSlot
+from vllm_lite.loader.safetensors import SafetensorsTensor
+from vllm_lite.loader.weight_rules import Part, WeightRules
+
+# GGUF's type and the inputs of its block: scale * code - minimum, in sixteenths of a block.
+_Q2_K, _BLOCK = 10, 256
+_LEAST_SCALE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryTensor:
+    """A matrix; `scale` is None where it is stored as floats."""
+
+    stored: SafetensorsTensor
+    scale: SafetensorsTensor | None
+    form: Ternary
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, *others = self.stored.shape
+        return (rows if self.scale is None else 4 * rows, *others)
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes
+
+    def slices(self, rules: WeightRules) -> Iterator[TernaryTensor]:
+        """The matrix as `rules` name it."""
+        for stored in self.stored.slices(rules):
+            yield replace(self, stored=stored)
+
+    def fill(self, slot: WeightSlot, part: Part) -> None:
+        codes, scale = self._read()
+        taken = codes
+        for dim, chosen in enumerate(part.region(slot)):
+            taken = taken[(slice(None),) * dim + (chosen,)]
+        is_kept = slot.keep is not None and part.transform is None and not part.is_transposed
+        if is_kept and taken.shape[1] % _BLOCK == 0:
+            assert slot.keep is not None
+            slot.keep(QuantizedRows(as_blocks(taken, scale), _Q2_K, taken.shape[1]))
+        else:
+            write_weights(slot.tensor, part.values((taken.float() - 1) * scale))
+
+    def _read(self) -> tuple[Tensor, float]:
+        """Codes [M, N] uint8 of 0, 1 and 2, and what one of them is worth."""
+        stored = self.stored.read()
+        if self.scale is None:
+            worth = stored.float().abs().mean().clamp(min=_LEAST_SCALE)
+            return (stored.float() / worth).round().clamp(-1, 1).add(1).byte(), worth.item()
+        scale = self.scale.read().float().item()
+        codes = torch.cat([stored >> 2 * place & 3 for place in range(4)])
+        return codes, 1 / scale if self.form.is_divided else scale
+
+
+def as_blocks(codes: Tensor, scale: float) -> Tensor:
+    """[M, N] uint8 -> [M, bytes of a row] uint8: scale * code - scale as GGUF's Q2_K."""
+    places = codes.view(len(codes), -1, 2, 4, 32)
+    bits = sum(places[..., i, :] << 2 * i for i in range(4))
+    assert isinstance(bits, Tensor)
+    blocks = bits.flatten(2)
+    ones = torch.full((*blocks.shape[:2], 16), 0x11, dtype=torch.uint8)
+    scales = torch.full((*blocks.shape[:2], 2), scale, dtype=torch.float16).view(torch.uint8)
+    return torch.cat([ones, blocks, scales], 2).flatten(1)
+
+
+def join_ternary(
+    tensors: Iterable[SafetensorsTensor], form: Ternary
+) -> Iterator[SafetensorsTensor | TernaryTensor]:
+    """The tensors, codes with their scales as one; raises CheckpointError where one lacks."""
+    stored = {tensor.name: tensor for tensor in tensors}
+    for name, tensor in stored.items():
+        scale = stored.get(f"{name}_scale")
+        if form.is_rounded:
+            is_matrix = name.endswith("_proj.weight")
+            yield TernaryTensor(tensor, None, form) if is_matrix else tensor
+        elif scale is not None:
+            yield TernaryTensor(tensor, scale, form)
+        elif name.endswith("_proj.weight") and tensor.nbytes == math.prod(tensor.shape):
+            raise CheckpointError(f"{tensor.path}: {name!r} has no scale")
+        elif not name.endswith(".weight_scale"):
+            yield tensor
