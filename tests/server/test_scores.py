@@ -110,7 +110,7 @@ async def test_reranking(path: str) -> None:
     documents = ["c", {"text": "a b"}, "a"]
     reply = await post(path, {"model": "tiny", "query": "a b", "documents": documents}, engine())
     payload = reply.json()
-    assert (payload["model"], payload["id"][:7]) == ("tiny", "rerank-")
+    assert (payload["model"], payload["id"][:6]) == ("tiny", "score-")
     results = payload["results"]
     assert results[0] == {
         "index": 1,
