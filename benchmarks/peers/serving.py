@@ -74,7 +74,7 @@ def measure_server(
     deadline = time.monotonic() + limit
     begin = time.monotonic()
     with running(engine.server_words(port), engine.environment, reads=False) as server:
-        reason = _wait_ready(server, port, deadline)
+        reason = wait_ready(server, port, deadline)
         if reason:
             return reason
         ready = time.monotonic() - begin
@@ -103,7 +103,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(server: Process, port: int, deadline: float) -> str:
+def wait_ready(server: Process, port: int, deadline: float) -> str:
     while True:
         if server.exit_code() is not None:
             return f"ended with code {server.exit_code()}: {server.last_words()}"
