@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/cached_numbers.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/powers.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -11,12 +12,6 @@ namespace {
 constexpr int kKeys = 64;  // in a block
 constexpr int kCacheLine = 64;
 static_assert(kSpan % kKeys == 0);
-
-// 1 + c[0] x + c[1] x^2 + ... is 2^x for |x| <= 1/2, to 3e-6 or 2e-9 of it.
-constexpr float kRoughPowers[] = {6.9312419323e-1f, 2.4024098618e-1f, 5.5906426208e-2f,
-                                  9.5828532207e-3f};
-constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.5503324707e-2f,
-                                 9.6184373585e-3f, 1.3398874588e-3f, 1.5353362055e-4f};
 
 // Query rows whose softmax is computed together, to overlap latencies.
 constexpr int kMostGroupRows = 32;
@@ -144,9 +139,9 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
                  KeyBlock<Cache>& block) {
   block.count = min_of<int64_t>(kKeys, end - begin);
   const int64_t key_stride = p.keys.row_stride, value_stride = p.values.row_stride;
-  const int64_t row = tile.kv_head * p.block_size;
-  const Cache* keys = static_cast<const Cache*>(p.keys.rows) + row * key_stride;
-  const Cache* values = static_cast<const Cache*>(p.values.rows) + row * value_stride;
+  const Cache* keys = static_cast<const Cache*>(p.keys.rows) + tile.kv_head * p.keys.head_stride;
+  const Cache* values =
+      static_cast<const Cache*>(p.values.rows) + tile.kv_head * p.values.head_stride;
   int64_t index = begin / p.block_size;
   int64_t slot = begin % p.block_size;
   for (int64_t i = 0; i < block.count; ++index, slot = 0) {

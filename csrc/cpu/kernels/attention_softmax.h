@@ -10,42 +10,6 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;
-
-// 2^x for x <= 0, exactly 1 at 0; 0 from some -126 down. Vectors go side by side, as one alone
-// waits for itself.
-template <int kDegree, int N>
-inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
-  constexpr float kLowest = kLanes == 16 ? -200.0f : -127.0f;
-  Vec shifted[N], rest[N], sum[N];
-  for (int i = 0; i < N; ++i) x[i] = max_lanes(x[i], broadcast(kLowest));
-  for (int i = 0; i < N; ++i) shifted[i] = x[i] + kRounder;
-  for (int i = 0; i < N; ++i) rest[i] = x[i] - (shifted[i] - kRounder);
-  for (int i = 0; i < N; ++i) sum[i] = broadcast(powers[kDegree - 1]);
-#pragma GCC unroll 8
-  for (int k = kDegree - 2; k >= 0; --k) {
-    for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(powers[k]));
-  }
-  for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(1.0f));
-  for (int i = 0; i < N; ++i) {
-#if defined(__AVX512F__)
-    x[i] = _mm512_maskz_scalef_ps(0xffff, sum[i], shifted[i] - kRounder);
-#else
-    const IntVec exponent = bit_cast<IntVec>(shifted[i]) - bit_cast<int32_t>(kRounder);
-    const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(sum[i]) + (exponent << 23));
-    x[i] = x[i] < broadcast(-126.0f) ? Vec{} : scaled;
-#endif
-  }
-}
-
-inline Vec power_of_two(Vec x) {
-  Vec one[1] = {x};
-  raise_two(one, kFinePowers);
-  return one[0];
-}
-inline float power_of_two(float x) { return power_of_two(broadcast(x))[0]; }
-
 inline Vec cap_scores(Vec scores, float cap) {
   // tanh(y) = 1 - 2 / (e^2y + 1)
   const Vec doubled = exponential(scores * (2.0f / cap));
@@ -67,7 +31,7 @@ struct VisibleKeys {
   int64_t end;
 };
 
-// ALiBi's bias of a block's scores, by the distance of keys from a row's query.
+// ALiBi's bias of a block's scores, by the distance of keys from a row's query on either side.
 struct DistanceBias {
   float slope;  // times log2(e)
   float first;  // the first key's position less the query's
@@ -109,7 +73,8 @@ inline float finish_scores(const Attention& p, const RowScales* scales, const Di
     if constexpr (kIsBiased) {
       for (int i = 0; i < kScoreVectors; ++i) {
         const Vec key = __builtin_convertvector(lane + (first + i) * kLanes, Vec);
-        x[i] = multiply_add(key + bias.first, broadcast(bias.slope), x[i]);
+        const BitsVec apart = bit_cast<BitsVec>(key + bias.first) | 0x80000000u;
+        x[i] = multiply_add(bit_cast<Vec>(apart), broadcast(bias.slope), x[i]);
       }
     }
     for (int i = 0; i < kScoreVectors; ++i) {

@@ -128,7 +128,9 @@ void activate(const Activation& p, int64_t begin, int64_t end) {
       activate_rows<decltype(number)>(p, begin, end, function);
     });
   };
-  if (p.kind == ActivationKind::kXielu) {
+  if (p.kind == ActivationKind::kGelu && p.dtype == DType::kBFloat16) {
+    activate_rows<BFloat16>(p, begin, end, [](Vec x) { return rough_gelu(x); });
+  } else if (p.kind == ActivationKind::kXielu) {
     run([&](Vec x) { return xielu(x, p.curve); });
   } else {
     with_activation(p.kind, run);
