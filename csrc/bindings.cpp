@@ -174,7 +174,9 @@ NB_MODULE(_cpu, m) {
   define<Rows<RowMix>>(m, program, "mix_rows");
   define<Rows<RowLevel>>(m, program, "level_rows");
   define<Rows<CacheWrite>>(m, program, "reshape_and_cache");
-  define<AttentionCall>(m, program, "paged_attention");
+  define<AttentionCall, 1>(m, program, "paged_attention");
+  define<EncoderAttentionCall>(m, program, "encoder_attention");
+  define<EncoderEmbeddingCall>(m, program, "encoder_embedding");
   define<LinearCall, 1>(m, program, "linear");
   define<GatedLinearCall, 1>(m, program, "gated_linear");
   define<QuantizedLinearCall>(m, program, "quantized_linear");
@@ -190,6 +192,7 @@ NB_MODULE(_cpu, m) {
   define<QuantizedLookupCall>(m, program, "quantized_lookup");
   define<AllReduceCall>(m, program, "all_reduce");
   define_group(m);
+  define<SomeRows<SegmentSum, segment_sum>>(m, "segment_sum");
   define<SomeRows<TokenMask, apply_token_mask>>(m, "apply_token_mask");
   define<TokensCall<Sampling, sample>>(m, "sample");
   // Of a linear layer without a result.

@@ -104,6 +104,7 @@ def check(case: Any, operations: Any, device: str) -> Result:
 def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]:
     """(backend, case, its operations) of everything that can run here, in small shapes or large."""
     import kernel_cases as cases
+    from encoder_cases import encoder_cases
     from state_cases import state_cases
 
     from vllm_lite.kernels.gpu.triton import ops
@@ -123,6 +124,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
             cases.narrow_cases(dtype, rows, size),
             cases.weight_cases(dtype, rows),
             state_cases(dtype),
+            encoder_cases(dtype),
         ):
             for case in make:
                 yield "triton", case, ops

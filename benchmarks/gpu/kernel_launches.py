@@ -79,6 +79,7 @@ def launch_everything() -> None:
         launch_experts(rows)
     launch_latents()
     launch_values()
+    launch_encoders()
     launch_states()
 
 
@@ -226,6 +227,26 @@ def launch_values() -> None:
         for count in (1, 132):
             with processors(count):
                 ops.paged_attention(tensor(8, 64, 192), *caches, table, starts, lens, 0.1)
+
+
+def launch_encoders() -> None:
+    """Launch operations of all-MiniLM-L6-v2, BGE-M3 and Qwen3-Embedding, and rare terms."""
+    starts, index = tensor(5, dtype=torch.int32), tensor(64, dtype=torch.int64)
+    for heads, kv_heads, size in ((12, 12, 32), (16, 16, 64), (16, 8, 128)):
+        width = heads * size
+        query, key, value = (
+            tensor(64, (heads + 2 * kv_heads) * size)
+            .unflatten(1, (-1, size))
+            .split_with_sizes([heads, kv_heads, kv_heads], 1)
+        )
+        ops.encoder_attention(query, key, value, starts, 0.1)
+        ops.encoder_attention(query, key, value, starts, 0.1, 64)
+        slopes = tensor(heads, dtype=torch.float32)
+        ops.encoder_attention(query, key, value, starts, 0.1, 0, 30.0, alibi_slopes=slopes)
+        table, factor = tensor(512, width), tensor(width)
+        for tables in ((), (table,), (table, table, factor, factor), (None, None, factor)):
+            ops.encoder_embedding(index, index, table, *tables)
+        ops.segment_sum(tensor(64, width), starts, tensor(4, width, dtype=torch.float32))
 
 
 def launch_states() -> None:

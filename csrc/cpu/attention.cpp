@@ -1,4 +1,4 @@
-// Paged attention: divides a batch into tiles and spans of context for the threads.
+// Attention: divides a batch into tiles and spans of context for the threads.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -63,16 +63,20 @@ struct Piece {
   int64_t end_span;
 };
 
-void check_batch(const Attention& p, const AttentionBatch& batch) {
-  if (batch.query_start_loc[0] != 0) {
-    throw std::out_of_range("query_start_loc does not start at 0");
+void check_starts(const int32_t* starts, int64_t num_requests, int64_t num_tokens) {
+  if (starts[0] != 0) throw std::out_of_range("query_start_loc does not start at 0");
+  for (int64_t r = 0; r < num_requests; ++r) {
+    if (starts[r + 1] < starts[r] || starts[r + 1] > num_tokens) {
+      throw std::out_of_range("query_start_loc is not an ascending list of token indices");
+    }
   }
+}
+
+void check_batch(const Attention& p, const AttentionBatch& batch) {
+  check_starts(batch.query_start_loc, batch.num_requests, batch.num_tokens);
   for (int64_t r = 0; r < batch.num_requests; ++r) {
     const int64_t num_queries = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
     const int64_t seq_len = batch.seq_lens[r];
-    if (num_queries < 0 || batch.query_start_loc[r + 1] > batch.num_tokens) {
-      throw std::out_of_range("query_start_loc is not an ascending list of token indices");
-    }
     if (num_queries == 0) continue;
     if (seq_len < num_queries || seq_len > batch.blocks_per_request * p.block_size) {
       throw std::out_of_range("seq_lens[" + std::to_string(r) + "] = " + std::to_string(seq_len) +
@@ -91,15 +95,34 @@ void check_batch(const Attention& p, const AttentionBatch& batch) {
   }
 }
 
+// The tokens of a request in the step, and where its keys and values are.
+struct RequestTokens {
+  int64_t begin;
+  int64_t end;
+  int64_t seq_len;
+  const int32_t* blocks;
+};
+
+RequestTokens tokens_of(const AttentionBatch& batch, int64_t r) {
+  return {batch.query_start_loc[r], batch.query_start_loc[r + 1], batch.seq_lens[r],
+          batch.block_table + r * batch.block_table_stride};
+}
+// All of a request is one block, whose number is that of its first row.
+RequestTokens tokens_of(const EncoderBatch& batch, int64_t r) {
+  const int32_t* at = batch.query_start_loc + r;
+  return {at[0], at[1], at[1] - at[0], at};
+}
+
 class AttentionPlan {
  public:
-  AttentionPlan(const Attention& p, const AttentionBatch& batch)
+  template <class Batch>
+  AttentionPlan(const Attention& p, const Batch& batch)
       : p_(p),
         kernels_(*kernels().attention),
         group_(p.num_heads / p.num_kv_heads),
         tile_tokens_(std::max<int64_t>(1, tile_rows(batch.num_tokens * p.num_heads) / group_)),
         row_floats_(kernels_.padded_size(p.values.size) + 2) {
-    for (int64_t r = 0; r < batch.num_requests; ++r) add_request(batch, r);
+    for (int64_t r = 0; r < batch.num_requests; ++r) add_request(tokens_of(batch, r));
     cut();
   }
 
@@ -125,20 +148,21 @@ class AttentionPlan {
     return rows;
   }
 
-  void add_request(const AttentionBatch& batch, int64_t r) {
-    const int64_t begin = batch.query_start_loc[r];
-    const int64_t end = batch.query_start_loc[r + 1];
-    const int64_t first_position = batch.seq_lens[r] - (end - begin);
+  void add_request(const RequestTokens& request) {
+    const auto [begin, end, seq_len, blocks] = request;
+    const int64_t first_position = seq_len - (end - begin);
     // The last tiles have the longest contexts: they go first, so that the last pieces are short.
     const int64_t last = end > begin ? (end - begin - 1) / tile_tokens_ * tile_tokens_ : -1;
     for (int64_t token = begin + last; token >= begin; token -= tile_tokens_) {
       TileWork work;
-      work.tile.blocks = batch.block_table + r * batch.block_table_stride;
+      work.tile.blocks = blocks;
       work.tile.first_token = token;
       work.tile.first_position = first_position + token - begin;
       work.tile.num_tokens = std::min(tile_tokens_, end - token);
       work.first_span = std::max<int64_t>(first_seen(p_, work.tile.first_position), 0) / kSpan;
-      work.end_span = ceil_divide(work.tile.first_position + work.tile.num_tokens, kSpan);
+      work.tile.end = std::min(
+          work.tile.first_position + work.tile.num_tokens + p_.num_ahead, seq_len);
+      work.end_span = ceil_divide(work.tile.end, kSpan);
       for (work.tile.kv_head = 0; work.tile.kv_head < p_.num_kv_heads; ++work.tile.kv_head) {
         tiles_.push_back(work);
       }
@@ -242,10 +266,8 @@ class AttentionPlan {
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
 };
 
-}  // namespace
-
-void paged_attention(const Attention& p, const AttentionBatch& batch) {
-  check_batch(p, batch);
+template <class Batch>
+void attend(const Attention& p, const Batch& batch) {
   const int64_t num_used = batch.query_start_loc[batch.num_requests];
   const int64_t row_bytes = p.num_heads * p.values.size *
                             (p.dtype == DType::kBFloat16 ? sizeof(BFloat16) : sizeof(float));
@@ -255,6 +277,18 @@ void paged_attention(const Attention& p, const AttentionBatch& batch) {
     std::fill(p.lse + num_used * p.num_heads, p.lse + batch.num_tokens * p.num_heads, -INFINITY);
   }
   if (num_used > 0) AttentionPlan(p, batch).run();
+}
+
+}  // namespace
+
+void paged_attention(const Attention& p, const AttentionBatch& batch) {
+  check_batch(p, batch);
+  attend(p, batch);
+}
+
+void encoder_attention(const Attention& p, const EncoderBatch& batch) {
+  check_starts(batch.query_start_loc, batch.num_requests, batch.num_tokens);
+  attend(p, batch);
 }
 
 }  // namespace vllm_lite

@@ -373,10 +373,12 @@ struct CacheWrite {
   RowsToCache values;
 };
 
-// Cached keys or values: [B, K, S, row]; a head's rows follow those of the previous head.
+// Cached keys or values: [B, K, S, row]. Those of an encoder's step are rows of one block after the
+// other, and a request is one long block that begins at its first row.
 struct CachedRows {
   const void* rows;
   int64_t block_stride;
+  int64_t head_stride;
   int64_t row_stride;
   int64_t size;  // numbers of a row
 };
@@ -403,6 +405,7 @@ struct Attention {
   float soft_cap;  // 0: none
   bool has_row_scales;
   bool is_chunked;  // whether queries see keys of their own chunk of sliding_window positions
+  int64_t num_ahead = 0;  // positions after its own that a query sees
 };
 
 // The first position that a query sees; negative if it could see further back.
@@ -420,6 +423,7 @@ struct AttentionTile {
   int64_t first_position;
   int64_t num_tokens;
   int64_t kv_head;
+  int64_t end;  // of the positions that its queries see
 };
 
 // Context is processed in spans of fixed positions, whose results are merged in order. So a
@@ -600,6 +604,36 @@ struct TokenLogprobs {
   int64_t* ranks;         // [M]: tokens that are at least as likely
 };
 
+// Sums of embeddings, normalised where there is a norm.
+struct EncoderEmbedding {
+  DType dtype;
+  DType norm_dtype;          // dtype or float32
+  const int64_t* ids;        // [T]: word + type * V
+  const int64_t* positions;  // [T]
+  const void* words;         // [V, N], dense
+  const void* places;        // null, or [P, N], dense
+  const void* types;         // null, or [Y, N], dense
+  const void* norm_weight;   // null, or [N]
+  const void* norm_bias;     // null, or [N]
+  void* out;                 // [T, N], dense
+  int64_t num_words;         // V
+  int64_t num_places;        // P
+  int64_t num_types;         // Y; 1 where there are none
+  int64_t size;              // N
+  float eps;
+};
+
+// Rows [starts[r], starts[r + 1]) of x, added one after the other to row r of the sums.
+struct SegmentSum {
+  DType dtype;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  const int32_t* starts;  // [R + 1]
+  float* sums;            // [R, N]
+  int64_t sums_stride;
+  int64_t size;  // N
+};
+
 // Floats of scratch memory for a row of logits, for `sample` and `token_logprobs`.
 static inline int64_t sampling_scratch_floats(int64_t vocab_size) {
   const int64_t num_blocks = (vocab_size + kSampleBlock - 1) / kSampleBlock;
@@ -628,6 +662,8 @@ struct Dequantize {
   KERNEL(void, route, const Route&, int64_t begin, int64_t end)                                  \
   KERNEL(void, sum_experts, const ExpertSum&, int64_t begin, int64_t end)                        \
   KERNEL(void, gated_norm, const GatedNorm&, int64_t begin, int64_t end)                         \
+  KERNEL(void, encoder_embedding, const EncoderEmbedding&, int64_t begin, int64_t end)           \
+  KERNEL(void, segment_sum, const SegmentSum&, int64_t begin, int64_t end)                       \
   /* Blocks of kConvChannels. */                                                                 \
   KERNEL(void, causal_conv, const CausalConv&, const StateRun&, int64_t begin_block,             \
          int64_t end_block)                                                                      \

@@ -39,6 +39,16 @@ void each_range(const Linear& p, int64_t num_tokens, int64_t outputs, const Besi
   run_after(beside, num_tokens);
 }
 
+// The second half of a gated layer, whose results multiply the first's.
+Linear up_half(const Linear& p) {
+  Linear up = p;
+  up.packed_weight = static_cast<const char*>(p.packed_weight) +
+                     ceil_divide(p.num_outputs, kPanel) * packed_panel_bytes(p.dtype, p.num_inputs);
+  if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
+  up.is_gated = true;
+  return up;
+}
+
 }  // namespace
 
 void embedding(const Embedding& p, int64_t num_tokens) {
@@ -60,6 +70,31 @@ void embedding(const Embedding& p, int64_t num_tokens) {
       }
     }
   });
+}
+
+void encoder_embedding(const EncoderEmbedding& p, int64_t num_tokens) {
+  const auto check = [&](const char* what, int64_t row, int64_t num_rows) {
+    if (row >= 0 && row < num_rows) return;
+    throw std::out_of_range(what + std::to_string(row) + " is outside the table of " +
+                            std::to_string(num_rows) + " rows");
+  };
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    check("token ", p.ids[i], p.num_words * p.num_types);
+    if (p.places != nullptr) check("position ", p.positions[i], p.num_places);
+  }
+  parallel_rows(num_tokens, 4 * p.size,
+                [&](int64_t begin, int64_t end) { kernels().encoder_embedding(p, begin, end); });
+}
+
+void segment_sum(const SegmentSum& p, int64_t num_segments, int64_t num_rows) {
+  for (int64_t r = 0; r < num_segments; ++r) {
+    if (p.starts[r] < 0 || p.starts[r + 1] < p.starts[r] || p.starts[r + 1] > num_rows) {
+      throw std::out_of_range("query_start_loc is not an ascending list of rows");
+    }
+  }
+  const int64_t rows = num_rows / std::max<int64_t>(num_segments, 1) + 1;
+  parallel_for(num_segments, rows_per_range(rows * p.size),
+               [&](int64_t begin, int64_t end) { kernels().segment_sum(p, begin, end); });
 }
 
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks) {
@@ -93,13 +128,18 @@ void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside) {
              });
 }
 
+void linear_rows(const Linear& p, int64_t begin, int64_t end) {
+  kernels().linear(p, begin, end, 0, ceil_divide(p.num_outputs, kPanel));
+}
+
+void gated_linear_rows(const Linear& p, int64_t begin, int64_t end) {
+  linear_rows(p, begin, end);
+  linear_rows(up_half(p), begin, end);
+}
+
 void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside) {
   const KernelTable& table = kernels();
-  Linear up = p;
-  up.packed_weight = static_cast<const char*>(p.packed_weight) +
-                     ceil_divide(p.num_outputs, kPanel) * packed_panel_bytes(p.dtype, p.num_inputs);
-  if (p.bias != nullptr) up.bias = p.bias + p.num_outputs;
-  up.is_gated = true;
+  const Linear up = up_half(p);
   // A range's gates are still in its core's cache when the second half needs them.
   each_range(p, num_tokens, 2 * kPanel, beside,
              [&](int64_t row, int64_t end_row, int64_t begin, int64_t end) {

@@ -33,6 +33,19 @@ struct AttentionBatch {
 
 void paged_attention(const Attention& p, const AttentionBatch& batch);
 
+// Whole requests, whose keys and values are rows of the step.
+struct EncoderBatch {
+  const int32_t* query_start_loc;  // [R + 1]
+  int64_t num_requests;
+  int64_t num_tokens;
+};
+
+void encoder_attention(const Attention& p, const EncoderBatch& batch);
+
+void encoder_embedding(const EncoderEmbedding& p, int64_t num_tokens);
+
+void segment_sum(const SegmentSum& p, int64_t num_segments, int64_t num_rows);
+
 // Sets logits that the num_masks masks ban to -inf, in num_rows rows.
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks);
 
@@ -54,9 +67,14 @@ constexpr int64_t kProductsOfPanels = 2 * 1024 * 1024;
 
 void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
 
+// Rows [begin, end) of a linear layer, by the calling thread.
+void linear_rows(const Linear& p, int64_t begin, int64_t end);
+
 // silu(gate) * up [T, M] for a weight [2 M, N] whose halves, whole panels each, are gate and up:
 // bit for bit the result of linear() and a gated silu.
 void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside = {});
+
+void gated_linear_rows(const Linear& p, int64_t begin, int64_t end);
 
 // Bytes of a packed quantised weight. Throws std::invalid_argument unless the type is quantised
 // and rows are whole blocks.
@@ -80,6 +98,8 @@ struct QuantizedLinear {
 
 void quantized_linear(const QuantizedLinear& p, int64_t num_rows,
                       const BesideProduct& beside = {});
+
+void linear_rows(const QuantizedLinear& p, int64_t begin, int64_t end);
 
 // Rows [row, row + count) of x quantised, [N / 32, count], valid until this thread's next call.
 // At most kQuantizedRows of them, made before by what stands beside the product.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cpu/fusion.h"
+#include "cpu/row_chains.h"
 
 namespace vllm_lite {
 namespace {
@@ -97,6 +98,18 @@ Description describe(AttentionCall& call) {
            field(batch.block_table_stride, Use::kStride, table),
            field(batch.blocks_per_request, Use::kWidth, table), input(batch.query_start_loc),
            input(batch.seq_lens), read(p.query), write(p.output), write(p.lse)}};
+}
+Description describe(EncoderAttentionCall& call) {
+  EncoderBatch& batch = call.batch;
+  Attention& p = call.p;
+  return {"encoder_attention",
+          {tokens(batch.num_tokens), requests(batch.num_requests), input(batch.query_start_loc),
+           read(p.query), read(p.keys.rows), read(p.values.rows), write(p.output)}};
+}
+Description describe(EncoderEmbeddingCall& call) {
+  EncoderEmbedding& p = call.p;
+  return {"encoder_embedding",
+          {tokens(call.num_tokens), input(p.ids), input(p.positions), write(p.out)}};
 }
 
 // A linear layer with the operations fused with it, in order.
@@ -236,6 +249,7 @@ int64_t Program::finish(std::span<const Temporary> temporaries, std::vector<uint
             [](const Buffer& a, const Buffer& b) { return a.address < b.address; });
   results_ = std::move(results);
   max_tokens_ = max_tokens;
+  divide(false);
   note_uses();
   const auto owner_of = [&](const void* pointer) -> const void* {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -243,8 +257,23 @@ int64_t Program::finish(std::span<const Temporary> temporaries, std::vector<uint
     return input >= 0 ? static_cast<const void*>(numbers_of(input)) : &buffer_of(address);
   };
   calls_ = fuse(calls_, [&](const void* a, const void* b) { return owner_of(a) != owner_of(b); });
+  divide(true);
   note_uses();
   return assign_offsets(max_tokens);
+}
+
+void Program::divide(bool in_chains) {
+  const auto has_rows = [&](const void* tensor, int64_t row_bytes) {
+    const auto address = reinterpret_cast<uintptr_t>(tensor);
+    if (find_input(address) >= 0) return true;  // never written
+    const Buffer& buffer = buffer_of(address);
+    return row_bytes == buffer.bytes / num_tokens() &&
+           address - buffer.address < uintptr_t(row_bytes);
+  };
+  stages_.clear();
+  for (size_t begin = 0; begin < calls_.size(); begin = stages_.back().end) {
+    stages_.push_back({begin, in_chains ? end_of_chain(calls_, begin, has_rows) : begin + 1});
+  }
 }
 
 Program::Buffer& Program::buffer_of(uintptr_t address) {
@@ -257,26 +286,30 @@ Program::Buffer& Program::buffer_of(uintptr_t address) {
 }
 
 void Program::note_uses() {
-  for (Buffer& buffer : buffers_) buffer.first_call = buffer.last_call = -1;
-  for (size_t i = 0; i < calls_.size(); ++i) {
-    for (const Field& field : describe(calls_[i]).fields) {
-      if (!is_tensor(field)) continue;
-      if (find_input(field.value) >= 0) {
-        if (field.use != Use::kRead) refuse("an operation writes to an input of the step");
-        continue;
-      }
-      Buffer& buffer = buffer_of(field.value);
-      if (buffer.first_call < 0) {
-        if (field.use != Use::kWrite) refuse("an operation reads what no operation has written");
-        buffer.first_call = i;
-      }
-      buffer.last_call = i;
-    }
+  for (Buffer& buffer : buffers_) buffer.first_stage = buffer.last_stage = -1;
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    for (size_t i = stages_[stage].begin; i < stages_[stage].end; ++i) note_uses(calls_[i], stage);
   }
   for (uintptr_t result : results_) {
     Buffer& buffer = buffer_of(result);
-    if (buffer.first_call < 0) refuse("no operation writes the result");
-    buffer.last_call = calls_.size();
+    if (buffer.first_stage < 0) refuse("no operation writes the result");
+    buffer.last_stage = stages_.size();
+  }
+}
+
+void Program::note_uses(Call& call, int64_t stage) {
+  for (const Field& field : describe(call).fields) {
+    if (!is_tensor(field)) continue;
+    if (find_input(field.value) >= 0) {
+      if (field.use != Use::kRead) refuse("an operation writes to an input of the step");
+      continue;
+    }
+    Buffer& buffer = buffer_of(field.value);
+    if (buffer.first_stage < 0) {
+      if (field.use != Use::kWrite) refuse("an operation reads what no operation has written");
+      buffer.first_stage = stage;
+    }
+    buffer.last_stage = stage;
   }
 }
 
@@ -288,10 +321,10 @@ int64_t Program::assign_offsets(int64_t max_tokens) {
   };
   std::vector<Buffer*> needed;
   for (Buffer& buffer : buffers_) {
-    if (buffer.first_call >= 0) needed.push_back(&buffer);
+    if (buffer.first_stage >= 0) needed.push_back(&buffer);
   }
   std::stable_sort(needed.begin(), needed.end(), [](const Buffer* a, const Buffer* b) {
-    return a->first_call < b->first_call;
+    return a->first_stage < b->first_stage;
   });
   std::vector<Buffer*> placed;  // by offset
   int64_t total = 0;
@@ -299,7 +332,7 @@ int64_t Program::assign_offsets(int64_t max_tokens) {
     Buffer& buffer = *added;
     for (const Buffer* other : placed) {
       const bool meet =
-          buffer.first_call <= other->last_call && other->first_call <= buffer.last_call;
+          buffer.first_stage <= other->last_stage && other->first_stage <= buffer.last_stage;
       if (!meet) continue;
       if (buffer.offset + size_of(buffer) <= other->offset) break;
       buffer.offset = std::max(buffer.offset, other->offset + size_of(*other));
@@ -355,11 +388,16 @@ void Program::run_timed(std::span<const int64_t> step, double* seconds) {
     const int64_t value = step[link.place] + link.offset;
     std::memcpy(link.at, &value, sizeof value);
   }
-  for (Call& call : calls_) {
-    const auto start = seconds == nullptr ? Clock::time_point() : Clock::now();
-    std::visit([](const auto& operation) { operation.run(); }, call);
-    if (seconds != nullptr) {
-      *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
+  for (const Stage& stage : stages_) {
+    const std::span calls(&calls_[stage.begin], stage.end - stage.begin);
+    // To be timed, the calls of a chain run one after another.
+    if (seconds == nullptr && calls.size() > 1 && run_chain(calls, step[0])) continue;
+    for (const Call& call : calls) {
+      const auto start = seconds == nullptr ? Clock::time_point() : Clock::now();
+      std::visit([](const auto& operation) { operation.run(); }, call);
+      if (seconds != nullptr) {
+        *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
+      }
     }
   }
 }

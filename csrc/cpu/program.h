@@ -62,6 +62,8 @@ struct ProductCall {
 using EmbeddingCall = TokensCall<Embedding, embedding>;
 using RowCall = TokensCall<RowOperation, run>;
 using AttentionCall = BatchCall<Attention, AttentionBatch, paged_attention>;
+using EncoderAttentionCall = BatchCall<Attention, EncoderBatch, encoder_attention>;
+using EncoderEmbeddingCall = TokensCall<EncoderEmbedding, encoder_embedding>;
 using LinearCall = ProductCall<Linear, linear>;
 using GatedLinearCall = ProductCall<Linear, gated_linear>;
 using QuantizedLinearCall = ProductCall<QuantizedLinear, quantized_linear>;
@@ -74,9 +76,10 @@ using GatedRecurrenceCall = BatchCall<GatedRecurrence, StateBatch, gated_recurre
 using DeltaRuleCall = BatchCall<DeltaRule, StateBatch, delta_rule>;
 using QuantizedLookupCall = TokensCall<QuantizedLookup, quantized_lookup>;
 using AllReduceCall = TokensCall<AllReduce, all_reduce>;
-using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, LinearCall, GatedLinearCall,
-                          QuantizedLinearCall, HeadLinearCall, ExpertsCall, CausalConvCall,
-                          SelectiveScanCall, ChannelScanCall, GatedRecurrenceCall, DeltaRuleCall,
+using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, EncoderAttentionCall,
+                          EncoderEmbeddingCall, LinearCall, GatedLinearCall, QuantizedLinearCall,
+                          HeadLinearCall, ExpertsCall, CausalConvCall, SelectiveScanCall,
+                          ChannelScanCall, GatedRecurrenceCall, DeltaRuleCall,
                           QuantizedLookupCall, AllReduceCall>;
 
 class Program {
@@ -115,8 +118,13 @@ class Program {
     uintptr_t address;
     int64_t bytes;
     int64_t offset = 0;
-    int64_t first_call = -1;  // the first call that writes it; -1: none
-    int64_t last_call = -1;
+    int64_t first_stage = -1;  // the first stage that writes it; -1: none
+    int64_t last_stage = -1;
+  };
+  // Calls [begin, end), which are one, or a chain (row_chains.h).
+  struct Stage {
+    size_t begin;
+    size_t end;
   };
   // A field that a step sets to one of its numbers, plus an offset.
   struct Link {
@@ -128,7 +136,9 @@ class Program {
   // `seconds` is null, or has an entry for each operation.
   void run_timed(std::span<const int64_t> step, double* seconds);
   Buffer& buffer_of(uintptr_t address);
+  void divide(bool in_chains);
   void note_uses();
+  void note_uses(Call& call, int64_t stage);
   int64_t assign_offsets(int64_t max_tokens);
 
   static int64_t place_of(int64_t input) { return 2 + 3 * input; }
@@ -144,6 +154,7 @@ class Program {
   int64_t max_tokens_ = 0;
   std::vector<uintptr_t> results_;
   std::vector<Call> calls_;
+  std::vector<Stage> stages_;
   std::vector<Buffer> buffers_;  // by address
   std::vector<Link> links_;
 };

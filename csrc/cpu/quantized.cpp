@@ -33,6 +33,23 @@ QuantizedGroup* group_buffer(int64_t count) {
   return buffer.groups.get();
 }
 
+namespace {
+
+// Rows [row, row + count) of x, to be quantised to `groups`, and their product.
+QuantizeRows rounding_of(const QuantizedLinear& p, int64_t row, int64_t count,
+                         QuantizedGroup* groups) {
+  const char* x = static_cast<const char*>(p.x) + row * p.x_stride * bytes_of(p.dtype);
+  return {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
+}
+QuantizedProduct product_of(const QuantizedLinear& p, int64_t row, int64_t count,
+                            const QuantizedGroup* groups) {
+  char* out = static_cast<char*>(p.out) + row * p.out_stride * bytes_of(p.out_dtype);
+  return {groups, count, p.num_inputs, p.parts, p.num_parts, p.bias, p.out_dtype, out,
+          p.out_stride};
+}
+
+}  // namespace
+
 int64_t count_panels(const QuantizedPart* parts, int64_t num_parts) {
   int64_t count = 0;
   for (int64_t i = 0; i < num_parts; ++i) count += ceil_divide(parts[i].num_outputs, kPanel);
@@ -64,9 +81,7 @@ const QuantizedGroup* rounded_rows(const QuantizedLinear& p, int64_t row, int64_
                                    const BesideProduct& beside) {
   const KernelTable& table = kernels();
   QuantizedGroup* groups = group_buffer(count * (p.num_inputs / kQuantizedGroup));
-  const int64_t x_size = bytes_of(p.dtype);
-  const char* x = static_cast<const char*>(p.x) + row * p.x_stride * x_size;
-  const QuantizeRows rounding = {p.dtype, x, p.x_stride, groups, count, p.num_inputs};
+  const QuantizeRows rounding = rounding_of(p, row, count, groups);
   const auto& before = beside.before;
   // Rows are quantised while they are in the cache of the core that wrote them.
   const int64_t work = p.num_inputs + (before ? work_of_row(*before) : 0);
@@ -81,13 +96,10 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
   check(beside, num_rows);
   const KernelTable& table = kernels();
   const int64_t num_panels = count_panels(p.parts, p.num_parts);
-  const int64_t out_size = bytes_of(p.out_dtype);
   for (int64_t row = 0; row < num_rows; row += kQuantizedRows) {
     const int64_t count = std::min(kQuantizedRows, num_rows - row);
     const QuantizedGroup* groups = rounded_rows(p, row, count, beside);
-    char* out = static_cast<char*>(p.out) + row * p.out_stride * out_size;
-    const QuantizedProduct product = {groups, count,       p.num_inputs, p.parts,     p.num_parts,
-                                      p.bias, p.out_dtype, out,          p.out_stride};
+    const QuantizedProduct product = product_of(p, row, count, groups);
     // At least eight ranges, so that one slow core delays the others little.
     const int64_t grain = std::clamp<int64_t>(panels_of_range(count, p.num_inputs), 1,
                                               ceil_divide(num_panels, 8));
@@ -96,6 +108,17 @@ void quantized_linear(const QuantizedLinear& p, int64_t num_rows, const BesidePr
     });
   }
   run_after(beside, num_rows);
+}
+
+void linear_rows(const QuantizedLinear& p, int64_t begin, int64_t end) {
+  const KernelTable& table = kernels();
+  for (int64_t row = begin; row < end; row += kQuantizedRows) {
+    const int64_t count = std::min(kQuantizedRows, end - row);
+    QuantizedGroup* groups = group_buffer(count * (p.num_inputs / kQuantizedGroup));
+    table.quantize_rows(rounding_of(p, row, count, groups), 0, count);
+    table.quantized_product(product_of(p, row, count, groups), 0,
+                            count_panels(p.parts, p.num_parts));
+  }
 }
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids) {

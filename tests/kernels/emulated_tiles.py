@@ -81,6 +81,9 @@ class EmulatedTiles:
     def paged_attention(self, *fields: Any) -> None:
         self._call("paged_attention", *fields)
 
+    def encoder_attention(self, *fields: Any) -> None:
+        self._call("encoder_attention", *fields)
+
     def multiply_rightly(self) -> bool:
         return bool(self._call("tiles_multiply_rightly"))
 

@@ -20,15 +20,12 @@ FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 NOT_KERNELS = {
     "dequantize_gguf",
     "embedding",
-    "encoder_attention",
-    "encoder_embedding",
     "gated_linear",
     "linear",
     "pack_experts",
     "pack_heads",
     "pack_linear",
     "pack_quantized",
-    "segment_sum",
 }
 
 

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.kernels.test_fusion import step_of
 from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.cpu.program import StepTensors, record_step
 from vllm_lite.kernels.reference.ops import Ops as reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -77,6 +79,37 @@ def test_attention(counts: tuple[int, int], sizes: tuple[int, int], dtype: torch
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance / 2)
 
 
+def test_operations_can_be_recorded() -> None:
+    tables = [torch.randn(count, 96) for count in (100, 100)]
+
+    def forward(step: StepTensors) -> Tensor:
+        hidden = cpu.encoder_embedding(step["input_ids"], step["positions"], *tables)
+        query, key, value = hidden.view(-1, 3, 32).split_with_sizes([1, 1, 1], 1)
+        return cpu.encoder_attention(query, key, value, step["query_start_loc"], 0.2).view(-1, 32)
+
+    with torch.inference_mode():
+        program = record_step(forward, step_of(3), 100)
+        for step in (step_of(40, 3), step_of(1)):
+            assert torch.equal(program.run(step), forward(step))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tritons_attention(dtype: torch.dtype) -> None:
+    triton = pytest.importorskip("vllm_lite.kernels.gpu.triton.ops")
+    slopes, tolerance = torch.rand(4) / 4, 4e-3 if dtype is torch.float16 else 3e-5
+    for sizes in ((32, 32), (20, 33)):
+        case = heads([3, 1, 0, 150, 17], (4, 2), sizes, dtype)
+        for window, cap, alibi in ((0, 0.0, None), (1, 0.0, None), (40, 5.0, slopes)):
+            ours, theirs = (
+                ops.encoder_attention(*case, 0.2, window, cap, alibi_slopes=alibi)
+                for ops in (triton, reference)
+            )
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance / 2)
+        alone = [part[4:154] for part in case[:3]]
+        whole = triton.encoder_attention(*case, 0.2)
+        assert torch.equal(triton.encoder_attention(*alone, starts([150]), 0.2), whole[4:154])
+
+
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype) -> None:
@@ -114,6 +147,27 @@ def test_embedding(size: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
         alone = cpu.encoder_embedding(ids[7:8] % 50, positions[7:8], *given[2:])
         assert torch.equal(alone, cpu.encoder_embedding(ids % 50, positions, *given[2:])[7:8])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_tritons_embedding_and_sums(dtype: torch.dtype) -> None:
+    triton = pytest.importorskip("vllm_lite.kernels.gpu.triton.ops")
+    words, places, types = (torch.randn(count, 90).to(dtype) for count in (50, 30, 2))
+    weight, bias = torch.randn(2, 90).to(dtype)
+    ids, positions = torch.randint(50, (9,)), torch.randint(30, (9,))
+    tolerance = TOLERANCE.get(dtype, 4e-3)
+    for given in (
+        (ids + 50, positions, words, places, types, weight, bias),
+        (ids, positions, words, None, types, weight),
+        (ids, positions, words),
+    ):
+        ours, theirs = (ops.encoder_embedding(*given) for ops in (triton, reference))
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    lens, x = [5, 0, 1, 60], torch.randn(66, 300).to(dtype)
+    ours, theirs = (
+        ops.segment_sum(x, starts(lens), torch.zeros(4, 300)) for ops in (triton, reference)
+    )
+    assert torch.equal(ours, theirs)
 
 
 def test_rows_that_a_table_lacks_are_refused() -> None:

@@ -255,6 +255,42 @@ def test_overwriting_the_input_of_a_norm_is_not_fused() -> None:
     assert names_of(program, step) == ["embedding", "rms_norm", "linear"]
 
 
+@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.parametrize("dtype", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_chains_of_rows_give_the_same_bits(is_quantized: bool, dtype: torch.dtype) -> None:
+    layer = Layer(dtype, is_quantized, heads=(4, 1))
+    with torch.inference_mode():
+        program = record_step(layer.forward, step_of(3), 620)
+        for num_threads in (1, 2):
+            _cpu.set_num_threads(num_threads)
+            for step in (step_of(290, 300), step_of(19)):
+                want = layer.forward(step)
+                assert torch.equal(program.run(step).view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.usefixtures("threads")
+def test_chains_of_many_threads() -> None:
+    rows, norm, bias = torch.randn(50, 96), *torch.randn(2, 96)
+    up, down = (cpu.pack_linear(torch.randn(shape) * 0.1) for shape in ((160, 96), (96, 160)))
+    _cpu.set_num_threads(4)
+
+    def forward(step: StepTensors) -> Tensor:
+        hidden = cpu.embedding(step["input_ids"], rows)
+        for _ in range(3):
+            inner = cpu.linear(hidden, up)
+            delta = cpu.linear(cpu.activation(inner, "gelu", out=inner), down)
+            hidden, _ = cpu.fused_add_layer_norm(delta, hidden, norm, bias, EPS)
+        return hidden
+
+    with torch.inference_mode():
+        program = record_step(forward, step_of(3), 5000)
+        for lengths in ((4900,), (1537,), (2, 1)):
+            step = step_of(*lengths)
+            assert torch.equal(program.run(step), forward(step))
+
+
+@pytest.mark.usefixtures("threads")
 def test_other_row_counts_are_not_fused() -> None:
     rows, packed = torch.randn(50, 40), cpu.pack_linear(torch.randn(40, 40))
     norm = torch.randn(20)
@@ -268,7 +304,10 @@ def test_other_row_counts_are_not_fused() -> None:
         cpu.rms_norm(half, norm, EPS, out=half)
         return out
 
-    step, program = step_of(230), recorded(forward)
+    _cpu.set_num_threads(4)
+    with torch.inference_mode():
+        program = record_step(forward, step_of(3), 2000)
+    step = step_of(1990)
     assert torch.equal(program.run(step), forward(step))
     assert names_of(program, step) == ["embedding", "linear", "rms_norm"]
 

@@ -179,11 +179,14 @@ inline bool find_visible(const Attention& p, const AttentionTile& tile, const Bl
   const int64_t token = first / group;
   int64_t position = tile.first_position + token;
   const int64_t last = tile.first_position + (first + count - 1) / group;
-  if (position - block.position + 1 >= kKeys && last < end_of_view(p, block.position)) return false;
+  const int64_t seen_by_first = position + p.num_ahead - block.position + 1;
+  if (block.num_keys == kKeys && seen_by_first >= kKeys && last < end_of_view(p, block.position)) {
+    return false;
+  }
   int64_t head = first - token * group;
   for (int64_t r = 0; r < count; ++r) {
     visible[r] = {max_of<int64_t>(0, first_seen(p, position) - block.position),
-                  min_of(block.num_keys, position - block.position + 1)};
+                  min_of(block.num_keys, position + p.num_ahead - block.position + 1)};
     if (++head == group) head = 0, ++position;
   }
   return true;
@@ -255,7 +258,7 @@ struct Positions {
     const AttentionTile& tile = *of.tile;
     const int64_t oldest = max_of<int64_t>(0, first_seen(p, tile.first_position));
     begin = max_of(of.span * kSpan, oldest / kKeys * kKeys);
-    end = min_of((of.span + 1) * kSpan, tile.first_position + tile.num_tokens);
+    end = min_of((of.span + 1) * kSpan, tile.end);
   }
   int64_t begin;
   int64_t end;
@@ -305,7 +308,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
     // From the first token that sees the block's first key to the last that sees its last.
-    const int64_t before = max_of<int64_t>(0, key - tile.first_position);
+    const int64_t before = max_of<int64_t>(0, key - p.num_ahead - tile.first_position);
     const int64_t end = min_of(
         tile.num_tokens, end_of_view(p, key + block.count - 1) - tile.first_position);
     for (int64_t first = before * group; first < end * group; first += Dot::kGroupRows) {

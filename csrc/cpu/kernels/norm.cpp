@@ -1,43 +1,28 @@
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/row_means.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
-// The mean over a row of the terms that add(x, sum) adds. Four chains of sums hide the latency
-// of an addition; their order is fixed.
-template <class T, class Add>
-float mean_of(const T* row, int64_t size, Add&& add) {
-  Vec sums[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
-    for (int chain = 0; chain < 4; ++chain) {
-      sums[chain] = add(load(row + i + chain * kLanes), sums[chain], int64_t{kLanes});
-    }
-  }
-  for_each_vector(size - i, [&](int64_t offset, int64_t count) {
-    sums[0] = add(load_upto(row + i + offset, count), sums[0], count);
-  });
-  return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
+template <class T>
+auto loads_of(const T* row) {
+  return [row](int64_t i, int64_t count) { return load_upto(row + i, count); };
 }
 
 template <class T>
 float mean_of(const T* row, int64_t size) {
-  return mean_of(row, size, [](Vec v, Vec sum, int64_t) { return sum + v; });
+  return mean_of(size, loads_of(row), AddPlain());
 }
 
 template <class T>
 float mean_square_of(const T* row, int64_t size) {
-  return mean_of(row, size, [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
+  return mean_of(size, loads_of(row),
+                 [](Vec v, Vec sum, int64_t) { return multiply_add(v, v, sum); });
 }
 
 template <class T>
 float variance_of(const T* row, int64_t size, Vec mean) {
-  return mean_of(row, size, [&](Vec v, Vec sum, int64_t count) {
-    // Mask lanes beyond the row's end.
-    Vec apart = v - mean;
-    for (int64_t lane = count; lane < kLanes; ++lane) apart[lane] = 0.0f;
-    return multiply_add(apart, apart, sum);
-  });
+  return mean_of(size, loads_of(row), AddSquareFrom{mean});
 }
 
 inline float inverse_root(float x) { return 1.0f / sqrtf(x); }

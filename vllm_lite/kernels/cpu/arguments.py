@@ -50,6 +50,14 @@ def check_dense(operation: str, tensor: Tensor, dtype: torch.dtype, *shape: int)
         raise refuse(operation, f"takes a dense {dtype} tensor {list(shape)}")
 
 
+def check_floats(operation: str, name: str, numbers: Tensor | None, *shape: int) -> None:
+    """Refuse `numbers`, where there are any, unless they are dense float32 of this shape."""
+    if numbers is None:
+        return
+    if numbers.dtype != torch.float32 or numbers.shape != shape or not numbers.is_contiguous():
+        raise refuse(operation, f"{name} must be dense float32 {list(shape)}")
+
+
 def check_product(
     operation: str, x: Tensor, bias: Tensor | None, num_outputs: int, num_inputs: int
 ) -> None:

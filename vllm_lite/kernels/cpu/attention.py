@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse
+from vllm_lite.kernels.cpu.arguments import check_dense, check_floats, dtype_number, refuse
 from vllm_lite.kernels.cpu.cache import cache_strides, check_caches
 from vllm_lite.kernels.cpu.calls import calls
 
@@ -38,9 +38,9 @@ def paged_attention(
     check_dense("paged_attention", seq_lens, torch.int32, num_requests)
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 < blocks_per_request:
         raise refuse("paged_attention", "block_table must be int32 with dense rows")
-    _check_per_head("alibi_slopes", alibi_slopes, (num_heads,))
-    _check_per_head("sinks", sinks, (num_heads,))
-    _check_per_head("lse", lse, (num_tokens, num_heads))
+    for name, numbers in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+        check_floats("paged_attention", name, numbers, num_heads)
+    check_floats("paged_attention", "lse", lse, num_tokens, num_heads)
     output = query.new_empty((num_tokens, num_heads, value_size))
     num_blocks, _, block_size, _ = key_cache.shape
     dtype = dtype_number("paged_attention", query)
@@ -49,16 +49,14 @@ def paged_attention(
         *(num_requests, num_tokens, num_blocks),
         *(dtype, cache_dtype, query, *query.stride()[:2], output),
         *(alibi_slopes, sinks, lse),
-        *(key_cache, *cache_strides("paged_attention", key_cache), key_size),
-        *(value_cache, *cache_strides("paged_attention", value_cache), value_size),
+        *_cached_rows(key_cache, key_size),
+        *_cached_rows(value_cache, value_size),
         *(num_heads, num_kv_heads, block_size),
         *(sliding_window, scale, logits_soft_cap, is_scaled, is_chunked),
     )
     return output
 
 
-def _check_per_head(name: str, numbers: Tensor | None, shape: tuple[int, ...]) -> None:
-    if numbers is None:
-        return
-    if numbers.dtype != torch.float32 or numbers.shape != shape or not numbers.is_contiguous():
-        raise refuse("paged_attention", f"{name} must be dense float32 {list(shape)}")
+def _cached_rows(cache: Tensor, size: int) -> tuple[Tensor, int, int, int, int]:
+    block, row = cache_strides("paged_attention", cache)
+    return cache, block, cache.shape[2] * row, row, size

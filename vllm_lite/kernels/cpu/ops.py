@@ -17,6 +17,7 @@ from vllm_lite.kernels.cpu.elementwise import (
     scaled_add,
     xielu,
 )
+from vllm_lite.kernels.cpu.encoder import encoder_attention, encoder_embedding, segment_sum
 from vllm_lite.kernels.cpu.experts import experts_mlp, pack_experts, route_topk
 from vllm_lite.kernels.cpu.gguf import dequantize_gguf
 from vllm_lite.kernels.cpu.linear import (
@@ -57,4 +58,3 @@ from vllm_lite.kernels.cpu.state import (
     gated_rms_norm,
     selective_scan,
 )
-from vllm_lite.kernels.reference.encoder import encoder_attention, encoder_embedding, segment_sum

@@ -56,8 +56,9 @@ struct LinearFields {
   P p;
 };
 
+template <class Batch>
 struct AttentionFields {
-  AttentionBatch batch;
+  Batch batch;
   Attention p;
 };
 
@@ -90,8 +91,13 @@ EXPORT void vllm_lite_quantized_linear(const Word* words) {
 }
 
 EXPORT void vllm_lite_paged_attention(const Word* words) {
-  const auto call = struct_of<AttentionFields, 0>(words);
+  const auto call = struct_of<AttentionFields<AttentionBatch>, 1>(words);
   paged_attention(call.p, call.batch);
+}
+
+EXPORT void vllm_lite_encoder_attention(const Word* words) {
+  const auto call = struct_of<AttentionFields<EncoderBatch>, 0>(words);
+  encoder_attention(call.p, call.batch);
 }
 
 EXPORT void vllm_lite_set_num_threads(const Word* words) { set_num_threads(*words); }
