@@ -26,14 +26,15 @@ from vllm_lite.distributed.shared_memory import SharedMemoryGroup
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels.gpu import sdpa
 from vllm_lite.layers import attention
+from vllm_lite.layers.score_terms import ScoreTerms, alibi_slopes
 from vllm_lite.models.llama import LlamaForCausalLM
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, decoder_spec
 
 TERMS: list[dict[str, Any]] = [
     {"softcap": 1.5},
-    {"alibi_slopes": attention.alibi_slopes(4)},
+    {"alibi_slopes": alibi_slopes(4)},
     {"has_sinks": True},
-    {"softcap": 3.0, "alibi_slopes": attention.alibi_slopes(4, 2.0), "has_sinks": True},
+    {"softcap": 3.0, "alibi_slopes": alibi_slopes(4, 2.0), "has_sinks": True},
 ]
 
 
@@ -100,18 +101,18 @@ def test_ranks_share_them_by_heads(want: Tensor, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 8, 12, 71])
 def test_slopes_are_those_of_bloom_and_mpt(num_heads: int) -> None:
-    ours = torch.tensor(attention.alibi_slopes(num_heads))
+    ours = torch.tensor(alibi_slopes(num_heads))
     bloom = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
     torch.testing.assert_close(ours, bloom[:, 0, 1])
     mpt = build_mpt_alibi_tensor(num_heads, 2, alibi_bias_max=5)
-    steeper = torch.tensor(attention.alibi_slopes(num_heads, 5.0))
+    steeper = torch.tensor(alibi_slopes(num_heads, 5.0))
     torch.testing.assert_close(steeper, mpt[:, 0, 1] - mpt[:, 0, 0])
 
 
 def test_a_backend_without_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ops", lambda: sdpa)
-    attention.attention(1.0, None, attention.ScoreTerms(heads=Shard.whole(4), softcap=3.0))
-    terms = attention.ScoreTerms(heads=Shard.whole(4), has_sinks=True)
+    attention.attention(1.0, None, ScoreTerms(heads=Shard.whole(4), softcap=3.0))
+    terms = ScoreTerms(heads=Shard.whole(4), has_sinks=True)
     with pytest.raises(UsageError, match=r"needs sinks, which .*use TRITON_ATTN"):
         attention.attention(1.0, None, terms)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
-from vllm_lite.layers.attention import ScoreTerms, check_arguments, per_head
+from vllm_lite.layers.score_terms import ScoreTerms, check_arguments, per_head
 
 
 class EncoderAttention(nn.Module):

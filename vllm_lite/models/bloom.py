@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import Rule, interleaved_heads, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, with_layers

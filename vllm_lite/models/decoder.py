@@ -18,12 +18,13 @@ from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.distributed.groups import head_shards, tp_size
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.layers.attention import Attention, LayerCache, ScoreTerms, attention
+from vllm_lite.layers.attention import Attention, LayerCache, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
+from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.ffn import make_mlp

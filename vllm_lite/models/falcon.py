@@ -12,7 +12,7 @@ import torch
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import Part, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, size, with_layers

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, MLPSpec, gpt_spec, size, with_layers

@@ -16,11 +16,12 @@ from vllm_lite.distributed.groups import Shard, head_shards
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.activation import activation_name
-from vllm_lite.layers.attention import Attention, ScoreTerms, attention
+from vllm_lite.layers.attention import Attention, attention
 from vllm_lite.layers.embedding import VocabParallelEmbedding
 from vllm_lite.layers.linear import ParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import Norm, NormSpec, make_norm
 from vllm_lite.layers.rotary import RotaryTables
+from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.models.decoder import Decoder, DecoderLayer
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec

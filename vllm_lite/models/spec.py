@@ -56,7 +56,7 @@ class AttentionSpec:
     query_scaling: QueryScaling | None = None
     # Scores become softcap * tanh(score / softcap); 0: they stay.
     softcap: float = 0.0
-    # Of each head, see layers.attention.alibi_slopes.
+    # Of each head, see layers.score_terms.alibi_slopes.
     alibi_slopes: tuple[float, ...] = ()
     # What the heads give is multiplied by the logistic function of a further projection.
     has_output_gate: bool = False

@@ -19,7 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.attention import ScoreTerms, attention
+from vllm_lite.layers.attention import attention
+from vllm_lite.layers.score_terms import ScoreTerms
 
 PAGED, TRIAL = "vllm_lite", "vllm_lite_trial"
 _HARMLESS = frozenset(

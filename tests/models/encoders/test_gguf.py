@@ -19,7 +19,7 @@ from tests.models.encoders.test_encoders import expected, hidden_states, prompts
 from tests.models.runner import load
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 
 IDS = max(prompts(), key=len)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.layers.attention import alibi_slopes
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import AnyRule, fused
 from vllm_lite.models.encoders.bert import EMBEDDING, LAYER, BertModel
 from vllm_lite.models.encoders.encoder import encoder_rules, encoder_spec

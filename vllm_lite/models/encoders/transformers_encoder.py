@@ -18,8 +18,9 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.errors import CheckpointError
-from vllm_lite.layers.attention import LayerCache, ScoreTerms
+from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.encoder_attention import EncoderAttention
+from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.heads import Heads, HeadSpec, with_dense
