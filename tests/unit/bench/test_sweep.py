@@ -31,7 +31,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def do_POST(self):
-        self.send_response(200 if "prefix" in self.path else 404); self.end_headers()
+        code = 200 if "prefix" in self.path else 404 if "mm" in self.path else 501
+        self.send_response(code); self.end_headers()
     def log_message(self, *args):
         print(self.command, self.path, flush=True)
 port = int(sys.argv[sys.argv.index("--port") + 1])

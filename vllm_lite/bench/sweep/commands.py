@@ -176,7 +176,7 @@ class SweptServer:
             try:
                 urllib.request.urlopen(request, timeout=60).close()
             except urllib.error.HTTPError as error:
-                if path == _CACHES[0] or error.code not in (404, 405):
+                if path == _CACHES[0] or error.code not in (404, 405, 501):
                     raise UsageError(
                         f"the server does not reset its caches (POST {path}: HTTP {error.code}); "
                         "give --after-bench-cmd, such as true"
