@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.models.encoders.cases import CASES, make_encoder
+from tests.models.encoders.cases import CASES, MODELS, make_encoder
 from tests.models.runner import load
+from tests.models.test_tensor_parallel import Meeting, ThreadRank
+from vllm_lite.distributed.groups import tensor_parallel
+from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.models.interfaces import Model
+from vllm_lite.worker.recorded_forward import Forward, recorded_forward
 
 LENGTHS = [(7 * i * i + 3) % 45 + 1 for i in range(32)]
 
@@ -24,8 +29,10 @@ def prompts() -> list[list[int]]:
     return [torch.randint(5, 131, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def hidden_states(model: Model, batch: list[list[int]]) -> list[Tensor]:
-    """Of each prompt, computed in one step."""
+def hidden_states(
+    model: Model, batch: list[list[int]], forward: Forward | None = None
+) -> list[Tensor]:
+    """Of each prompt, computed in one step, by the model or a recording of it."""
     counts = [len(ids) for ids in batch]
     positions = torch.cat([torch.arange(count) for count in counts])
     metadata = AttentionMetadata(
@@ -39,7 +46,8 @@ def hidden_states(model: Model, batch: list[list[int]]) -> list[Tensor]:
         max_seq_len=max(counts),
     )
     with attention_metadata(metadata):
-        hidden = model.forward(torch.tensor([i for ids in batch for i in ids]), positions)
+        ids = torch.tensor([i for ids in batch for i in ids])
+        hidden = (forward or model.forward)(ids, positions)
     return list(hidden.clone().split(counts))
 
 
@@ -74,3 +82,41 @@ def test_answers_are_transformers(case: str, tmp_path: Path) -> None:
         assert got.dtype is torch.float32
         torch.testing.assert_close(got, logits.view(len(rows), -1), atol=1e-4, rtol=0)
         assert torch.equal(model.pooled(task, rows[-1:]), got[-1:])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_bfloat16_is_close_to_float32(case: str, tmp_path: Path) -> None:
+    reference, ids = make_encoder(case), max(prompts(), key=len)
+    reference.save_pretrained(tmp_path)
+    (got,) = hidden_states(load(tmp_path, dtype="bfloat16", runner="pooling"), [ids])
+    want, _ = expected(reference, ids)
+    assert torch.nn.functional.cosine_similarity(got.float(), want, dim=1).min() > 0.99
+
+
+@pytest.mark.skipif(not dispatch.is_compiled(), reason="records compiled kernels")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", MODELS)
+def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Path) -> None:
+    make_encoder(case).save_pretrained(tmp_path)
+    model = load(tmp_path, dtype=dtype, runner="pooling")
+    batches = [prompts()[:n] for n in (1, 5, 2)]
+    recorded = recorded_forward(model, max_tokens=160, num_groups=0)
+    assert recorded != model.forward
+    for batch in batches:
+        found = hidden_states(model, batch, recorded)
+        for got, want in zip(found, hidden_states(model, batch), strict=True):
+            assert want.isfinite().all()
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("case", ["BertModel", "ElectraModel", "ModernBertModel", "GteModel"])
+def test_ranks_together_equal_one(case: str, tmp_path: Path) -> None:
+    make_encoder(case).save_pretrained(tmp_path)
+    batch, meeting, models = prompts()[:3], Meeting(2), []
+    for rank in range(2):
+        with tensor_parallel(ThreadRank(rank, 2, meeting)):
+            models.append(load(tmp_path, runner="pooling"))
+    want = hidden_states(load(tmp_path, runner="pooling"), batch)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda model: hidden_states(model, batch), models):
+            torch.testing.assert_close(found, want, atol=1e-4, rtol=0)
