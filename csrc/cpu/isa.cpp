@@ -58,6 +58,10 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 // Every processor with the one has the other.
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Intel's cores begin a product of pairs in every second cycle, and two of float32 in each: widened
+// numbers are multiplied twice as fast.
+bool has_fast_pairs() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
+bool has_slow_pairs() { return has_avx512_bf16() && !has_fast_pairs(); }
 #endif
 
 #if VLLM_LITE_HAS_AMX
@@ -77,8 +81,9 @@ const Isa kIsas[] = {
     {"amx", &kAmxTable, has_amx},
 #endif
 #if VLLM_LITE_HAS_AVX512_BF16
-    {"avx512_bf16", &avx512_bf16::kTable, has_avx512_bf16},
+    {"avx512_bf16", &avx512_bf16::kTable, has_fast_pairs},
     {"avx512_vnni", &avx512_vnni::kTable, has_avx512_vnni},
+    {"avx512_bf16", &avx512_bf16::kTable, has_slow_pairs},
     {"avx512", &avx512::kTable, has_avx512},
 #endif
 #if VLLM_LITE_HAS_AVX2

@@ -127,8 +127,8 @@ def compiler() -> str | None:
 
 
 def base_isa() -> str:
-    """The plain build's instruction set: the best of this machine below AMX."""
-    return next(isa for isa in _cpu.supported_isas() if isa in FLAGS)
+    """The plain build's instruction set: that with most instructions of this machine below AMX."""
+    return max(set(_cpu.supported_isas()) & set(FLAGS), key=list(FLAGS).index)
 
 
 def kinds() -> list[str]:

@@ -22,10 +22,22 @@ static inline void add_product(Vec& sum, BitsVec weights, uint32_t x) {
   sum = add_pair_product(sum, weights, x);
 }
 
+// Where pairs have no instruction, rows of x are widened piece by piece: a float32 in memory is
+// broadcast for nothing.
+struct WidePair {
+  float low, high;
+};
+static inline void add_product(Vec& sum, BitsVec weights, WidePair x) {
+  const Vec low = bit_cast<Vec>(weights << 16), high = bit_cast<Vec>(weights & 0xffff0000u);
+  sum = multiply_add(low, broadcast(x.low), sum);
+  sum = multiply_add(high, broadcast(x.high), sum);
+}
+
 struct Float32Steps {
   using Element = float;
   using Weights = Vec;
   static constexpr int64_t kInputs = 1;
+  static constexpr int64_t kPiece = 0;
   static float load_x(const float* x) { return *x; }
   static float load_last(const float* x) { return *x; }
 };
@@ -33,8 +45,15 @@ struct BFloat16Steps {
   using Element = BFloat16;
   using Weights = BitsVec;
   static constexpr int64_t kInputs = 2;
+#if defined(__AVX512BF16__)
+  static constexpr int64_t kPiece = 0;
   static uint32_t load_x(const BFloat16* x) { return load_pair(x); }
   static uint32_t load_last(const BFloat16* x) { return VLLM_LITE_ISA::load_last(x); }
+#else
+  static constexpr int64_t kPiece = 256;  // inputs that are widened together
+  static WidePair load_x(const float* x) { return {x[0], x[1]}; }
+  static WidePair load_last(const float* x) { return {x[0], 0.0f}; }
+#endif
 };
 
 // kRows rows by kTileOutputs outputs, over all inputs.
@@ -45,7 +64,7 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   const char* panel = static_cast<const char*>(weights);
   Vec sums[kRows][kTileVectors] = {};
 
-  const auto step = [&](auto load, int64_t input) {
+  const auto step = [&](auto load, const auto* from, int64_t stride) {
     // One by one: as an array they would go through memory.
     typename Steps::Weights w[kTileVectors];
 #pragma GCC unroll 4
@@ -56,16 +75,33 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
     panel += kPanel * 4;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const auto value = load(x + r * p.x_stride + input);
+      const auto value = load(from + r * stride);
 #pragma GCC unroll 4
       for (int v = 0; v < kTileVectors; ++v) add_product(sums[r][v], w[v], value);
     }
   };
-  int64_t input = 0;
-  for (; input + Steps::kInputs <= p.num_inputs; input += Steps::kInputs) {
-    step(Steps::load_x, input);
+  const auto walk = [&](const auto* from, int64_t stride, int64_t count) {
+    int64_t input = 0;
+    for (; input + Steps::kInputs <= count; input += Steps::kInputs) {
+      step(Steps::load_x, from + input, stride);
+    }
+    if (input < count) step(Steps::load_last, from + input, stride);
+  };
+  if constexpr (Steps::kPiece == 0) {
+    walk(x, p.x_stride, p.num_inputs);
+  } else {
+    alignas(64) float wide[kRows * Steps::kPiece];
+    for (int64_t first = 0; first < p.num_inputs; first += Steps::kPiece) {
+      const int64_t size = min_of(Steps::kPiece, p.num_inputs - first);
+      for (int r = 0; r < kRows; ++r) {
+        for_each_vector(size, [&](int64_t i, int64_t count) {
+          store_upto(wide + r * Steps::kPiece + i, load_upto(x + r * p.x_stride + first + i, count),
+                     count);
+        });
+      }
+      walk(wide, Steps::kPiece, size);
+    }
   }
-  if (input < p.num_inputs) step(Steps::load_last, input);
 
   // Unrolled: accumulators whose address is taken would live in memory.
   float tile[kRows * kTileOutputs];
