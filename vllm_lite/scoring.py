@@ -37,7 +37,7 @@ class PairEncoder:
     def __init__(self, tokenizer: Tokenizer, facts: ModelFacts) -> None:
         self._tokenizer = tokenizer
         config, pooling = facts.hf_config, facts.pooling
-        self._has_types = (config.get("type_vocab_size") or 1) > 1
+        self._has_types = pooling is not None and pooling.num_token_types > 1
         # Language models that were made rerankers read one text after the other.
         is_made = pooling is not None and bool(pooling.method)
         self._has_separator = config.get("use_sep_token", not is_made)

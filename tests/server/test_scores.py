@@ -19,10 +19,10 @@ SIZE = 8
 def engine(kind: str = "embed", **pooling: Any) -> FakeEngineClient:
     """An engine of a task, over a tokenizer of letters that knows pairs."""
     tasks = {"embed": ("embed", "token_embed"), "late": ("token_embed",)}.get(kind, ("classify",))
-    facts = PoolingFacts(**{"tasks": tasks, "size": SIZE, "num_labels": 1, **pooling})
+    known = {"tasks": tasks, "size": SIZE, "num_labels": 1, "num_token_types": 2}
+    facts = PoolingFacts(**{**known, **pooling})
     client = FakeEngineClient(pooling=facts)
     client.tokenizer = bert_tokenizer()  # type: ignore[assignment]
-    client.config.facts.hf_config["type_vocab_size"] = 2
     return client
 
 

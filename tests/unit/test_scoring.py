@@ -42,8 +42,8 @@ def bert_tokenizer() -> Tokenizer:
 
 
 def _facts(**pooling: object) -> ModelFacts:
-    facts = replace(fake_config().facts, hf_config={"type_vocab_size": 2})
-    return replace(facts, pooling=PoolingFacts(**pooling))  # type: ignore[arg-type]
+    facts = PoolingFacts(**{"num_token_types": 2, **pooling})  # type: ignore[arg-type]
+    return replace(fake_config().facts, pooling=facts)
 
 
 def _words(ids: list[int]) -> str:
@@ -71,8 +71,7 @@ def test_a_pair_is_cut_between_its_special_tokens(
 
 
 def test_pairs_are_joined_as_the_model_wants(tokenizer: Tokenizer) -> None:
-    facts = _facts()
-    plain = PairEncoder(tokenizer, replace(facts, hf_config={}))
+    plain = PairEncoder(tokenizer, _facts(num_token_types=0))
     assert plain.encode("a", "b", PairLimits())[1] is None
     made = PairEncoder(tokenizer, _facts(method="from_2_way_softmax"))
     ids, start = made.encode("a b x", " c d", PairLimits(first=2, second=1))
