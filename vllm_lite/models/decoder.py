@@ -27,6 +27,7 @@ from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
+from vllm_lite.models.direction import for_direction
 from vllm_lite.models.ffn import make_mlp
 from vllm_lite.models.heads import Heads, HeadSpec, score_heads, with_dense
 from vllm_lite.models.latent_attention import LatentAttention
@@ -38,7 +39,6 @@ from vllm_lite.models.spec import (
     LayerSpec,
     cached_layers,
     decoder_spec,
-    for_direction,
 )
 from vllm_lite.quantization.method import LinearKernel
 

@@ -296,25 +296,6 @@ def cached_layers(spec: DecoderSpec, stored: CacheFormat) -> tuple[LayerCacheSpe
     )
 
 
-def for_direction(spec: DecoderSpec, facts: ModelFacts) -> DecoderSpec:
-    """`spec` with tokens that see later ones, where they do.
-
-    A window is as wide, with half of it on each side. Raises CheckpointError for other mixers.
-    """
-    if facts.pooling is None or facts.pooling.is_causal:
-        return spec
-    if any(layer.beside_attention is not None for layer in spec.layers):
-        raise CheckpointError("its layers have states, which see no later tokens")
-    mixers = []
-    for layer in spec.layers:
-        if not isinstance(layer.mixer, AttentionSpec):
-            raise CheckpointError("its layers see no later tokens")
-        window = layer.mixer.window and layer.mixer.window // 2
-        mixers.append(replace(layer.mixer, is_bidirectional=True, window=window))
-    layers = (replace(old, mixer=new) for old, new in zip(spec.layers, mixers, strict=True))
-    return replace(spec, layers=tuple(layers))
-
-
 def with_rotaries(spec: DecoderSpec, rotaries: Sequence[RotarySettings | None]) -> DecoderSpec:
     """`spec`, whose layers all attend, with another rotation in each."""
     layers = (
