@@ -28,8 +28,7 @@ from vllm_lite.engine.client import (
     memory_to_release,
     memory_to_wake,
 )
-from vllm_lite.engine.front.admission import PreparedConstraints
-from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.admission import PreparedConstraints, fan_out
 from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.engine.front.request_state import tensor_of
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.engines import async_engine, byte_tokenizer, engine_config, says
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
-from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.admission import fan_out
 from vllm_lite.engine.front.input_processor import InputProcessor
 from vllm_lite.engine.link.channel import decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AddRequests, Call, Prepare, ToCore, Undecodable

@@ -25,8 +25,7 @@ from vllm_lite.engine.client import (
     memory_to_release,
     memory_to_wake,
 )
-from vllm_lite.engine.front.admission import Admission, Place, PreparedConstraints
-from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.admission import Admission, Place, PreparedConstraints, fan_out
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,

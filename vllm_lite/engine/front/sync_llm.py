@@ -12,8 +12,7 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import Prompt, memory_to_release, memory_to_wake
-from vllm_lite.engine.front.admission import PreparedConstraints
-from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.admission import PreparedConstraints, fan_out
 from vllm_lite.engine.front.input_processor import (
     InputProcessor,
     ProcessedInput,
