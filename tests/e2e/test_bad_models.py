@@ -91,8 +91,8 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     "config no JSON": (write("config.json", b'{"architectures": ['), ["config.json", "fetch"]),
     "config no text": (write("config.json", bytes(range(256))), ["config.json", "fetch"]),
     "architecture": (
-        configure(architectures=["BertForMaskedLM"]),
-        ["BertForMaskedLM", "LlamaForCausalLM"],
+        configure(architectures=["VitsModel"]),
+        ["VitsModel", "LlamaForCausalLM"],
     ),
     "size": (configure(hidden_size="48"), ["hidden_size", "'48'"]),
     "epsilon": (configure(rms_norm_eps="tiny"), ["rms_norm_eps", "'tiny'"]),

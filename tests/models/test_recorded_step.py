@@ -147,19 +147,26 @@ def test_a_step_that_a_program_cannot_follow_is_refused(
         record_step(forward, example(), 8)
 
 
-def test_temporaries_share_memory_only_if_disjoint() -> None:
+@pytest.mark.parametrize(("is_chain", "num_buffers"), [(False, 3), (True, 7)])
+def test_temporaries_share_memory_only_if_disjoint(is_chain: bool, num_buffers: int) -> None:
     weights = [torch.randn(16) for _ in range(6)]
+
+    def changed(hidden: Tensor, weight: Tensor) -> Tensor:
+        if is_chain:
+            return ops().rms_norm(hidden, weight, 1e-6)
+        return ops().mix_rows(hidden.view(-1, 1, 16), weight=weight).view(-1, 16)
 
     def forward(step: StepTensors) -> Tensor:
         first = ops().embedding(step["input_ids"], TABLE)
         hidden = first
         for weight in weights:
-            hidden = ops().rms_norm(hidden, weight, 1e-6)
+            hidden = changed(hidden, weight)
         return ops().fused_add_rms_norm(hidden, first, weights[0], 1e-6)[0]
 
     step = example(5)
     with torch.inference_mode():
         recorded = record_step(forward, example(), 64)
         assert torch.equal(recorded.run(step), forward(step))
-    # The stream, and what the norms read and write in turn.
-    assert recorded.num_bytes == 3 * 64 * 16 * 4
+    # The stream, and what the operations read and write in turn; the calls of a chain, which run
+    # at once, share nothing.
+    assert recorded.num_bytes == num_buffers * 64 * 16 * 4

@@ -196,7 +196,6 @@ def test_ranks_together_equal_one(tmp_path: Path) -> None:
             {"rope_parameters": LONGROPE, **LONG, "pad_token_id": None},
             "its tokens depend on others by more than attention",
         ),
-        ("LlamaForCausalLM", {"is_causal": False}, "its masks are not those of causal attention"),
         ("OtherForCausalLM", {}, "has no such model"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.engines import VOCAB_SIZE, byte_tokenizer, engine_config
-from vllm_lite.engine.front.fan_out import fan_out
+from vllm_lite.engine.front.admission import fan_out
 from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput
 from vllm_lite.errors import RequestError, UsageError
 from vllm_lite.sampling_params import SamplingParams
