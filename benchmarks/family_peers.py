@@ -3,6 +3,7 @@
     make peers                                        once: environments for them
     python benchmarks/family_peers.py                 every shape, three rounds: about an hour
     python benchmarks/family_peers.py --shapes mamba2 olmoe --rounds 1 --output DIR
+    python benchmarks/family_peers.py --add --engines ours llamacpp    more rounds of some
 
 Weights are made up: bfloat16 beside vLLM, one Q4_0 file beside llama.cpp (written once by
 llama.cpp's own converter and quantizer). Every engine does a shape in a fresh process. Writes
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,24 +35,22 @@ from vllm_lite.platform import num_compute_threads
 NAMES = ("gpt2", "qwen3_0.6b", "gemma3", "olmoe", "qwen3_30b_a3b", "deepseek_v2_lite")
 NAMES += ("mamba2", "lfm2_350m")
 LIMIT = 600.0
-STEPS: list[Step] = [
-    {"work": "prefill of 512, tok/s", "kind": "prefill", "input_len": 512, "times": 3},
-    *(
-        {
-            "work": f"step of {num_seqs}, ms",
-            "kind": "decode",
-            "num_seqs": num_seqs,
-            "input_len": 64,
-            "num_steps": 24,
-            "times": 3,
-        }
-        for num_seqs in (1, 32)
-    ),
-]
 Figures = dict[str, dict[str, list[float]]]  # by work, then engine
 
 
-def measure(engine: Engine, model: str) -> dict[str, float]:
+def steps(batches: Sequence[int]) -> list[Step]:
+    """A prompt of 512 tokens, and steps of so many sequences each."""
+    decode: Step = {"kind": "decode", "input_len": 64, "num_steps": 24, "times": 3}
+    return [
+        {"work": "prefill of 512, tok/s", "kind": "prefill", "input_len": 512, "times": 3},
+        *(
+            {**decode, "work": f"step of {num_seqs}, ms", "num_seqs": num_seqs}
+            for num_seqs in batches
+        ),
+    ]
+
+
+def measure(engine: Engine, model: str, todo: list[Step]) -> dict[str, float]:
     """The figure of each work with `model`, a directory or a file; prints what failed."""
     found: dict[str, float] = {}
 
@@ -68,7 +67,7 @@ def measure(engine: Engine, model: str) -> dict[str, float]:
 
     is_dummy = Path(model).is_dir()
     words = replace(engine, model=model).child_words(
-        STEPS, time.monotonic(), Path(model) if is_dummy else None
+        todo, time.monotonic(), Path(model) if is_dummy else None
     )
     orders = json.loads(words[-1])
     if "options" in orders:
@@ -101,8 +100,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=NAMES)
     parser.add_argument("--engines", nargs="+", default=["ours", "vllm", "llamacpp"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--num-layers", type=int, help="instead of the shapes' own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("build/bench"))
+    parser.add_argument("--add", action="store_true", help="keep the figures of --output")
     args = parser.parse_args()
 
     peers = default_peers()
@@ -113,6 +115,8 @@ def main() -> int:
     ]
     args.output.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figures] = {}
+    if args.add:
+        figures = json.loads((args.output / "families.json").read_text())["figures"]
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(1, args.rounds + 1):
             for shape in args.shapes:
@@ -123,9 +127,12 @@ def main() -> int:
                             continue
                         model = str(file)
                     else:
-                        model = str(_write_config(Path(folder) / shape, SHAPES[shape]))
+                        config = dict(SHAPES[shape])
+                        if args.num_layers:
+                            config["num_hidden_layers"] = args.num_layers
+                        model = str(_write_config(Path(folder) / shape, config))
                     print(f"round {turn}, {shape}: {engine.id}", flush=True)
-                    for work, figure in measure(engine, model).items():
+                    for work, figure in measure(engine, model, steps(args.batches)).items():
                         print(f"    {work}: {figure:.4g}", flush=True)
                         by_work = figures.setdefault(shape, {}).setdefault(work, {})
                         by_work.setdefault(engine.id, []).append(figure)
