@@ -18,7 +18,7 @@ from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
-from vllm_lite.config.quantized_checkpoint import stored_form
+from vllm_lite.config.quantized.registry import read_scheme
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError, UsageError
@@ -79,7 +79,7 @@ def read_facts(
     if row is None:
         return _of_transformers(path, merged, disable_sliding_window)
     hf = family_config(path, row, merged, has_class_defaults=gguf is None)
-    stored_form(path, hf)
+    read_scheme(path, hf)
     take_rope_parameters(path, hf, overrides)
     facts = _facts(path, row, hf)
     if disable_sliding_window:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_lite.config.option import config, option
-from vllm_lite.config.quantized_checkpoint import READABLE
+from vllm_lite.config.quantized.registry import READABLE
 from vllm_lite.config.values import Json
 
 # No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.

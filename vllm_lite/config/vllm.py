@@ -23,7 +23,7 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.option import JsonOption, Option, config, json_option, option
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.pooler import PoolerConfig
-from vllm_lite.config.quantized_checkpoint import check_quantization
+from vllm_lite.config.quantized.registry import check_quantization
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.speculative import SpeculativeConfig
 from vllm_lite.config.structured_outputs import ReasoningConfig, StructuredOutputsConfig

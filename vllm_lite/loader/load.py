@@ -20,12 +20,8 @@ from torch import Tensor
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.quantized_checkpoint import (
-    ScaledCodes,
-    StoredForm,
-    Ternary,
-    stored_form,
-)
+from vllm_lite.config.quantized.registry import read_scheme
+from vllm_lite.config.quantized.schemes import Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
@@ -91,7 +87,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     """The model of `config` without its weights, and the rules for the checkpoint's names."""
     facts = config.facts
     dtype = _DTYPES[config.model.dtype]
-    form = stored_form(facts.path, facts.hf_config)
+    scheme = read_scheme(facts.path, facts.hf_config)
     model_class = get_model_class(facts.architecture, facts.implementation)
     own, row = model_class.weight_rules(facts), ARCHITECTURES.get(facts.architecture)
     if facts.format == "gguf":
@@ -106,9 +102,9 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         is_text_part=row is not None and row.is_text_part,
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
     )
-    stored = _plain_layers(config, form)
+    stored = _plain_layers(config, scheme)
     held = {rules.name_of(layer): is_plain for layer, is_plain in stored.items()}
-    methods = LinearMethods(config.model.quantization, dtype, form, held)
+    methods = LinearMethods(config.model.quantization, dtype, scheme, held)
     options = BuildOptions(
         dtype=dtype,
         cache_format=CACHE_FORMATS.get(
@@ -118,19 +114,19 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         methods=lambda path: methods.of(
             path, [rules.source_of(layer) for layer in parts_of_layer(path)]
         ),
-        cache_has_scales=isinstance(form, ScaledCodes)
-        and form.has_cache_scales
+        cache_has_scales=scheme is not None
+        and scheme.has_cache_scales
         and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
     )
     with torch.device(device):
         return model_class(facts, options), rules
 
 
-def _plain_layers(config: VllmConfig, form: StoredForm | None) -> dict[str, bool]:
+def _plain_layers(config: VllmConfig, scheme: Scheme | None) -> dict[str, bool]:
     """Whether the checkpoint's layers are not quantised; {} where all are, or none is."""
-    if config.load.load_format == "dummy" or form is None:
+    if config.load.load_format == "dummy" or scheme is None:
         return {}
-    if isinstance(form, Ternary) and form.is_rounded:
+    if isinstance(scheme.others, Ternary) and scheme.others.is_rounded:
         return {}
     return plain_layers(Path(config.facts.path))
 
@@ -174,8 +170,9 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         held = (tensor for tensor in opened if not _is_for_drafts(facts, tensor.name))
         return _match(facts.path, held, rules, targets, pools=facts.pooling is not None)
 
-    form = stored_form(facts.path, facts.hf_config)
-    plain = _plain_layers(config, form) if isinstance(form, Ternary) else {}
+    scheme = read_scheme(facts.path, facts.hf_config)
+    form = None if scheme is None else scheme.others
+    plain = _plain_layers(config, scheme) if isinstance(form, Ternary) else {}
 
     def wanted(name: str) -> torch.dtype | None:
         whole = rules.stack_of(name) is None

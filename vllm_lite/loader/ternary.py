@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vllm_lite.config.quantized_checkpoint import Ternary
+from vllm_lite.config.quantized.schemes import Ternary
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows

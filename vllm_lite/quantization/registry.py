@@ -1,26 +1,22 @@
 """Maps --quantization and a checkpoint's format to LinearMethods.
 
-A checkpoint may leave some layers unquantised, as its tensors tell.
+A checkpoint may leave some layers unquantised, as its settings and its tensors tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 
-from vllm_lite.config.quantized_checkpoint import (
-    PackedIntegers,
-    ScaledCodes,
-    StoredForm,
-    Ternary,
-)
+from vllm_lite.config.quantized.schemes import Form, PackedIntegers, ScaledCodes, Scheme, Ternary
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
-from vllm_lite.quantization.awq import AWQLayout
 from vllm_lite.quantization.gguf import GGUFLinearMethod
-from vllm_lite.quantization.gptq import GPTQLayout
 from vllm_lite.quantization.grouped import GroupedLinearMethod
+from vllm_lite.quantization.layouts.awq import AWQLayout
+from vllm_lite.quantization.layouts.gptq import GPTQLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
@@ -35,26 +31,44 @@ class LinearMethods:
         self,
         quantization: str | None,
         dtype: torch.dtype,
-        form: StoredForm | None,
+        scheme: Scheme | None,
         plain_layers: Mapping[str, bool],
     ) -> None:
         """`plain_layers`: whether a quantised checkpoint's layer is not, as far as is known."""
-        self._method = get_linear_method(quantization, dtype, form)
         self._plain = UnquantizedLinearMethod(dtype)
-        self._form = form
+        self._scheme = scheme
         self._plain_layers = plain_layers
+        # One object for each form: it is shared by its layers.
+        self._by_form = cache(lambda form: get_linear_method(quantization, dtype, form))
+        # Options that cannot be kept are refused even where all layers are plain.
+        self._by_form(None if scheme is None else scheme.others)
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
-        if self._form is None:
-            return self._plain if _is_router(path) else self._method
-        plain = [layer for layer in layers if self._plain_layers.get(layer, _is_router(path))]
-        if plain and len(plain) < len(layers):
-            raise CheckpointError(
-                f"{plain[0]} is not quantised but fused with layers that are: "
-                f"{', '.join(layer for layer in layers if layer not in plain)}"
-            )
-        return self._plain if plain else self._method
+        if self._scheme is None:
+            return self._plain if _is_router(path) else self._by_form(None)
+        forms = {layer: self._form_of(layer, _is_router(path)) for layer in layers}
+        if len(set(forms.values())) > 1:
+            raise _unlike(forms)
+        form = forms[layers[0]]
+        return self._plain if form is None else self._by_form(form)
+
+    def _form_of(self, layer: str, is_router: bool) -> Form | None:
+        assert self._scheme is not None
+        is_plain = self._plain_layers.get(layer, is_router)
+        return None if is_plain else self._scheme.form_of(layer)
+
+
+def _unlike(forms: Mapping[str, Form | None]) -> CheckpointError:
+    plain = [layer for layer, form in forms.items() if form is None]
+    if plain:
+        return CheckpointError(
+            f"{plain[0]} is not quantised but fused with layers that are: "
+            f"{', '.join(layer for layer in forms if layer not in plain)}"
+        )
+    (first, form), *others = forms.items()
+    other = next(layer for layer, of_layer in others if of_layer != form)
+    return CheckpointError(f"{first} and {other} are fused but quantised unlike each other")
 
 
 def _is_router(path: str) -> bool:
@@ -63,7 +77,7 @@ def _is_router(path: str) -> bool:
 
 
 def get_linear_method(
-    quantization: str | None, dtype: torch.dtype, form: StoredForm | None = None
+    quantization: str | None, dtype: torch.dtype, form: Form | None = None
 ) -> LinearMethod:
     """The method for `quantization` of a checkpoint in `form`; None is plain.
 

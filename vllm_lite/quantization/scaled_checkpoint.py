@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vllm_lite.config.quantized_checkpoint import ScaledCodes
+from vllm_lite.config.quantized.schemes import ScaledCodes
 from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.log import init_logger

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vllm_lite.config.quantized_checkpoint import PackedIntegers
+from vllm_lite.config.quantized.schemes import PackedIntegers
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_gptq
+from vllm_lite.quantization.layouts.packed_tensors import group_size_of, packed, scales_of, smallest
 from vllm_lite.quantization.method import StoredTensor
-from vllm_lite.quantization.packed_tensors import group_size_of, packed, scales_of, smallest
 
 
 class GPTQLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.config.quantized_checkpoint import PackedIntegers
+from vllm_lite.config.quantized.schemes import PackedIntegers
 from vllm_lite.errors import CheckpointError
 from vllm_lite.quantization.method import StoredTensor
 

@@ -1,0 +1,117 @@
+"""The forms in which quantised checkpoints store layers, and which layer has which. Plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vllm_lite.config.values import Json
+from vllm_lite.errors import CheckpointError
+
+# What precedes the text model's layers in models of several media.
+_MARKS = ("", "language_model.", "model.language_model.", "language_model.model.")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """Small integers in words of 32 bits, as AWQ (`gemm`) and GPTQ lay them out.
+
+    group_size is how many inputs share a scale; None: all of them. Stored zero points of GPTQ's
+    first format are less by one than those meant.
+    """
+
+    layout: Literal["awq", "gptq"]
+    bits: int
+    group_size: int | None
+    zeros_are_less_by_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCodes:
+    """Numbers of one byte with scales for a tensor, for its outputs, or for blocks of 128 x 128.
+
+    `number` is torch's name of the type. With static inputs the checkpoint has their scale.
+    """
+
+    number: Literal["int8", "float8_e4m3fn"]
+    scales_of: Literal["tensor", "channel", "block"]
+    has_input_scale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """Codes of two bits with a scale for each layer, or floats that are rounded to such."""
+
+    is_rounded: bool
+    # By the scale, rather than multiplied.
+    is_divided: bool
+
+
+Form = PackedIntegers | ScaledCodes | Ternary
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The form of each layer of a checkpoint.
+
+    `named` goes first, then the first of `patterns` that begins a layer's name, then `others`;
+    None is a plain layer. Layers that are stored as floats are plain all the same.
+    """
+
+    others: Form | None
+    named: Mapping[str, Form | None] = field(default_factory=dict)
+    patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = ()
+    # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
+    has_cache_scales: bool = False
+
+    def form_of(self, layer: str) -> Form | None:
+        """The form of a layer by its name in the checkpoint."""
+        bare = layer.removeprefix("model.")
+        names = [layer, *(mark + name for mark in _MARKS for name in (layer, bare))]
+        for name in names:
+            if name in self.named:
+                return self.named[name]
+        for pattern, form in self.patterns:
+            if any(pattern.match(name) for name in names):
+                return form
+        return self.others
+
+
+class Settings:
+    """A checkpoint's `quantization_config`, whose values are checked as they are read."""
+
+    def __init__(self, path: str, values: Json) -> None:
+        self._path = path
+        self.values = values
+
+    def one_of(self, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+        """`value`, the setting `name`; raises CheckpointError unless it is one of `allowed`."""
+        if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+            shown = " or ".join(repr(choice) for choice in allowed)
+            raise self.refusal(f"{name} {value!r}", shown)
+        return value
+
+    def group_size(self, multiple: int = 32) -> int | None:
+        """Inputs that share a scale; None for -1, all of them."""
+        size = self.values.get("group_size")
+        if size == -1:
+            return None
+        if not isinstance(size, int) or size < multiple or size % multiple:
+            raise self.refusal(f"group_size {size!r}", f"-1 or a multiple of {multiple}")
+        return size
+
+    def pattern(self, text: str) -> re.Pattern[str]:
+        """A regular expression of the settings, compiled."""
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise self.refusal(f"the pattern {text!r} ({error})", "regular expressions") from None
+
+    def refusal(self, found: str, known: str) -> CheckpointError:
+        """The error for settings with `found` where only `known` can be read."""
+        return CheckpointError(
+            f"{self._path} is quantised by {self.values.get('quant_method')} with {found}; this "
+            f"build reads {known}: use the unquantised checkpoint or a GGUF file"
+        )
