@@ -8,8 +8,16 @@ from gguf import GGMLQuantizationType
 
 from tests.kernels.test_dequantize import KINDS, random_storage
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, from_awq, from_gptq
+from vllm_lite.kernels.grouped_weight import (
+    GroupedWeight,
+    expand,
+    expand_rows,
+    from_awq,
+    from_gptq,
+    make_grouped,
+)
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
@@ -83,6 +91,43 @@ def test_awq_and_gptq_keep_every_value() -> None:
         gptq(96, 8, 96, is_ordered=True, bits=8, less_by=0),
     ):
         assert torch.equal(expand(weight), expected)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_codes_of_all_widths_and_tables(bits: int) -> None:
+    torch.manual_seed(bits)
+    codes = torch.randint(2**bits, (5, 144), dtype=torch.uint8)
+    table = torch.randn(2**bits)
+    for size in (16, 48, 64, 144):
+        scales = torch.rand(5, -(-144 // size))
+        by_input = scales.repeat_interleave(size, dim=1)[:, :144]
+        integers = make_grouped(codes, scales, bits, offset=2, group_size=size)
+        assert torch.equal(expand(integers), (codes.float() - 2) * by_input)
+        of_table = make_grouped(codes, scales, bits, table=table, group_size=size)
+        values = expand(of_table)
+        assert torch.equal(values, table[codes.long()] * by_input)
+        rows = torch.tensor([4, 0, 4])
+        assert torch.equal(expand_rows(of_table, rows), values[rows])
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_scales_of_a_byte_have_a_scale_of_each_output(kind: torch.dtype) -> None:
+    codes, table = torch.randint(16, (3, 64), dtype=torch.uint8), torch.randn(16)
+    scales, super_scales = torch.rand(3, 4).to(kind), torch.rand(3, 1)
+    weight = make_grouped(codes, scales, 4, table=table, super_scales=super_scales)
+    factors = scales.float() * super_scales
+    expected = table[codes.long()] * factors.repeat_interleave(16, dim=1)
+    assert torch.equal(expand(weight), expected)
+
+
+def test_activations_are_rounded_by_scales_given_or_found() -> None:
+    x = torch.randn(3, 64)
+    given = reference.round_activations(x, ActivationRounding(torch.int8, scale=torch.ones(1) / 8))
+    assert torch.equal(given, (x * 8).round() / 8)
+    for size in (0, 16):
+        rounded = reference.round_activations(x, ActivationRounding(torch.int8, size))
+        steps = x.view(3, -1, size or 64).abs().amax(-1, keepdim=True) / 127
+        assert ((rounded - x).view(3, -1, size or 64).abs() <= steps * 0.501).all()
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.layers.attention import Attention, LayerCache, ScaledCacheAttention
-from vllm_lite.quantization.quantized import QuantizedKernel
+from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
 
 SIZES: dict[str, Any] = {
@@ -49,7 +48,7 @@ PACKED: dict[str, tuple[dict[str, Any], Quantise, str]] = {
     "awq": (AWQ, awq(32), "Q5_0"),
     "gptq": (GPTQ, gptq(32, 4, True, True), "Q4_0"),
     "gptq whole": (GPTQ | {"group_size": -1}, gptq(-1, 4, True, True), "Q4_0"),
-    "gptq act-order": (GPTQ | {"desc_act": True}, gptq(32, 4, False, False), "Q5_0"),
+    "gptq act-order": (GPTQ | {"desc_act": True}, gptq(32, 4, False, False), "int4 groups"),
     "gptq v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(32, 4, False, True, 0), "Q5_0"),
     "gptq 8": (GPTQ | {"bits": 8}, gptq(32, 8, True, True), "Q8_0"),
 }
@@ -115,8 +114,8 @@ def test_packed_integers_are_multiplied_as_they_are(name: str, tmp_path: Path) -
     for layer, module in layers(model).items():
         assert [weight.format for weight in module.kernel.stored] == [kind]
         x = torch.randn(7, SIZES["intermediate_size" if "down" in layer else "hidden_size"])
-        if "act-order" in name:  # groups of inputs that are rounded are others
-            torch.testing.assert_close(module.kernel(x), exact[layer].kernel(x), rtol=0.1, atol=0.1)
+        if "act-order" in name:
+            torch.testing.assert_close(module.kernel(x), exact[layer].kernel(x))
             continue
         want = exact[layer].kernel(round_activations(x))
         torch.testing.assert_close(module.kernel(x), want, rtol=1e-4, atol=1e-4 * want.abs().max())
@@ -124,17 +123,12 @@ def test_packed_integers_are_multiplied_as_they_are(name: str, tmp_path: Path) -
     torch.testing.assert_close(whole, logits(load(plain)))
 
 
-def test_weights_without_a_gemm_are_expanded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_beyond_ggufs_types_are_multiplied_in_groups(tmp_path: Path) -> None:
     packed, plain = write_pair(
         tmp_path, GPTQ | {"bits": 8, "sym": False}, gptq(32, 8, False, True), **SIZES
     )
-    logging.getLogger("vllm_lite").addHandler(caplog.handler)
-    with caplog.at_level(logging.INFO, "vllm_lite"):
-        model = load(packed)
-    assert caplog.text.count("Some layers are dequantised to float32") == 1
-    assert not any(isinstance(m.kernel, QuantizedKernel) for m in layers(model).values())
+    model = load(packed)
+    assert all(isinstance(m.kernel, GroupedKernel) for m in layers(model).values())
     torch.testing.assert_close(logits(model), logits(load(plain)))
 
 

@@ -1,8 +1,9 @@
-"""Weights as small integers with a scale for each group of inputs, in one layout for all formats.
+"""Weights as codes of few bits with scales of groups of inputs, in one layout for all formats.
 
-GGUF's blocks, AWQ and GPTQ become the planes of a `GroupedWeight`, which keep every value
-exact and lie as a matrix product reads them: chunks of 64 inputs, in them all outputs, in them
-the chunk's codes. Knows no kernel, no file and no layer.
+A code is an integer, or the place of a value in a table (fp8, fp4, nf4, ...). GGUF's blocks, AWQ,
+GPTQ and all others become the planes of a `GroupedWeight`, which keep every value exact and lie
+as a matrix product reads them: chunks of 64 inputs, in them all outputs, in them the chunk's
+codes. Knows no kernel, no file and no layer.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ SUPER_GROUP = 256
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """A weight [M, N]: scale * (code - offset - zero) - minimum, by groups of `group_size` inputs.
+    """A weight [M, N]: scale * (number - zero) - minimum, by groups of `group_size` inputs.
 
-    Codes have 4, 5, 6 or 8 bits. G is N / group_size, C is N / 64 rounded up. With super_scales,
-    scales and minimums are small integers, multiplied by super_scales and super_minimums.
+    A number is code - offset, or table[code]. Codes have 2, 3, 4, 5, 6 or 8 bits. G is
+    N / group_size and C is N / 64, rounded up: the last group may be shorter. With super_scales,
+    scales are bytes (minimums too), multiplied by super_scales (and super_minimums).
     """
 
-    codes: Tensor  # [C, M, 32] uint8: inputs i and i + 32 of a chunk share a byte; or [C, M, 64]
-    high_codes: Tensor | None  # [C, M, 8 * bits] uint8: the fifth and sixth bits
-    scales: Tensor  # [G, M] floats; or int8 or uint8
+    codes: Tensor  # [C, M, 8 * bits] uint8, see `_plane`: all 8 bits, or the low 4 or 2
+    high_codes: Tensor | None  # [C, M, 8 * bits] uint8: the bits above the fourth, or the third
+    scales: Tensor  # [G, M] floats (float8_e4m3fn and float8_e8m0fnu too); or int8 or uint8
     minimums: Tensor | None  # [G, M], as scales
-    zeros: Tensor | None  # [G, M] uint8
-    super_scales: Tensor | None  # [N / 256, M] float16, N a multiple of 256
+    zeros: Tensor | None  # [G, M] uint8, or floats
+    super_scales: Tensor | None  # [N / 256, M] float16, N a multiple of 256; or [1, M] float32
     super_minimums: Tensor | None  # as super_scales
     permutation: Tensor | None  # [N] int64: which input a column of the weight multiplies
+    table: Tensor | None  # [2**bits] float32
     bits: int
     offset: int
     group_size: int
@@ -47,7 +50,14 @@ class GroupedWeight:
     def planes(self) -> tuple[Tensor | None, ...]:
         """All tensors, in the order of the fields."""
         scaling = (self.scales, self.minimums, self.zeros, self.super_scales, self.super_minimums)
-        return (self.codes, self.high_codes, *scaling, self.permutation)
+        return (self.codes, self.high_codes, *scaling, self.permutation, self.table)
+
+    @property
+    def super_group(self) -> int:
+        """Inputs that share a super-scale."""
+        return (
+            SUPER_GROUP if self.super_scales is None else self.num_inputs // len(self.super_scales)
+        )
 
 
 def make_grouped(
@@ -61,17 +71,28 @@ def make_grouped(
     super_scales: Tensor | None = None,
     super_minimums: Tensor | None = None,
     permutation: Tensor | None = None,
+    table: Tensor | None = None,
+    group_size: int | None = None,
 ) -> GroupedWeight:
     """Make a weight of codes [M, N] uint8 below 2**bits; other planes are [M, G] or [M, S].
 
-    A group has 16, 32, or any multiple of 32 inputs.
+    A group has any multiple of 16 inputs, by default N / G, or is a whole row. Raises ValueError
+    for planes that contradict each other.
     """
     num_outputs, num_inputs = codes.shape
-    group_size = num_inputs // scales.shape[1]
-    if scales.shape[1] * group_size != num_inputs or (group_size != 16 and group_size % 32):
-        raise ValueError(f"{num_inputs} inputs in {scales.shape[1]} groups")
-    if super_scales is not None and super_scales.shape[1] * SUPER_GROUP != num_inputs:
+    num_groups = scales.shape[1]
+    size = num_inputs // max(1, num_groups) if group_size is None else group_size
+    if size < 1 or -(-num_inputs // size) != num_groups or (num_groups > 1 and size % 16):
+        raise ValueError(f"{num_inputs} inputs in {num_groups} groups")
+    if super_scales is not None and super_scales.shape[1] not in (1, num_inputs / SUPER_GROUP):
         raise ValueError(f"{num_inputs} inputs in {super_scales.shape[1]} groups of groups")
+    if bits not in _LOW_BITS:
+        raise ValueError(f"codes of {bits} bits")
+    if table is not None and (offset or table.shape != (2**bits,)):
+        raise ValueError(f"a table of {table.numel()} values for codes of {bits} bits")
+    for plane in (scales, minimums, zeros):
+        if plane is not None and plane.shape != (num_outputs, num_groups):
+            raise ValueError(f"scales or zero points {list(plane.shape)} of {num_outputs} outputs")
     low, high = _planes(codes, bits)
     return GroupedWeight(
         codes=low,
@@ -82,9 +103,10 @@ def make_grouped(
         super_scales=_turned(super_scales),
         super_minimums=_turned(super_minimums),
         permutation=permutation,
+        table=None if table is None else table.float().contiguous(),
         bits=bits,
         offset=offset,
-        group_size=group_size,
+        group_size=size,
         num_outputs=num_outputs,
         num_inputs=num_inputs,
     )
@@ -92,15 +114,33 @@ def make_grouped(
 
 def expand(weight: GroupedWeight) -> Tensor:
     """All values [M, N] float32, in the original order of inputs."""
-    codes = integers(weight).float()
-    scales = _by_input(weight.scales, weight.group_size)
+    return _expand(weight, all_codes(weight), slice(None))
+
+
+def expand_rows(weight: GroupedWeight, rows: Tensor) -> Tensor:
+    """Values [K, N] float32 of the outputs `rows` [K] int64."""
+    return _expand(weight, all_codes(weight, rows), rows)
+
+
+def _expand(weight: GroupedWeight, codes: Tensor, rows: Tensor | slice) -> Tensor:
+    def by_input(plane: Tensor, group_size: int) -> Tensor:
+        wide = plane[:, rows].float().T.repeat_interleave(group_size, dim=1)
+        return wide[:, : weight.num_inputs]
+
+    if weight.table is not None:
+        values = weight.table[codes.long()]
+    else:
+        values = (codes.int() - weight.offset).float()
+    if weight.zeros is not None:
+        values -= by_input(weight.zeros, weight.group_size)
+    scales = by_input(weight.scales, weight.group_size)
     if weight.super_scales is not None:
-        scales = scales * _by_input(weight.super_scales, SUPER_GROUP)
-    values = codes * scales
+        scales = scales * by_input(weight.super_scales, weight.super_group)
+    values = values * scales
     if weight.minimums is not None:
-        minimums = _by_input(weight.minimums, weight.group_size)
+        minimums = by_input(weight.minimums, weight.group_size)
         if weight.super_minimums is not None:
-            minimums = minimums * _by_input(weight.super_minimums, SUPER_GROUP)
+            minimums = minimums * by_input(weight.super_minimums, weight.super_group)
         values -= minimums
     if weight.permutation is not None:
         values = values[:, weight.permutation.argsort()]
@@ -160,53 +200,58 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     return numbers.to(torch.uint8)
 
 
+# Bits in the low plane of codes.
+_LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
+
+
 def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
     """Split codes [M, N] uint8 into the planes `codes` and `high_codes`."""
     num_outputs, num_inputs = codes.shape
     chunks = -(-num_inputs // CHUNK)
     padded = torch.nn.functional.pad(codes, (0, chunks * CHUNK - num_inputs))
     padded = padded.view(num_outputs, chunks, CHUNK).transpose(0, 1)
+    low = _LOW_BITS[bits]
+    high = None if low == bits else _plane(padded >> low, bits - low)
+    return _plane(padded, low), high
+
+
+def _plane(codes: Tensor, bits: int) -> Tensor:
+    """Pack the low bits of codes [C, M, 64] to [C, M, 8 * bits].
+
+    A byte holds inputs 32 apart side by side, then those that are 8 * bits further on.
+    """
     if bits == 8:
-        return padded.contiguous(), None
-    first, second = torch.split(padded, CHUNK // 2, dim=-1)
-    low = (first & 15) | (second & 15) << 4
-    if bits == 4:
-        return low.contiguous(), None
-    extra = bits - 4
-    high = torch.zeros(chunks, num_outputs, 8 * extra, dtype=torch.uint8, device=codes.device)
-    for half, part in enumerate((first, second)):
-        for place, piece in enumerate(torch.split(part >> 4, 8 * extra, dim=-1)):
-            high |= piece << ((2 * place + half) * extra)
-    return low.contiguous(), high
+        return codes.contiguous()
+    halves = torch.split(codes & (2**bits - 1), CHUNK // 2, dim=-1)
+    plane = torch.zeros(*codes.shape[:2], 8 * bits, dtype=torch.uint8, device=codes.device)
+    for half, part in enumerate(halves):
+        for place, piece in enumerate(torch.split(part, 8 * bits, dim=-1)):
+            plane |= piece << ((2 * place + half) * bits)
+    return plane
+
+
+def _unpacked(plane: Tensor, bits: int) -> Tensor:
+    """The codes [C, M, 64] that `_plane` packed."""
+    if bits == 8:
+        return plane
+    shifts = [[(2 * place + half) * bits for place in range(4 // bits)] for half in range(2)]
+    pieces = [(plane >> shift) & (2**bits - 1) for half in shifts for shift in half]
+    return torch.cat(pieces, dim=-1)
 
 
 def integers(weight: GroupedWeight) -> Tensor:
-    """Codes minus offset and zeros, [M, N] int32, in the order of the planes."""
-    numbers: Tensor = _codes(weight) - weight.offset
+    """Codes minus offset and zeros, [M, N] int32, in the order of the planes; no table."""
+    numbers: Tensor = all_codes(weight).int() - weight.offset
     if weight.zeros is not None:
-        numbers -= weight.zeros.int().T.repeat_interleave(weight.group_size, dim=1)
+        zeros = weight.zeros.int().T.repeat_interleave(weight.group_size, dim=1)
+        numbers -= zeros[:, : weight.num_inputs]
     return numbers
 
 
-def _codes(weight: GroupedWeight) -> Tensor:
-    """All codes [M, N] int32, as passed to `make_grouped`."""
-    low = weight.codes
-    if weight.bits < 8:
-        halves = [low & 15, low >> 4]
-        if weight.high_codes is not None:
-            extra = weight.bits - 4
-            mask = 2**extra - 1
-            for half in range(2):
-                pieces = [
-                    (weight.high_codes >> ((2 * place + half) * extra)) & mask
-                    for place in range(4 // extra)
-                ]
-                halves[half] = halves[half] | torch.cat(pieces, dim=-1) << 4
-        low = torch.cat(halves, dim=-1)
-    flat = low.transpose(0, 1).flatten(1)
-    return flat[:, : weight.num_inputs].int()
-
-
-def _by_input(plane: Tensor, group_size: int) -> Tensor:
-    """Expand a plane [G, M] to float32 [M, G * group_size]."""
-    return plane.float().T.repeat_interleave(group_size, dim=1)
+def all_codes(weight: GroupedWeight, rows: Tensor | slice = slice(None)) -> Tensor:
+    """Codes [M, N] uint8 as passed to `make_grouped`, of all outputs or of `rows`."""
+    low = _LOW_BITS[weight.bits]
+    codes = _unpacked(weight.codes[:, rows], low)
+    if weight.high_codes is not None:
+        codes = codes | _unpacked(weight.high_codes[:, rows], weight.bits - low) << low
+    return codes.transpose(0, 1).flatten(1)[:, : weight.num_inputs]

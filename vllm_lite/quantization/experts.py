@@ -16,6 +16,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack
 from vllm_lite.kernels.reference.ops import Ops
+from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.storage import StoredWeight
@@ -70,8 +71,10 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
         weight = torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
         biases = _biases(kernels)
         return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
-    kinds = (PackedKernel, QuantizedKernel) if is_compiled() else (PackedKernel,)
-    if not any(all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds):
+    kinds = (PackedKernel, GroupedKernel) + ((QuantizedKernel,) if is_compiled() else ())
+    if any(getattr(kernel, "rounding", None) is not None for kernel in kernels) or not any(
+        all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds
+    ):
         raise CheckpointError(
             "the experts of a mixture cannot be multiplied here as they are quantised; use "
             "--quantization dequantize for a quantised checkpoint, else leave --quantization out"

@@ -1,7 +1,7 @@
-"""Linear methods for checkpoints of packed integers, in the device's own format and exact.
+"""Linear methods for checkpoints of packed codes, in the device's own format and exact.
 
-A GPU's operations multiply by the grouped weight itself. A CPU's take GGUF types: the smallest one
-that holds every value is chosen, and if there is none, the weight is dequantised.
+The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster: the
+smallest one that holds every value is chosen, if there is one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.dispatch import gpu_only_ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
-from vllm_lite.kernels.reference.ops import GpuOps
+from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
+from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
-from vllm_lite.log import init_logger
 from vllm_lite.quantization.method import (
     LinearKernel,
     StoredTensor,
 )
 from vllm_lite.quantization.quantized import quantized_kernel
-from vllm_lite.quantization.storage import StoredWeight, StoringKernel
+from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
-
-logger = init_logger(__name__)
 
 _Q4_0, _Q5_0, _Q8_0 = 2, 6, 8
 
@@ -46,21 +44,57 @@ class PackedLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupedKernel:
-    """[T, N] -> [T, M] by a grouped weight."""
+    """[T, N] -> [T, M] by a grouped weight, of activations rounded first if so described."""
 
     weight: GroupedWeight
     bias: Tensor | None
     out_dtype: torch.dtype | None
-    ops: GpuOps
+    ops: Ops
+    rounding: ActivationRounding | None = None
 
     @property
     def stored(self) -> tuple[StoredWeight, ...]:
         """For the log line at start."""
-        name = f"int{self.weight.bits} groups"
+        kind = "int" if self.weight.table is None else "float"
+        name = f"{kind}{self.weight.bits} groups"
         return (StoredWeight(name, self.weight.nbytes, self.weight.codes),)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.grouped_linear(x, self.weight, self.bias, self.out_dtype)
+        if self.rounding is None:
+            return self.ops.grouped_linear(x, self.weight, self.bias, self.out_dtype)
+        rounded = self.ops.round_activations(x, self.rounding)
+        return self.ops.grouped_linear(rounded, self.weight, self.bias, self.out_dtype or x.dtype)
+
+
+def grouped_kernel(
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    rounding: ActivationRounding | None = None,
+) -> LinearKernel:
+    """The fastest kernel by `weight` that is exact but for `rounding`."""
+    wide = None if bias is None else bias.float()
+    if rounding is None and gpu_only_ops() is None:
+        rows = as_rows(weight)
+        if rows is not None:
+            return quantized_kernel([rows], bias, out_dtype)
+    return GroupedKernel(ops().pack_grouped(weight), wide, out_dtype, ops(), rounding)
+
+
+class GroupedTable:
+    """Rows of a grouped weight for look-ups and for a tied head."""
+
+    def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
+        self._weight = ops().pack_grouped(weight)
+        self._dtype = dtype
+        self._lookup = ops().grouped_lookup
+
+    def lookup(self, ids: Tensor, first_row: int | None = None) -> Tensor:
+        return self._lookup(self._weight, ids, self._dtype, first_row)
+
+    def linear_kernel(self, out_dtype: torch.dtype, bias: Tensor | None = None) -> LinearKernel:
+        wide = None if bias is None else bias.float()
+        return GroupedKernel(self._weight, wide, out_dtype, ops())
 
 
 class GroupedLinearMethod(UnquantizedLinearMethod):
@@ -71,8 +105,6 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         self._layout = layout
         super().__init__(dtype)
         self._keeps_packed = keeps_packed
-        self._ops = gpu_only_ops()
-        self._has_logged = False
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
@@ -91,33 +123,21 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
             raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
         if not self._keeps_packed:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        if self._ops is not None:
-            return GroupedKernel(weight, bias, out_dtype, self._ops)
-        rows = as_rows(weight)
-        if rows is None:
-            self._log_dequantising()
-            return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        kernel = quantized_kernel([rows], bias, out_dtype)
-        order = weight.permutation
-        if order is None:
-            return kernel
-        return StoringKernel(lambda x: kernel(x.index_select(1, order)), kernel.stored)
-
-    def _log_dequantising(self) -> None:
-        if not self._has_logged:
-            self._has_logged = True
-            logger.info(
-                "Some layers are dequantised to %s: no kernel of this device takes their numbers",
-                str(self._dtype).removeprefix("torch."),
-            )
+        return grouped_kernel(weight, bias, out_dtype)
 
 
 def as_rows(weight: GroupedWeight) -> QuantizedRows | None:
-    """Convert the weight to GGUF rows, in the order of its planes; None if that is not exact."""
+    """Convert the weight to GGUF rows; None if that is not exact."""
+    others = (weight.table, weight.minimums, weight.super_scales, weight.permutation)
+    if any(plane is not None for plane in others):
+        return None
+    if weight.zeros is not None and weight.zeros.dtype is not torch.uint8:
+        return None
+    if weight.num_inputs % GROUP or weight.num_inputs % weight.group_size:
+        return None
     scales = weight.scales.half()
     is_exact = torch.equal(scales.to(weight.scales.dtype), weight.scales)
-    has_more = weight.minimums is not None or weight.super_scales is not None
-    if not is_exact or has_more or weight.group_size % GROUP or weight.num_inputs % GROUP:
+    if not is_exact or weight.group_size % GROUP:
         return None
     numbers = integers(weight)
     low, high = (int(end) for end in numbers.aminmax())

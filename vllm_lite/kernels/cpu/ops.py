@@ -58,3 +58,9 @@ from vllm_lite.kernels.cpu.state import (
     gated_rms_norm,
     selective_scan,
 )
+from vllm_lite.kernels.reference.grouped_linear import (
+    grouped_linear,
+    grouped_lookup,
+    pack_grouped,
+    round_activations,
+)

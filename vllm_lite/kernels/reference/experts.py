@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.linear import PackedLinear
 
@@ -126,14 +127,15 @@ SWIGLU = ExpertForm()
 
 
 def pack_experts(
-    weights: Sequence[PackedLinear], biases: Sequence[Tensor] | None = None
+    weights: Sequence[PackedLinear | GroupedWeight], biases: Sequence[Tensor] | None = None
 ) -> ExpertStack:
-    """Prepare weights [M, N] of E experts, which pack_linear made, for `experts_mlp`.
+    """Prepare weights [M, N] of E experts, from pack_linear or pack_grouped, for `experts_mlp`.
 
     Biases are [M] float32.
     """
     bias = None if biases is None else torch.stack(list(biases))
-    return ExpertStack(torch.stack([weight.data for weight in weights]), bias)
+    values = [w.data if isinstance(w, PackedLinear) else expand(w) for w in weights]
+    return ExpertStack(torch.stack(values), bias)
 
 
 def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrder:

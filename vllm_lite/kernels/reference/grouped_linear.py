@@ -1,14 +1,17 @@
-"""Linear layers by grouped integer weights, in plain torch."""
+"""Linear layers, look-ups and rounded activations of grouped weights, in plain torch."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
-from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, expand_rows
 from vllm_lite.kernels.reference.linear import look_up_range
+from vllm_lite.kernels.reference.quantize import quantize_by_scale, quantize_rows
 
 
 def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
@@ -16,21 +19,64 @@ def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
     return expand(weight).to(dtype)
 
 
+def pack_grouped(weight: GroupedWeight) -> GroupedWeight:
+    """Prepare a weight for `grouped_linear` and `grouped_lookup`."""
+    return weight
+
+
 def grouped_linear(
     x: Tensor,
     weight: GroupedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return x [T, N] times the weight [M, N] transposed, plus bias [M]: [T, M].
 
-    The weight's values are rounded to x's type; sums are float32 and rounded once, to out_dtype
-    (default: x's own type).
+    The weight's values are rounded to x's type, except by CPUs; sums are float32 and rounded once,
+    to out_dtype (default: x's own type). `out` has dense rows.
     """
-    values = expand_grouped(weight, x.dtype).float()
     wide = None if bias is None else bias.float()
+    values = expand_grouped(weight, x.dtype).float()
     product = torch.nn.functional.linear(x.float(), values, wide)
-    return product.to(x.dtype if out_dtype is None else out_dtype)
+    product = product.to(x.dtype if out_dtype is None else out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def grouped_lookup(
+    weight: GroupedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
+    """Dequantise rows `ids` [T] int64, rounded once to dtype: [T, N].
+
+    An id beyond M raises IndexError. With `first_row`: see `look_up_range`.
+    """
+
+    def look_up(rows: Tensor) -> Tensor:
+        return expand_rows(weight, rows).to(dtype)
+
+    return look_up_range(look_up, ids, first_row, weight.num_outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationRounding:
+    """How a layer's activations are rounded before its product: to codes times a scale.
+
+    The scale is given, or each token's own, or that of each `group_size` inputs of a token.
+    """
+
+    number: torch.dtype  # int8, float8_e4m3fn or float8_e5m2
+    group_size: int = 0
+    scale: Tensor | None = None  # [1] float32
+
+
+def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
+    """The values [T, N] float32 that x [T, N] is rounded to."""
+    number, scale = rounding.number, rounding.scale
+    if scale is not None:
+        return quantize_by_scale(x, scale, number).float() * scale
+    codes, scales = quantize_rows(x, number, rounding.group_size)
+    groups = codes.float().view(*scales.shape, -1) * scales.unsqueeze(-1)
+    return groups.view(x.shape)
 
 
 def quantized_linear(

@@ -38,6 +38,11 @@ class Ops:
     quantized_linear = staticmethod(quantized.quantized_linear)
     quantized_lookup = staticmethod(quantized.quantized_lookup)
     dequantize_gguf = staticmethod(gguf.dequantize_gguf)
+    # Weights are what pack_grouped of the same implementation returned.
+    pack_grouped = staticmethod(grouped.pack_grouped)
+    grouped_linear = staticmethod(grouped.grouped_linear)
+    grouped_lookup = staticmethod(grouped.grouped_lookup)
+    round_activations = staticmethod(grouped.round_activations)
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)
@@ -81,10 +86,9 @@ class CpuOps(Ops):
 
 
 class GpuOps(Ops):
-    """With those that only GPUs have: linear layers by int8, fp8 and grouped integers."""
+    """With those that only GPUs have: linear layers by int8 and fp8."""
 
     fixed_linear = staticmethod(plain.fixed_linear)
-    grouped_linear = staticmethod(grouped.grouped_linear)
     expand_grouped = staticmethod(grouped.expand_grouped)
     scaled_linear = staticmethod(scaled.scaled_linear)
     quantize_rows = staticmethod(quantize.quantize_rows)

@@ -318,6 +318,9 @@ def planes_of(weight: GroupedWeight) -> list[Tensor]:
 
 
 def kind_of(weight: GroupedWeight) -> dict[str, int | bool]:
+    has_bytes = weight.super_scales is not None and weight.super_group != SUPER_GROUP
+    if weight.table is not None or weight.bits < 4 or has_bytes:
+        raise ValueError(f"no kernel of this GPU takes tables or {weight.bits}-bit groups yet")
     return {
         "BITS": weight.bits,
         "OFFSET": weight.offset,

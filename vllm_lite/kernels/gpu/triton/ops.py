@@ -40,7 +40,11 @@ from vllm_lite.kernels.gpu.triton.quantize import (
     quantize_rows,
     rms_norm_quantized,
 )
-from vllm_lite.kernels.gpu.triton.quantized import quantized_linear, quantized_lookup
+from vllm_lite.kernels.gpu.triton.quantized import (
+    grouped_lookup,
+    quantized_linear,
+    quantized_lookup,
+)
 from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule, gated_recurrence
 from vllm_lite.kernels.gpu.triton.sampling import (
     apply_token_mask,
@@ -53,4 +57,5 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
+from vllm_lite.kernels.reference.grouped_linear import pack_grouped, round_activations
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear

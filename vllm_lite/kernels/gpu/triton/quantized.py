@@ -99,8 +99,16 @@ def quantized_lookup(
     weight: GroupedParts, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
 ) -> Tensor:
     (part,) = weight.parts
-    rows = part.weight
-    return look_up_range(lambda ids: _look_up(rows, ids, dtype), ids, first_row, rows.num_outputs)
+    return grouped_lookup(part.weight, ids, dtype, first_row)
+
+
+def grouped_lookup(
+    weight: GroupedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
+    def look_up(rows: Tensor) -> Tensor:
+        return _look_up(weight, rows, dtype)
+
+    return look_up_range(look_up, ids, first_row, weight.num_outputs)
 
 
 def _look_up(rows: GroupedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
