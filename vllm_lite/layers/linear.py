@@ -80,7 +80,16 @@ class ParallelLinear(nn.Module):
             return WeightSlot(part, (1,), (0,), output_dim=None)
         keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
         shape, first = tuple(full_shape), tuple(starts)
-        return WeightSlot(part, shape, first, keep, stored.output_dim, stored.outputs_per_item)
+        return WeightSlot(
+            part,
+            shape,
+            first,
+            keep,
+            stored.output_dim,
+            stored.outputs_per_item,
+            stored.unpacking,
+            stored.is_optional,
+        )
 
     def process_weights_after_loading(self) -> None:
         # The kernel alone keeps what it needs.

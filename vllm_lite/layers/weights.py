@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.quantization.method import Unpacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class WeightSlot:
     keep: Callable[[QuantizedRows], None] | None = None
     output_dim: int | None = 0
     outputs_per_item: int = 1
+    unpacking: Unpacking | None = None
+    # The tensor holds what counts where a checkpoint has none.
+    is_optional: bool = False
+
+    @property
+    def dtype_in_file(self) -> torch.dtype:
+        """The type that a checkpoint's tensor is read as."""
+        if self.unpacking is None:
+            return self.tensor.dtype
+        return self.unpacking.dtype or torch.float32
 
     @classmethod
     def whole(cls, tensor: Tensor) -> WeightSlot:

@@ -181,7 +181,7 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
         is_packed = not plain.get(name.rpartition(".")[0], True) and name.endswith(".weight")
         if takers and (is_packed or name.endswith("_blocks")):
             return torch.uint8
-        return targets[takers[0]].slot.tensor.dtype if takers else None
+        return targets[takers[0]].slot.dtype_in_file if takers else None
 
     found = open_safetensors(Path(facts.path), wanted)
     stored: Iterator[SafetensorsTensor | Float4Tensor | TernaryTensor] = (
@@ -235,7 +235,8 @@ def _match(
                 fills[name] = _Fill(tensor, targets[name], part)
             elif not (pools and name.startswith("lm_head.")) and not is_ignorable(name, targets):
                 unexpected.append(tensor.name)
-    missing = [_source_of(rules, name) for name in targets if name not in fills]
+    lacking = [name for name, target in targets.items() if not target.slot.is_optional]
+    missing = [_source_of(rules, name) for name in lacking if name not in fills]
     if missing:
         listed = _listed(list(dict.fromkeys(missing)))
         raise CheckpointError(f"{path} lacks {listed}; is the checkpoint complete?")
@@ -244,9 +245,7 @@ def _match(
         raise CheckpointError(f"{path} has {listed}, for which its configuration has no place")
     for fill in fills.values():
         slot, stored = fill.target.slot, tuple(fill.tensor.shape)
-        # A single number may have no dimension.
-        shape = fill.part.shape_of(stored, slot)
-        if (shape or (1,)) != slot.full_shape:
+        if not fill.part.fits(stored, slot):
             raise CheckpointError(
                 f"{path}: the tensor {fill.tensor.name!r} has the shape {list(stored)}, "
                 f"but its configuration asks for {fill.part.expected(slot)}"

@@ -28,7 +28,15 @@ _SINGLE = "model.safetensors"
 Wanted = Callable[[str], torch.dtype | None]
 # Floating-point dtypes convert to each other; the others are read unchanged.
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_NARROW = {"U8": torch.uint8, "I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+_NARROW = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+# Suffixes of the tensors that make a layer's matrix.
+_MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,9 @@ class SafetensorsTensor:
             raise _damaged(self.path, error) from None
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
+        if slot.unpacking is not None:
+            write_weights(slot.tensor, part.unpacked(self.read(), slot))
+            return
         try:
             stored = self._read(part.region(slot))
         except (SafetensorError, RuntimeError) as error:
@@ -124,7 +135,7 @@ def plain_layers(directory: Path) -> dict[str, bool]:
             file: Any = safe_open(path, framework="pt")
             for name in file.offset_keys():
                 layer, _, suffix = name.rpartition(".")
-                if suffix in ("weight", "qweight"):
+                if suffix in _MATRICES:
                     found[layer] = file.get_slice(name).get_dtype() in _ITEM_SIZES
         except (SafetensorError, OSError) as error:
             raise _damaged(path, error) from None

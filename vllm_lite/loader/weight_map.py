@@ -37,6 +37,8 @@ _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 # Suffixes of tensors that older checkpoints have although the configuration implies them.
 # Scales of caches are for caches that have none of their own.
 _UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
+# Tensors of quantised layers beside which others are room for a kernel, or settings once more.
+_WITH_NOTES = ("B", "B_24", "W_q", "SCB")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 
@@ -64,6 +66,9 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
     if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
         return True
     if name.endswith(_UNUSED):
+        return True
+    layer, _, suffix = name.rpartition(".")
+    if suffix != "bias" and any(f"{layer}.{own}" in targets for own in _WITH_NOTES):
         return True
     block, _, part = name.rpartition(".self_attn.")
     if part.split(".")[0] in _OF_KEYS and f"{block}.self_attn.q_norm.weight" in targets:

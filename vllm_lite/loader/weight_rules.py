@@ -46,10 +46,36 @@ class Part:
 
     def expected(self, slot: WeightSlot) -> list[int]:
         """The shape of the tensor as a checkpoint stores it, whose view `slot` takes."""
+        shape = self._whole_shape(slot)
+        if slot.unpacking is not None:
+            return list(slot.unpacking.shape(shape))
+        return shape[::-1] if self.is_transposed else shape
+
+    def fits(self, stored: Sequence[int], slot: WeightSlot) -> bool:
+        """Whether `slot` takes a view of a tensor that is stored as `stored`."""
+        if slot.unpacking is not None:
+            return list(stored) == self.expected(slot)
+        # A single number may have no dimension.
+        return (self.shape_of(stored, slot) or (1,)) == slot.full_shape
+
+    def unpacked(self, stored: Tensor, slot: WeightSlot) -> Tensor:
+        """The part of a packed tensor, read as a whole, that `slot` takes."""
+        assert slot.unpacking is not None
+        # Tools that pack have turned a layer with its inputs first.
+        upright = replace(self, is_transposed=False)
+        taken = slot.unpacking.values(stored, self._whole_shape(slot))
+        for dim, chosen in enumerate(upright.region(slot)):
+            if isinstance(chosen, slice):
+                taken = taken.narrow(dim, chosen.start, chosen.stop - chosen.start)
+            else:
+                taken = taken.index_select(dim, chosen)
+        return upright.values(taken)
+
+    def _whole_shape(self, slot: WeightSlot) -> list[int]:
         shape = list(slot.full_shape)
         if self.num_stored is not None and slot.output_dim is not None:
             shape[slot.output_dim] = -(-self.num_stored // slot.outputs_per_item)
-        return shape[::-1] if self.is_transposed else shape
+        return shape
 
     def region(self, slot: WeightSlot) -> tuple[slice | Tensor, ...]:
         """The indices that `slot` takes along each dimension of the stored tensor."""

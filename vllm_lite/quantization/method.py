@@ -7,7 +7,7 @@ no layer names and no ranks, only one rank's sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,19 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # [T, input_size] -> [T, output_size]
 LinearKernel = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """How a checkpoint packs a tensor of which a layer takes the values.
+
+    `shape` is the packed shape of a whole tensor of a given shape; `values` unpacks it.
+    """
+
+    # None: floating-point numbers of any type.
+    dtype: torch.dtype | None
+    shape: Callable[[Sequence[int]], tuple[int, ...]]
+    values: Callable[[Tensor, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,9 @@ class StoredTensor:
     outputs_per_item: int = 1
     inputs_per_item: int = 1
     is_one_number: bool = False
+    unpacking: Unpacking | None = None
+    # `data` holds what counts where a checkpoint lacks the tensor.
+    is_optional: bool = False
 
     @classmethod
     def on_host(

@@ -15,8 +15,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.grouped import GroupedLinearMethod
-from vllm_lite.quantization.layouts.awq import AWQLayout
-from vllm_lite.quantization.layouts.gptq import GPTQLayout
+from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
@@ -92,8 +91,7 @@ def get_linear_method(
     if isinstance(form, ScaledCodes):
         return ScaledCheckpointMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
-        layout = AWQLayout(form) if form.layout == "awq" else GPTQLayout(form)
-        return GroupedLinearMethod(layout, dtype, keeps)
+        return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
     if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):
         return GGUFLinearMethod(dtype)
     if quantization in (None, "dequantize"):

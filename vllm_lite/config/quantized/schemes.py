@@ -16,16 +16,17 @@ _MARKS = ("", "language_model.", "model.language_model.", "language_model.model.
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Small integers in words of 32 bits, as AWQ (`gemm`) and GPTQ lay them out.
+    """Small integers in groups, in a layout of `quantization/layouts/integers.py`.
 
     group_size is how many inputs share a scale; None: all of them. Stored zero points of GPTQ's
-    first format are less by one than those meant.
+    first format are less by one than those meant. A symmetric form may lack them.
     """
 
-    layout: Literal["awq", "gptq"]
+    layout: str
     bits: int
     group_size: int | None
     zeros_are_less_by_one: bool = False
+    is_symmetric: bool = False
 
 
 @dataclass(frozen=True, slots=True)
