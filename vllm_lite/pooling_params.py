@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from vllm_lite.config.pooling import TASKS, TOKEN_TASKS, PoolingFacts
+from vllm_lite.config.pooling import BOTH, TASKS, TOKEN_TASKS, PoolingFacts
 from vllm_lite.errors import RequestError
 from vllm_lite.sampling_params import RequestOutputKind
 
@@ -19,7 +19,7 @@ _REMOVED_TASKS = {
     "plugin": "there are no plugins",
 }
 _FLAGS = ("use_activation", "normalize", "skip_reading_prefix_cache", "requires_token_ids")
-_OF_VECTORS = ("embed", "token_embed", "embed&token_classify")
+_OF_VECTORS = ("embed", "token_embed", BOTH)
 # In extra_kwargs: the position of the first token of the second type, as in vLLM.
 TOKEN_TYPE_START = "compressed_token_type_ids"
 

@@ -10,9 +10,10 @@ from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.families.architecture import Architecture, fallback
 from vllm_lite.config.json_file import read_json
+from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import JsonOption, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
-from vllm_lite.config.sentence_transformers import longest_input, read_modules
+from vllm_lite.config.sentence_transformers import longest_input, read_modules, weighs_words
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.log import init_logger
@@ -25,6 +26,8 @@ _CONVERSIONS = {
     "reward": ("token_classify",),
 }
 _POOLING = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
+# Endings of the names of models that score each word of the vocabulary.
+_OF_WORDS = ("ForMaskedLM", "SparseEmbeddingModel")
 # transformers' default.
 _NUM_LABELS = 2
 
@@ -178,7 +181,7 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     found["num_token_types"] = facts.hf_config.get("type_vocab_size") or 0
     if row is not None:
         found |= {"seq_pooling_type": row.seq_pooling, "tok_pooling_type": row.tok_pooling}
-        found["size"] = facts.vocab_size if row.seq_pooling == "MAX" else facts.hidden_size
+    found["head_dtype"] = _head_dtype(facts)
     word = facts.hf_config.get("pooling")  # of NVIDIA's bidirectional Llamas
     if isinstance(word, str) and word in _POOLING:
         found["seq_pooling_type"] = _POOLING[word]
@@ -190,6 +193,8 @@ def with_pooling(facts: ModelFacts, values: JsonView) -> ModelFacts:
     else:
         found |= _classes(facts, values.get("tokenizer") or facts.path)
     found |= {} if row is None else row.pooling
+    if found.get("seq_pooling_type") == "MAX":
+        found["size"] = facts.vocab_size
     pooling = PoolingFacts(**(found | stated))
     if options.task is not None:
         if options.task not in pooling.tasks:
@@ -212,6 +217,13 @@ def _own_tasks(facts: ModelFacts) -> tuple[str, ...] | None:
     for name in _stated_names(facts):
         if name in ARCHITECTURES:
             tasks = ARCHITECTURES[name].tasks
+            if weighs_words(Path(facts.path)):
+                if not name.endswith(_OF_WORDS):
+                    raise UsageError(
+                        f"{facts.path}: modules.json lists SpladePooling, and {name} gives no "
+                        f"scores of words; it needs a checkpoint that ends in {_OF_WORDS[0]}"
+                    )
+                return _CONVERSIONS["embed"]
             return None if tasks[0] == "generate" else tasks
         if (converted := converted_tasks(name)) is not None:
             return converted
@@ -239,6 +251,19 @@ def _check_generates(facts: ModelFacts, own: tuple[str, ...] | None, values: Jso
         raise UsageError(f"--convert {values['convert']} needs --runner pooling")
     if values.get("pooler_config"):
         raise UsageError("--pooler-config needs --runner pooling")
+    if _head_dtype(facts) not in (None, "model"):
+        raise UsageError(
+            f"--hf-overrides.head_dtype {facts.hf_config['head_dtype']} is for models that pool; "
+            "the head of text has the model's type: set it to model"
+        )
+
+
+def _head_dtype(facts: ModelFacts) -> str | None:
+    kind = facts.hf_config.get("head_dtype")
+    kind = DTYPE_WORDS.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in (None, "model", "float32", "bfloat16"):
+        raise UsageError(f"--hf-overrides.head_dtype {kind} is none of model, float32 and bfloat16")
+    return kind
 
 
 def _vectors(facts: ModelFacts, *, has_pooling: bool) -> Json:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # vLLM's pooling tasks: one answer for a prompt, one for each of its tokens, or both.
-TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
+BOTH = "embed&token_classify"
+TASKS = ("embed", "classify", "token_embed", "token_classify", BOTH)
 # Those whose answers are of tokens alone.
 TOKEN_TASKS = ("token_embed", "token_classify")
 SeqPooling = Literal["CLS", "LAST", "MEAN"]
@@ -57,6 +58,8 @@ class PoolingFacts:
     # they are, or, of two, the second's less the first's.
     classifier_from_token: tuple[int, ...] = ()
     method: Literal["", "from_2_way_softmax", "no_post_processing"] = ""
+    # Of the numbers of heads and dense layers; None: float32, or the model's for a vocabulary.
+    head_dtype: Literal["model", "float32", "bfloat16"] | None = None
     # Logits are shifted and divided by these before their activation.
     logit_mean: float = 0.0
     logit_sigma: float = 1.0

@@ -20,7 +20,9 @@ from vllm_lite.log import init_logger
 logger = init_logger(__name__)
 
 # Orders of modules that can be computed, by the last words of their types.
-_ORDER = re.compile(r"(Transformer )(Pooling )?((?:Dense )*)(Normalize )?")
+_ORDER = re.compile(
+    r"(Transformer )(Pooling )?((?:Dense )*)(Normalize )?|(MLM)?Transformer SpladePooling "
+)
 _MODES = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
 _ACTIVATIONS = ("gelu", "identity", "relu", "sigmoid", "tanh")
 
@@ -49,11 +51,15 @@ def read_modules(path: Path, *, has_pooling: bool) -> Json | None:
         named = ", ".join(f"{module.kind} {module.path}".strip() for module in modules)
         raise UsageError(
             f"{path / 'modules.json'} lists {named}; vectors are made by Transformer in the same "
-            "folder, Pooling, Dense and Normalize, in this order"
+            "folder, Pooling, Dense and Normalize, in this order, or by MLMTransformer and "
+            "SpladePooling"
         )
     by_kind = {module.kind: path / module.path for module in modules}
     found: Json = {"use_activation": "Normalize" in by_kind}
-    if "Pooling" not in by_kind:
+    if "SpladePooling" in by_kind:
+        _check_splade(by_kind["SpladePooling"] / "config.json")
+        found |= {"tasks": ("embed", "token_embed"), "seq_pooling_type": "MAX"}
+    elif "Pooling" not in by_kind:
         found["tasks"] = ("token_embed",)
     elif not has_pooling:
         found["seq_pooling_type"] = _pooling(by_kind["Pooling"] / "config.json")
@@ -68,6 +74,11 @@ def longest_input(path: Path) -> int | None:
         if isinstance(length, int) and length > 0:
             return length
     return None
+
+
+def weighs_words(path: Path) -> bool:
+    """Whether the checkpoint at `path` gives a weight of each word (SPLADE)."""
+    return any(module.kind == "SpladePooling" for module in _listed(path / "modules.json") or ())
 
 
 def _listed(path: Path) -> list[_Module] | None:
@@ -94,6 +105,16 @@ def _pooling(path: Path) -> str:
     if stated.get("include_prompt") is False:
         logger.warning("%s leaves prompts out of the mean; here their tokens count", path)
     return _MODES[words[0]]
+
+
+def _check_splade(file: Path) -> None:
+    stated = read_json(file) if file.is_file() else {}
+    for name, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if stated.get(name, known) != known:
+            raise UsageError(
+                f"{file}: {name} is {stated[name]!r}, and words are weighed by {known} alone; use "
+                "a checkpoint that was trained so"
+            )
 
 
 def _dense(path: Path, folder: str) -> DenseFacts:

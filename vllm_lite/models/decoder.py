@@ -29,7 +29,7 @@ from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, 
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.direction import for_direction
 from vllm_lite.models.ffn import make_mlp
-from vllm_lite.models.heads import Heads, HeadSpec, score_heads, with_dense
+from vllm_lite.models.heads import Heads, HeadSpec, score_heads
 from vllm_lite.models.latent_attention import LatentAttention
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import (
@@ -357,9 +357,7 @@ class DecoderForCausalLM(nn.Module):
         self.model = self.decoder_class(spec, options.at("model"))
         width = spec.embedding_size or spec.hidden_size
         if facts.pooling is not None:
-            self.heads = Heads(
-                with_dense(self.heads_of(facts), facts.pooling), width, options.dtype
-            )
+            self.heads = Heads(self.heads_of(facts), width, options.dtype, facts.pooling)
         else:
             self.lm_head = ParallelLMHead(
                 options.at("lm_head").linear_method,

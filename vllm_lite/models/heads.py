@@ -1,6 +1,6 @@
 """Heads of pooling models: the small layers behind pooled hidden states, as data.
 
-A head is a sequence of steps for each task. Numbers are float32, and a row's do not depend on the
+A head is a sequence of steps for each task. Sums are float32, and a row's do not depend on the
 other rows.
 """
 
@@ -32,7 +32,7 @@ class Dense:
     # Of its outputs.
     size: int
     bias: bool = True
-    # Weights and inputs have the model's type, and sums stay float32: a vocabulary is large.
+    # Weights and inputs have the model's type unless another is asked for: a vocabulary is large.
     is_large: bool = False
 
 
@@ -112,9 +112,20 @@ def head_of_tokens(rules: Iterable[AnyRule], facts: ModelFacts) -> list[AnyRule]
 class Heads(nn.Module):
     """A model's heads by task; tasks share the layers of one name."""
 
-    def __init__(self, heads: Mapping[str, HeadSpec], hidden_size: int, dtype: torch.dtype) -> None:
-        """Tasks without a head answer the pooled rows themselves."""
+    def __init__(
+        self,
+        heads: Mapping[str, HeadSpec],
+        hidden_size: int,
+        dtype: torch.dtype,
+        pooling: PoolingFacts | None = None,
+    ) -> None:
+        """Tasks without a head answer the pooled rows themselves; `dtype` is the model's."""
         super().__init__()
+        kind = pooling and pooling.head_dtype
+        large = dtype if kind in (None, "model") else getattr(torch, str(kind))
+        usual = torch.float32 if kind is None else large
+        if pooling is not None:
+            heads = with_dense(heads, pooling)
         self._layers: dict[str, _Product | _Norm] = {}
         self._steps: dict[str, list[_Product | _Norm | partial[Tensor]]] = {}
         for task, head in heads.items():
@@ -124,7 +135,11 @@ class Heads(nn.Module):
                     steps.append(partial(_activated, step))
                     continue
                 if step.name not in self._layers:
-                    self._layers[step.name] = _make_layer(step, size, dtype)
+                    self._layers[step.name] = (
+                        _Product(step, size, large if step.is_large else usual)
+                        if isinstance(step, Dense)
+                        else _Norm(step, size)
+                    )
                 steps.append(self._layers[step.name])
                 size = step.size if isinstance(step, Dense) else size
 
@@ -152,9 +167,9 @@ class _Product:
     def __init__(self, step: Dense, inputs: int, dtype: torch.dtype) -> None:
         if step.size < 1:
             raise CheckpointError(f"its configuration gives the head's {step.name} no outputs")
-        self._dtype = dtype if step.is_large else torch.float32
-        self._weight = torch.empty(step.size, inputs, dtype=self._dtype)
-        self._bias = torch.empty(step.size, dtype=self._dtype) if step.bias else None
+        self._dtype = dtype
+        self._weight = torch.empty(step.size, inputs, dtype=dtype)
+        self._bias = torch.empty(step.size, dtype=dtype) if step.bias else None
 
     def slots(self) -> Iterator[tuple[str, WeightSlot]]:
         yield "weight", WeightSlot.whole(self._weight)
@@ -182,10 +197,6 @@ class _Norm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._norm.forward(rows)
-
-
-def _make_layer(step: Dense | HeadNorm, size: int, dtype: torch.dtype) -> _Product | _Norm:
-    return _Product(step, size, dtype) if isinstance(step, Dense) else _Norm(step, size)
 
 
 def _activated(name: str, rows: Tensor) -> Tensor:

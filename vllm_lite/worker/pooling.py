@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from vllm_lite.config.pooling import PoolingFacts
+from vllm_lite.config.pooling import BOTH, PoolingFacts
 from vllm_lite.core.step import ModelRunnerOutput, Pooled
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.interfaces import PoolingModel
@@ -53,9 +54,14 @@ class Pooler:
         The host waits for the numbers.
         """
         is_last = plan.starts + plan.counts == states.tokens.num_prompt_tokens[plan.slots]
+        prompts = self._prompt_rows(hidden, states, plan, is_last)
         kinds: dict[tuple[object, ...], _Rows] = {}
         for row, places in self._wanted(states, plan, is_last):
             params = states.pooling[int(plan.slots[row])].params
+            if params.task == BOTH:
+                values = self._both(hidden, prompts, row, places, params)
+                self._enter(values, _Rows([row], [1]), states, plan, is_last, output)
+                continue
             kind = (
                 params.task,
                 params.use_activation,
@@ -66,7 +72,6 @@ class Pooler:
             rows.requests.append(row)
             rows.counts.append(len(places))
             rows.places += places
-        prompts = self._prompt_rows(hidden, states, plan, is_last)
         for rows in kinds.values():
             params = states.pooling[int(plan.slots[rows.requests[0]])].params
             found = hidden if params.is_per_token or prompts is None else prompts
@@ -89,7 +94,7 @@ class Pooler:
                 continue
             end, count = ends[row], int(plan.counts[row])
             params, places = progress.params, np.arange(end - count, end)
-            if params.is_per_token:
+            if params.is_per_token or params.task == BOTH:
                 start = int(plan.starts[row])
                 ids = states.tokens.token_ids[slot, start : start + count]
                 answers = self._answering(ids, params, start == 0, bool(is_last[row]))
@@ -106,10 +111,31 @@ class Pooler:
         if tag is not None or facts.answering_token_ids:
             return np.isin(ids, facts.answering_token_ids if tag is None else tag)
         answers = np.ones(len(ids), np.bool_)
-        first, last = facts.omitted.get(params.task or facts.default_task, (-1, -1))
+        task = params.task or facts.default_task
+        first, last = facts.omitted.get("token_classify" if task == BOTH else task, (-1, -1))
         answers[0] &= not (is_first and ids[0] == first)
         answers[-1] &= not (is_last and ids[-1] == last)
         return answers
+
+    def _both(
+        self,
+        hidden: Tensor,
+        prompts: Tensor | None,
+        row: int,
+        places: list[int],
+        params: PoolingParams,
+    ) -> Floats:
+        """A prompt's vector, and behind it the weights of its tokens, as one row.
+
+        Of encoders, whose prompts are whole in a step.
+        """
+        assert prompts is not None
+        vector = self._answers(prompts[row : row + 1], replace(params, task="embed"))
+        if not places:
+            return vector
+        own = hidden[_index(places, hidden)]
+        weights = self._answers(own, replace(params, task="token_classify"))
+        return np.concatenate((vector, weights.reshape(1, -1)), axis=1)
 
     @property
     def _takes_largest(self) -> bool:

@@ -63,7 +63,7 @@ ENCODERS = {
         _by_task("Electra"), {"": {"embedding_size": 20}, "odd": {**ODD, "embedding_size": 51}}
     ),
     "distilbert": Encoder(
-        _by_task("DistilBert"),
+        (*_by_task("DistilBert"), "DistilBertForMaskedLM"),
         {
             "": {"hidden_dim": 80},
             "odd": {"dim": 51, "n_heads": 3, "hidden_dim": 56, "activation": "gelu_new"},

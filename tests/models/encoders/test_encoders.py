@@ -93,6 +93,23 @@ def test_bfloat16_is_close_to_float32(case: str, tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(got.float(), want, dim=1).min() > 0.99
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [None, "model", "bfloat16", "float"])
+def test_a_head_has_the_dtype_that_was_asked_for(
+    kind: str | None, dtype: str, tmp_path: Path
+) -> None:
+    reference = make_encoder("BertForTokenClassification")
+    reference.save_pretrained(tmp_path)
+    overrides = {} if kind is None else {"head_dtype": kind}
+    model = load(tmp_path, dtype=dtype, runner="pooling", hf_overrides=overrides)
+    rows, head = torch.randn(3, 48), reference.classifier
+    own = getattr(torch, {"model": dtype, "bfloat16": "bfloat16"}.get(str(kind), "float32"))
+    given, weight, bias = (x.detach().to(own).float() for x in (rows, head.weight, head.bias))
+    found = model.pooled("token_classify", rows)  # type: ignore[attr-defined]
+    want = torch.nn.functional.linear(given, weight, bias)
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.skipif(not dispatch.is_compiled(), reason="records compiled kernels")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", MODELS)

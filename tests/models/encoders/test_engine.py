@@ -16,7 +16,7 @@ from tests.models.checkpoints import make_model
 from tests.models.encoders.cases import make_encoder
 from tests.models.encoders.test_encoders import expected, prompts
 from vllm_lite import LLM, PoolingParams
-from vllm_lite.errors import RequestError
+from vllm_lite.errors import RequestError, UsageError
 
 TYPES = "compressed_token_type_ids"
 
@@ -98,16 +98,49 @@ def renamed(path: Path, architecture: str, **tensors: Tensor) -> Path:
     return path
 
 
+def sparse_modules(path: Path, **settings: str) -> None:
+    """The files of sentence-transformers' SparseEncoder, of both generations' first module."""
+    modules = "sentence_transformers.sparse_encoder.models."
+    kinds = ["MLMTransformer", "SpladePooling"]
+    folders = ["", "1_SpladePooling"]
+    listed = [{"type": modules + k, "path": f} for k, f in zip(kinds, folders, strict=True)]
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / folders[1]).mkdir()
+    stated = {"pooling_strategy": "max", "activation_function": "relu"} | settings
+    (path / folders[1] / "config.json").write_text(json.dumps(stated))
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "DistilBertForMaskedLM", "by name"])
 @torch.inference_mode()
-def test_splade_weighs_every_word(tmp_path: Path) -> None:
-    reference = make_encoder("BertForMaskedLM")
+def test_splade_weighs_every_word(kind: str, tmp_path: Path) -> None:
+    reference = make_encoder("BertForMaskedLM" if kind == "by name" else kind)
     reference.save_pretrained(tmp_path)
-    renamed(tmp_path, "BertSpladeSparseEmbeddingModel")
+    if kind == "by name":
+        renamed(tmp_path, "BertSpladeSparseEmbeddingModel")
+    else:
+        sparse_modules(tmp_path)
     with engine(tmp_path) as llm:
         found = answers(llm, prompts(), PoolingParams(task="embed"))
     for ids, weights in zip(prompts(), found, strict=True):
         logits = reference(torch.tensor([ids])).logits[0]
         torch.testing.assert_close(weights, logits.relu().log1p().amax(0), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "message"),
+    [
+        ("BertForMaskedLM", {"pooling_strategy": "sum"}, "pooling_strategy is 'sum'"),
+        ("BertForMaskedLM", {"activation_function": "log1p_relu"}, "weighed by relu alone"),
+        ("BertModel", {}, "BertModel gives no scores of words"),
+    ],
+)
+def test_other_sparse_vectors_are_refused(
+    case: str, settings: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    make_encoder(case).save_pretrained(tmp_path)
+    sparse_modules(tmp_path, **settings)
+    with pytest.raises(UsageError, match=message):
+        engine(tmp_path)
 
 
 @torch.inference_mode()
@@ -119,11 +152,14 @@ def test_bge_m3_has_three_outputs(tmp_path: Path) -> None:
     more = {"sparse_linear__weight": sparse, "sparse_linear__bias": bias}
     more |= {"colbert_linear__weight": colbert, "colbert_linear__bias": torch.zeros(48)}
     renamed(tmp_path, "BgeM3EmbeddingModel", **more)
-    batch = [[0, *ids, 2] for ids in prompts()] + [[7, 8, 9]]
+    batch = [[0, *ids, 2] for ids in prompts()] + [[7, 8, 9], [0, 2]]
     with engine(tmp_path) as llm:
         dense = answers(llm, batch, PoolingParams(task="embed"))
         weights = answers(llm, batch, PoolingParams(task="token_classify"))
         vectors = answers(llm, batch, PoolingParams(task="token_embed"))
+        both = answers(llm, batch, PoolingParams(task="embed&token_classify"))
+    for found, one, few in zip(both, dense, weights, strict=True):
+        assert torch.equal(found, torch.cat([one, few.flatten()]))
     for ids, one, few, many in zip(batch, dense, weights, vectors, strict=True):
         hidden, _ = expected(reference, ids)
         torch.testing.assert_close(one, F.normalize(hidden[0], dim=0), atol=1e-4, rtol=0)

@@ -254,3 +254,17 @@ def test_prompts_whose_tokens_see_later_ones_are_computed_whole(tmp_path: Path) 
     scheduler = config.scheduler
     assert not (scheduler.enable_chunked_prefill or config.cache.enable_prefix_caching)
     assert scheduler.step_tokens == config.model.max_model_len == 4096
+
+
+def test_a_head_s_dtype_is_one_that_heads_have(tmp_path: Path) -> None:
+    model = write_hf(tmp_path)
+    assert (
+        pooling(model, convert="embed", hf_overrides={"head_dtype": "model"}).head_dtype == "model"
+    )
+    assert resolved(model, hf_overrides={"head_dtype": "model"}).facts.pooling is None
+    for kind, options, message in [
+        ("float16", {"convert": "embed"}, "head_dtype float16 is none of model, float32"),
+        ("float32", {}, "head_dtype float32 is for models that pool"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            resolved(model, hf_overrides={"head_dtype": kind}, **options)

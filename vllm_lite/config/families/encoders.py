@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_lite.config.families.architecture import Architecture, row
+from vllm_lite.config.pooling import BOTH
 
 _EMBED: dict[str, Any] = {"tasks": ("embed", "token_embed"), "seq_pooling": "CLS"}
 _CLASSIFY: dict[str, Any] = {"tasks": ("classify", "token_classify"), "seq_pooling": "CLS"}
@@ -126,6 +127,7 @@ ROWS = (
     row(
         "BertSpladeSparseEmbeddingModel",
         "encoders.bert",
+        model_class="BertForMaskedLM",
         like="BertModel",
         **_BERT,
         tasks=("embed", "token_embed"),
@@ -145,7 +147,7 @@ ROWS = (
         "encoders.roberta",
         like="RobertaModel",
         **_ROBERTA,
-        tasks=("embed", "token_embed", "token_classify"),
+        tasks=("embed", "token_embed", "token_classify", BOTH),
         seq_pooling="CLS",
         # Weights of tokens are no probabilities; those of the first and the last one are left out,
         # as is the first one's vector.
@@ -158,6 +160,13 @@ ROWS = (
     *_rows("Camembert", "roberta", _ROBERTA, of="Roberta"),
     *_rows("Electra", "electra", _ELECTRA),
     *_rows("DistilBert", "distilbert", _DISTILBERT),
+    row(
+        "DistilBertForMaskedLM",
+        "encoders.distilbert",
+        like="DistilBertModel",
+        **_DISTILBERT,
+        **_TOKENS,
+    ),
     *_rows("ModernBert", "modernbert", _MODERNBERT, gguf=("modern-bert",)),
     row("NomicBertModel", "encoders.rotated", gguf=("nomic-bert",), **_NOMIC, **_EMBED),
     row(

@@ -68,15 +68,13 @@ class BertForTokenClassification(BertModel):
 
 
 class BertForMaskedLM(BertModel):
-    """Scores of every word in place of each token."""
-
-    task: ClassVar[str] = "token_classify"
+    """Scores of every word in place of each token; of a prompt, their weights (SPLADE)."""
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
         norm, transform = cls.spec(facts).norm, "cls.predictions.transform"
         return {
-            cls.task: (
+            task_of_words(facts): (
                 Dense(name=f"{transform}.dense", size=facts.hidden_size),
                 activation_name(facts.hf_config["hidden_act"]),
                 HeadNorm(name=f"{transform}.LayerNorm", norm=norm),
@@ -91,10 +89,10 @@ class BertForMaskedLM(BertModel):
         return [*rules, Rule("cls.predictions", (Part(decoder),), is_alternative=True)]
 
 
-class BertSpladeSparseEmbeddingModel(BertForMaskedLM):
-    """A weight of each word of the vocabulary (Formal et al., 2021)."""
-
-    task: ClassVar[str] = "embed"
+def task_of_words(facts: ModelFacts) -> str:
+    """The task that scores of every word answer: of sparse vectors (Formal et al., 2021) or not."""
+    is_sparse = facts.pooling is not None and facts.pooling.seq_pooling_type == "MAX"
+    return "embed" if is_sparse else "token_classify"
 
 
 class HF_ColBERT(BertModel):

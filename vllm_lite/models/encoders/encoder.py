@@ -20,7 +20,7 @@ from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, renamed
 from vllm_lite.models.decoder import Decoder
-from vllm_lite.models.heads import Heads, HeadSpec, with_dense
+from vllm_lite.models.heads import Heads, HeadSpec
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, size, with_layers
 
@@ -57,9 +57,7 @@ class EncoderModel(nn.Module):
         spec = self.spec(facts)
         self.model = Encoder(spec, options.at("model"))
         heads = self.heads_of(facts)
-        if facts.pooling is not None:
-            heads = with_dense(heads, facts.pooling)
-        self.heads = Heads(heads, spec.hidden_size, options.dtype)
+        self.heads = Heads(heads, spec.hidden_size, options.dtype, facts.pooling)
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:

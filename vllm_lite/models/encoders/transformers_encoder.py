@@ -23,7 +23,7 @@ from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Rule
-from vllm_lite.models.heads import Heads, HeadSpec, with_dense
+from vllm_lite.models.heads import Heads, HeadSpec
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.transformers_attention import TRIAL, AttendingLayer, Trial, attend
 from vllm_lite.models.transformers_model import (
@@ -66,8 +66,10 @@ class TransformersEncoder(nn.Module):
         for child_name, child in whole.named_children():
             self.add_module(child_name, base if isinstance(child, _Given) else child)
         make_parameters(self, base, self._device)
-        heads = {} if facts.pooling is None else with_dense({}, facts.pooling)
-        self.heads = Heads(heads, facts.hidden_size, options.dtype)
+        kind = facts.pooling and facts.pooling.head_dtype
+        if self._classes is not None and kind not in (None, "model"):
+            raise refusal(facts, f"its head is the module's own, which has no head_dtype {kind}")
+        self.heads = Heads({}, facts.hidden_size, options.dtype, facts.pooling)
         self._is_tried = False
 
     @staticmethod

@@ -129,6 +129,8 @@ class EmbeddingRequest(VectorBody):
 class PoolingRequest(VectorBody):
     """POST /pooling."""
 
+    LATER: ClassVar[Mapping[str, str]] = {"data": "a plugin for inputs and outputs"}
+
     task: str | None = None
     """One of the model's tasks; without it, its first."""
 
