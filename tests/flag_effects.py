@@ -21,6 +21,7 @@ _LIMITS = "tests/unit/core/test_scheduler_options.py::"
 _ADMISSION = "tests/unit/engine/test_async_llm.py::test_admission_is_bounded"
 _FIELDS = "tests/server/test_fields.py::"
 _RANKS = "tests/unit/executor/test_multiproc.py::"
+_FORMATS = "tests/models/test_load_formats.py::"
 _CHAT = "tests/unit/cli/test_chat.py::"
 _BATCH = "tests/unit/cli/test_run_batch.py::"
 
@@ -128,7 +129,12 @@ EFFECTS = {
     "--generation-config": _SAMPLING_DEFAULTS,
     "--override-generation-config": _SAMPLING_DEFAULTS,
     # LoadConfig
-    "--load-format": "tests/models/test_loading.py::test_dummy_weights_depend_on_the_seed_alone",
+    "--load-format": _FORMATS + "test_pickled_weights_are_read_with_a_warning",
+    "--pt-load-map-location": _FORMATS + "test_a_device_that_is_not_there_is_named",
+    "--safetensors-load-strategy": _FORMATS + "test_threads_prefetch_in_blocks",
+    "--safetensors-prefetch-num-threads": _FORMATS + "test_threads_prefetch_in_blocks",
+    "--safetensors-prefetch-block-size": _FORMATS + "test_threads_prefetch_in_blocks",
+    "--model-loader-extra-config": _FORMATS + "test_threads_that_load_are_as_many_as_said",
     "--download-dir": _FETCHED,
     "--ignore-patterns": _FETCHED,
     "--use-tqdm-on-load": _HERE + "test_the_bar_of_a_load_can_be_off",

@@ -272,6 +272,9 @@ def test_nothing_unsafe_is_used(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec"}, f"{ids(path)}:{node.lineno}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            assert given.get("weights_only") == "True", f"{ids(path)}:{node.lineno} reads a pickle"
         if isinstance(node, ast.Attribute) and node.attr == "environ":
             assert path.name == "envs.py", f"{ids(path)}:{node.lineno} reads os.environ"
 

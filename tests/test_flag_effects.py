@@ -20,6 +20,7 @@ from tests.unit.engine.engines import byte_tokenizer, engine_config
 from vllm_lite.config import engine_args
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.logging import LoggingConfig
+from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.option import make
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
@@ -353,5 +354,5 @@ def test_the_bar_of_a_load_can_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(load, "progress_bar", bar)
     for asked in (True, False):
-        load._run_jobs([], asked)
+        load._run_jobs([], LoadConfig(use_tqdm_on_load=asked))
     assert shown == [True, False]

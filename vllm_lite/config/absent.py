@@ -48,12 +48,6 @@ disable_cascade_attn | a shared prefix is computed once
 disable_async_output_proc | outputs are handled outside the engine's process
 max_seq_len_to_capture:int max_context_len_to_capture:int | --cudagraph-capture-sizes limits graphs
 override_neuron_config:json | there is no Neuron backend
-[engine LoadConfig]
-pt_load_map_location:str,json=cpu | use safetensors or GGUF weights: pickled ones are not read
-model_loader_extra_config:json | leave it out: loaders have no settings
-[engine LoadConfig idle]
-safetensors_prefetch_num_threads:int=8 safetensors_prefetch_block_size:size=16777216 | weight files
-  are memory-mapped
 [engine LoadConfig retired]
 qlora_adapter_name_or_path:str | adapters are not loaded
 [engine VllmConfig]

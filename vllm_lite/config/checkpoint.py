@@ -255,7 +255,8 @@ def check_sizes(facts: ModelFacts) -> None:
     """
     path = Path(facts.path)
     parts = [Path(part) for part in read_gguf(path).data] if facts.format == "gguf" else []
-    files = parts or sorted(path.glob("*.safetensors"))
+    found = (sorted(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    files = parts or next(filter(None, found), [])
     held = sum(file.stat().st_size for file in files)
     # The embedding, the queries of every layer and one matrix of the MLP.
     width = facts.hf_config.get("intermediate_size")

@@ -171,7 +171,7 @@ def _find_model(values: Json) -> ModelFacts:
     )
     facts = replace(facts, trusts_code=values.get("trust_remote_code", False))
     if values.get("load_format") != "dummy":
-        resolve_model_source(name, **source)
+        resolve_model_source(name, **source, load_format=values.get("load_format", "auto"))
         check_sizes(facts)
     values.pop("hf_token", None)  # of no use from here on, so it goes no further
     values["hf_overrides"] = overrides

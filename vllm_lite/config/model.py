@@ -7,6 +7,7 @@ from typing import Literal
 from vllm_lite.config.option import config, option
 from vllm_lite.config.quantized.registry import READABLE
 from vllm_lite.config.values import Json
+from vllm_lite.errors import UsageError
 
 # No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.
 MAX_CHARACTERS_PER_TOKEN = 256
@@ -21,6 +22,10 @@ _QUANTIZATIONS = (
     *("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "neuron_quant"),
     *("qqq", "quark", "torchao", "tpu_int8"),
 )
+
+# Settings of --model-loader-extra-config, by load format; those of others are _THREADS.
+_THREADS: dict[str, type] = {"enable_multithread_load": bool, "num_threads": int}
+EXTRA_SETTINGS: dict[str, dict[str, type]] = {"dummy": {}}
 
 
 @config
@@ -152,27 +157,46 @@ class LoadConfig:
 
     load_format: Literal[
         "auto",
+        "hf",
         "safetensors",
-        "gguf",
-        "dummy",
         "pt",
         "npcache",
-        "tensorizer",
+        "dummy",
+        "gguf",
         "sharded_state",
         "bitsandbytes",
         "mistral",
+        "tensorizer",
         "runai_streamer",
+        "runai_streamer_sharded",
+        "fastsafetensors",
+        "instanttensor",
+        "ipc_cache",
+        "modelexpress",
     ] = option(
         "auto",
-        "Format of the weights; dummy makes random ones.",
-        works=("auto", "safetensors", "gguf", "dummy"),
+        "Format of the weights; auto, hf: safetensors, else pickled ones (pt); npcache: pickled "
+        "ones, copied to files for NumPy beside them; dummy: random ones.",
+        works=("auto", "hf", "safetensors", "pt", "npcache", "dummy", "gguf"),
         remedy="use auto with safetensors or GGUF weights",
     )
-    safetensors_load_strategy: Literal["lazy", "eager"] = option(
+    safetensors_load_strategy: Literal["lazy", "eager", "prefetch", "torchao"] | None = option(
         "lazy",
-        "Map weight files into memory, or read them whole.",
-        works=("lazy",),
-        remedy="use lazy: mapped files are read on use",
+        "Map weight files into memory (lazy), read them whole (eager), or map them while threads "
+        "read them ahead (prefetch); torchao: as lazy. None: prefetch files of a network file "
+        "system that fit into memory, map others.",
+    )
+    safetensors_prefetch_num_threads: int = option(8, "Threads that prefetch weight files.", ge=1)
+    safetensors_prefetch_block_size: int = option(
+        16 << 20, "Bytes that each of them reads at once.", ge=1, human=True
+    )
+    model_loader_extra_config: Json = option(
+        {},
+        "JSON of settings of the load format; of files of weights: enable_multithread_load and "
+        "num_threads.",
+    )
+    pt_load_map_location: str | Json = option(
+        "cpu", "Device that pickled tensors are read to, or JSON of stored devices to such."
     )
     download_dir: str | None = option(
         None, "Directory that hub downloads are kept in; default: the hub cache under HF_HOME."
@@ -184,3 +208,16 @@ class LoadConfig:
     use_tqdm_on_load: bool = option(
         True, "Show a progress bar on a terminal while weights are read."
     )
+
+    def __post_init__(self) -> None:
+        kinds = EXTRA_SETTINGS.get(self.load_format, _THREADS)
+        for name, value in self.model_loader_extra_config.items():
+            kind = kinds.get(name)
+            if kind is None or type(value) is not kind:
+                known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+                raise UsageError(
+                    f"--model-loader-extra-config {name}: --load-format {self.load_format} has "
+                    f"{known or 'no settings'}; leave it out"
+                )
+        if self.model_loader_extra_config.get("num_threads", 1) < 1:
+            raise UsageError("--model-loader-extra-config num_threads must be at least 1")

@@ -25,6 +25,15 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 WEIGHT_FILES = ["*.safetensors"]
+_PICKLED = ["*.bin", "*.pt"]
+# The files of a load format, by preference; of others WEIGHT_FILES.
+_FILES_OF = {
+    "auto": [WEIGHT_FILES, _PICKLED],
+    "hf": [WEIGHT_FILES, _PICKLED],
+    "bitsandbytes": [WEIGHT_FILES, _PICKLED],
+    "pt": [_PICKLED],
+    "npcache": [_PICKLED],
+}
 
 
 def resolve_model_source(
@@ -36,6 +45,7 @@ def resolve_model_source(
     ignore_patterns: list[str] | None = None,
     trust_remote_code: bool = False,
     weights: bool = True,
+    load_format: str = "auto",
 ) -> str:
     """The local directory or .gguf file of `model`, downloaded if need be.
 
@@ -61,22 +71,22 @@ def resolve_model_source(
             f"No model at {model!r}: there is no such file or directory, and it is not a hub id "
             "such as org/name"
         )
-    patterns = DESCRIPTION_FILES + (WEIGHT_FILES if weights else [])
-    patterns += ["*.py"] if trust_remote_code else []
-    folder = fetch_from_hub(
-        model,
-        revision=revision,
-        cache_dir=download_dir,
-        token=hf_token,
-        allow_patterns=patterns,
-        ignore_patterns=ignore_patterns,
-    )
-    if weights and not any(Path(folder).glob("*.safetensors")):
-        raise CheckpointError(
-            f"{model} has no safetensors weights on the hub; for a GGUF repository, download one "
-            "of its files and give its path"
+    described = [*DESCRIPTION_FILES, *(["*.py"] if trust_remote_code else [])]
+    for patterns in _FILES_OF.get(load_format, [WEIGHT_FILES]) if weights else [[]]:
+        folder = fetch_from_hub(
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            token=hf_token,
+            allow_patterns=described + patterns,
+            ignore_patterns=ignore_patterns,
         )
-    return folder
+        if not weights or any(next(Path(folder).glob(pattern), None) for pattern in patterns):
+            return folder
+    raise CheckpointError(
+        f"{model} has no weights for --load-format {load_format} on the hub; for a GGUF "
+        "repository, download one of its files and give its path"
+    )
 
 
 def tokenizer_path(config: VllmConfig) -> Path:

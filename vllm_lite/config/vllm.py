@@ -89,11 +89,11 @@ class VllmConfig:
             raise UsageError(
                 "--dtype float16 is not available on CPU in this build; use bfloat16 or float32"
             )
-        wanted = "gguf" if self.facts.format == "gguf" else "safetensors"
-        if self.load.load_format not in ("auto", "dummy", wanted):
+        is_gguf, named = self.facts.format == "gguf", self.load.load_format
+        if named not in ("auto", "dummy") and (named == "gguf") != is_gguf:
             raise UsageError(
-                f"--load-format {self.load.load_format} does not fit the {wanted} weights of "
-                f"{self.facts.path}; use auto"
+                f"--load-format {named} does not fit {self.facts.path}, which is "
+                f"{'a' if is_gguf else 'no'} GGUF file; use auto"
             )
         check_quantization(self.model.quantization, self.facts)
         self._check_states()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme
 from vllm_lite.config.quantized.schemes import Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
@@ -29,9 +30,10 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
+from vllm_lite.loader.formats import open_tensors, plain_layers
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
-from vllm_lite.loader.safetensors import SafetensorsTensor, open_safetensors, plain_layers
+from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.ternary import TernaryTensor, join_ternary
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
@@ -67,7 +69,7 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             raise
         numbers = {id(module): number for number, module in enumerate(model.modules())}
         jobs = _jobs(_fills(config, rules, weight_targets(model)), numbers)
-        _run_jobs(jobs, config.load.use_tqdm_on_load)
+        _run_jobs(jobs, config.load)
         # Layers that depend on others' tensors come last, and those without any.
         filled = {id(job.layer) for job in jobs if not _depends_on_others(job.layer)}
         for module in model.modules():
@@ -128,7 +130,7 @@ def _plain_layers(config: VllmConfig, scheme: Scheme | None) -> dict[str, bool]:
         return {}
     if isinstance(scheme.others, Ternary) and scheme.others.is_rounded:
         return {}
-    return plain_layers(Path(config.facts.path))
+    return plain_layers(Path(config.facts.path), config.load)
 
 
 @contextmanager
@@ -183,12 +185,12 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
             return torch.uint8
         return targets[takers[0]].slot.dtype_in_file if takers else None
 
-    found = open_safetensors(Path(facts.path), wanted)
-    stored: Iterator[SafetensorsTensor | Float4Tensor | TernaryTensor] = (
+    found = open_tensors(Path(facts.path), config.load, wanted)
+    stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor] = (
         join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
     )
     for dense in facts.pooling.dense if facts.pooling is not None else ():
-        stored = chain(stored, _of_folder(Path(facts.path), dense.folder))
+        stored = chain(stored, _of_folder(config, dense.folder))
     needed = (
         tensor
         for tensor in stored
@@ -198,9 +200,10 @@ def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
     return _match(facts.path, tensors, rules, targets, pools=facts.pooling is not None)
 
 
-def _of_folder(path: Path, folder: str) -> Iterator[SafetensorsTensor]:
+def _of_folder(config: VllmConfig, folder: str) -> Iterator[StoredTensor]:
     """The tensors of one of sentence-transformers' folders, under its name."""
-    for tensor in open_safetensors(path / folder, lambda name: torch.float32):
+    path = Path(config.facts.path, folder)
+    for tensor in open_tensors(path, config.load, lambda name: torch.float32):
         yield replace(tensor, name=f"{folder}.{tensor.name}")
 
 
@@ -320,15 +323,19 @@ def _check_magnitude(name: str, filled: Tensor) -> None:
         )
 
 
-def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
+def _run_jobs(jobs: Sequence[_LayerJob], load: LoadConfig) -> None:
     """Fill and finish layers, several at a time.
 
     Each thread takes whole layers: splitting every copy over all threads would make them wait
     for each other at each of hundreds of copies, which on a busy machine takes seconds.
     """
     num_threads = torch.get_num_threads()
+    extra = load.model_loader_extra_config
+    workers = extra.get("num_threads", num_threads)
+    if not extra.get("enable_multithread_load", True):
+        workers = 1
     total = sum(job.nbytes for job in jobs)
-    pool = ThreadPoolExecutor(num_threads, "load", torch.set_num_threads, (1,))
+    pool = ThreadPoolExecutor(workers, "load", torch.set_num_threads, (1,))
     try:
         futures = [pool.submit(job.run) for job in jobs]
         with progress_bar(
@@ -338,7 +345,7 @@ def _run_jobs(jobs: Sequence[_LayerJob], show_progress: bool) -> None:
             unit_scale=True,
             delay=_QUIET_SECONDS,
             leave=False,
-            is_shown=show_progress,
+            is_shown=load.use_tqdm_on_load,
         ) as bar:
             for future in as_completed(futures):
                 bar.update(future.result())

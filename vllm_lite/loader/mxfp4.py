@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.safetensors import SafetensorsTensor
+from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 _VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device="cpu")
@@ -26,8 +26,8 @@ _BIAS = 127
 class Float4Tensor:
     """A matrix; its name is that of its blocks."""
 
-    blocks: SafetensorsTensor
-    scales: SafetensorsTensor
+    blocks: StoredTensor
+    scales: StoredTensor
 
     @property
     def name(self) -> str:
@@ -73,8 +73,8 @@ def _scaled(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def join_float4(
-    tensors: Iterable[SafetensorsTensor],
-) -> Iterator[SafetensorsTensor | Float4Tensor]:
+    tensors: Iterable[StoredTensor],
+) -> Iterator[StoredTensor | Float4Tensor]:
     """The tensors, blocks with their scales as one; raises CheckpointError where a half lacks."""
     stored = {tensor.name: tensor for tensor in tensors}
     for name, tensor in stored.items():

@@ -18,7 +18,7 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.safetensors import SafetensorsTensor
+from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 # GGUF's type and the inputs of its block: scale * code - minimum, in sixteenths of a block.
@@ -30,8 +30,8 @@ _LEAST_SCALE = 1e-5
 class TernaryTensor:
     """A matrix; `scale` is None where it is stored as floats."""
 
-    stored: SafetensorsTensor
-    scale: SafetensorsTensor | None
+    stored: StoredTensor
+    scale: StoredTensor | None
     form: Ternary
 
     @property
@@ -87,8 +87,8 @@ def as_blocks(codes: Tensor, scale: float) -> Tensor:
 
 
 def join_ternary(
-    tensors: Iterable[SafetensorsTensor], form: Ternary
-) -> Iterator[SafetensorsTensor | TernaryTensor]:
+    tensors: Iterable[StoredTensor], form: Ternary
+) -> Iterator[StoredTensor | TernaryTensor]:
     """The tensors, codes with their scales as one; raises CheckpointError where one lacks."""
     stored = {tensor.name: tensor for tensor in tensors}
     for name, tensor in stored.items():

@@ -217,7 +217,7 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
         ({"device": "cuda"}, "--device cuda: no NVIDIA driver.*--device cpu"),
         ({"dtype": "float16"}, "--dtype float16"),
         ({"dtype": "int8"}, "--dtype must be one of auto, half"),
-        ({"load_format": "pt"}, "--load-format pt is not available"),
+        ({"load_format": "ipc_cache"}, "--load-format ipc_cache is not available"),
         ({"load_format": "gguf"}, "--load-format gguf does not fit"),
         ({"quantization": "gguf"}, "--quantization gguf needs"),
         ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization"),

@@ -1,0 +1,218 @@
+"""Every load format gives the model that its safetensors give; damage is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.models.checkpoints import make_model, save
+from tests.models.runner import PagedRunner, load
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.loader import prefetch
+
+IDS = [5, 9, 2, 77, 130, 0, 31]
+
+
+def logits(path: Path, **options: object) -> torch.Tensor:
+    return PagedRunner(load(path, **options)).step({"a": IDS})["a"]
+
+
+def refusal(path: Path, **options: object) -> str:
+    with pytest.raises((CheckpointError, UsageError)) as caught:
+        load(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> torch.Tensor:
+    return logits(tiny)
+
+
+def pickle_weights(tiny: Path, path: Path, num_files: int = 1) -> Path:
+    """A copy of the checkpoint in torch's format."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_bytes((tiny / "config.json").read_bytes())
+    tensors = load_file(tiny / "model.safetensors")
+    if num_files == 1:
+        torch.save(tensors, path / "pytorch_model.bin")
+        return path
+    weight_map = {}
+    for i in range(num_files):
+        names = sorted(tensors)[i::num_files]
+        torch.save({name: tensors[name] for name in names}, path / f"part-{i}.bin")
+        weight_map |= dict.fromkeys(names, f"part-{i}.bin")
+    index = path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["lazy", "eager", "prefetch", "torchao"])
+def test_strategies_change_no_weight(tiny: Path, expected: torch.Tensor, strategy: str) -> None:
+    found = logits(tiny, load_format="safetensors", safetensors_load_strategy=strategy)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "hf", "pt", "npcache"])
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_pickled_weights_are_read_with_a_warning(
+    tiny: Path,
+    tmp_path: Path,
+    expected: torch.Tensor,
+    caplog: pytest.LogCaptureFixture,
+    load_format: str,
+    num_files: int,
+) -> None:
+    pickle_weights(tiny, tmp_path, num_files)
+    torch.save({"lr": torch.ones(1)}, tmp_path / "optimizer.bin")
+    assert torch.equal(logits(tmp_path, load_format=load_format), expected)
+    assert "is a pickle" in caplog.text
+
+
+def test_numpys_copies_are_read_until_the_weights_change(
+    tiny: Path, tmp_path: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickle_weights(tiny, tmp_path)
+    tensors = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    torch.save({name: t.bfloat16() for name, t in tensors.items()}, tmp_path / "pytorch_model.bin")
+    rounded = logits(tmp_path, load_format="pt")
+    assert torch.equal(logits(tmp_path, load_format="npcache"), rounded)
+    with monkeypatch.context() as patch:
+        patch.delattr(torch, "load")
+        assert torch.equal(logits(tmp_path, load_format="npcache"), rounded)
+    pickle_weights(tiny, tmp_path)
+    assert torch.equal(logits(tmp_path, load_format="npcache"), expected)
+    (tmp_path / "np" / "pytorch_model.bin" / "weight_names.json").write_text("[")
+    assert "delete it" in refusal(tmp_path, load_format="npcache")
+
+
+class Hostile:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_runs_no_code(tiny: Path, tmp_path: Path) -> None:
+    pickle_weights(tiny, tmp_path)
+    tensors = load_file(tiny / "model.safetensors")
+    torch.save({**tensors, "more": Hostile(tmp_path / "harm")}, tmp_path / "pytorch_model.bin")
+    for load_format in ("auto", "pt", "npcache"):
+        message = refusal(tmp_path, load_format=load_format)
+        assert "pytorch_model.bin" in message and "mkdir" in message
+        assert "weights_only" not in message
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-100],
+        lambda data: b"",
+        lambda data: b"\xff" * len(data),
+        lambda data: data[:30] + b"\xff" * 400 + data[430:],
+    ],
+)
+@pytest.mark.parametrize("load_format", ["pt", "npcache"])
+def test_a_damaged_pickle_is_refused(
+    tiny: Path, tmp_path: Path, damage: Callable[[bytes], bytes], load_format: str
+) -> None:
+    file = pickle_weights(tiny, tmp_path) / "pytorch_model.bin"
+    file.write_bytes(damage(file.read_bytes()))
+    assert "pytorch_model.bin" in refusal(tmp_path, load_format=load_format)
+
+
+@pytest.mark.parametrize("content", [[torch.ones(2)], {"a": 1}, {1: torch.ones(2)}])
+def test_a_pickle_of_something_else_is_refused(tiny: Path, tmp_path: Path, content: object) -> None:
+    pickle_weights(tiny, tmp_path)
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refusal(tmp_path, load_format="pt")
+
+
+def test_a_missing_part_and_a_name_that_leads_out(tiny: Path, tmp_path: Path) -> None:
+    pickle_weights(tiny, tmp_path, num_files=3)
+    (tmp_path / "part-1.bin").unlink()
+    assert "part-1.bin" in refusal(tmp_path)
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(index.read_text().replace("part-1.bin", "../part-1.bin"))
+    assert "../part-1.bin" in refusal(tmp_path)
+
+
+def test_a_format_without_files_says_so(tiny: Path, tmp_path: Path) -> None:
+    assert "*.bin" in refusal(tiny, load_format="pt")
+    assert "*.safetensors" in refusal(pickle_weights(tiny, tmp_path), load_format="safetensors")
+
+
+def test_a_device_that_is_not_there_is_named(tiny: Path, tmp_path: Path) -> None:
+    pickle_weights(tiny, tmp_path)
+    message = refusal(tmp_path, pt_load_map_location="nowhere")
+    assert "--pt-load-map-location nowhere" in message
+    assert logits(tmp_path, pt_load_map_location={"cuda:1": "cpu"}).isfinite().all()
+
+
+def test_threads_prefetch_in_blocks(
+    tiny: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def record(files: list[Path], num_threads: int, block_size: int) -> None:
+        calls.append((num_threads, block_size))
+        for thread in prefetch.prefetch(files, num_threads, block_size):
+            thread.join()
+
+    monkeypatch.setattr("vllm_lite.loader.formats.prefetch", record)
+    options = {"safetensors_prefetch_num_threads": 3, "safetensors_prefetch_block_size": 1000}
+    assert torch.equal(logits(tiny, safetensors_load_strategy="prefetch", **options), expected)
+    assert calls == [(3, 1000)]
+    logits(tiny)
+    logits(tiny, safetensors_load_strategy=None)
+    assert len(calls) == 1
+
+
+def test_files_of_a_network_are_prefetched(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\nserver:/ {tiny} nfs4 rw 0 0\n")
+    monkeypatch.setattr(prefetch, "_MOUNTS", mounts)
+    files = [tiny / "model.safetensors"]
+    assert prefetch.is_worth_it(files, 1 << 30)
+    assert not prefetch.is_worth_it(files, 1)
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    assert not prefetch.is_worth_it(files, 1 << 30)
+
+
+def test_threads_that_load_are_as_many_as_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_lite.loader import load as loading
+
+    made = []
+
+    class Pool(loading.ThreadPoolExecutor):
+        def __init__(self, count: int, *rest: object) -> None:
+            made.append(count)
+            super().__init__(count, *rest)
+
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", Pool)
+    load(tiny, model_loader_extra_config={"enable_multithread_load": True, "num_threads": 5})
+    load(tiny, model_loader_extra_config={"enable_multithread_load": False})
+    assert made == [5, 1]
+    assert "num_threads" in refusal(tiny, model_loader_extra_config={"num_threads": 0})
+    assert "concurrency" in refusal(tiny, model_loader_extra_config={"concurrency": 4})
+    given = {"load_format": "dummy", "model_loader_extra_config": {"num_threads": 1}}
+    assert "dummy" in refusal(tiny, **given)

@@ -1,0 +1,164 @@
+"""The files of a Hugging Face directory that hold its weights, and which format opens them.
+
+Owns --load-format: a row of _FORMATS is a format, and knows the files that are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from vllm_lite.config.json_file import read_json
+from vllm_lite.config.model import LoadConfig
+from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.pickled import open_cached, open_pickled
+from vllm_lite.loader.prefetch import is_worth_it, prefetch
+from vllm_lite.loader.safetensors import SafetensorsFile, read_whole
+from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
+from vllm_lite.platform import free_memory
+
+_SAFETENSORS, _CONSOLIDATED = "model.safetensors", "consolidated.safetensors"
+_PICKLED = "pytorch_model.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """Files named by the index of `single`, `single` itself, or else all of `patterns`."""
+
+    single: str
+    patterns: tuple[str, ...]
+    open: Callable[[Path, LoadConfig], TensorFile]
+    skips: tuple[str, ...] = ()
+
+    @property
+    def is_safetensors(self) -> bool:
+        return self.single.endswith(".safetensors")
+
+    def files(self, directory: Path, wanted: Wanted) -> dict[Path, set[str] | None]:
+        """File to the tensors to take of it (None: all); {} where there are no files."""
+        index = self._index(directory)
+        if index.is_file():
+            return _indexed(directory, index, wanted)
+        return dict.fromkeys(self._unindexed(directory))
+
+    def is_in(self, directory: Path) -> bool:
+        """Whether `directory` has such files, or their index."""
+        return self._index(directory).is_file() or bool(self._unindexed(directory))
+
+    def _index(self, directory: Path) -> Path:
+        return directory / f"{self.single}.index.json"
+
+    def _unindexed(self, directory: Path) -> list[Path]:
+        if (directory / self.single).is_file():
+            return [directory / self.single]
+        for pattern in self.patterns:
+            found = sorted(directory.glob(pattern))
+            if kept := [file for file in found if not file.name.startswith(self.skips)]:
+                return kept
+        return []
+
+
+def _open_safetensors(path: Path, load: LoadConfig) -> TensorFile:
+    is_eager = load.safetensors_load_strategy == "eager"
+    return read_whole(path) if is_eager else SafetensorsFile(path)
+
+
+# Mistral's repositories hold the weights twice, once in a layout of their own.
+_safetensors = partial(_Format, _SAFETENSORS, ("*.safetensors",), skips=("consolidated",))
+# What training leaves beside the weights.
+_TRAINING = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
+_pickled = partial(_Format, _PICKLED, ("*.bin", "*.pt"), skips=_TRAINING)
+
+_FORMATS = {
+    "safetensors": _safetensors(_open_safetensors),
+    "mistral": _Format(_CONSOLIDATED, ("consolidated*.safetensors",), _open_safetensors),
+    "pt": _pickled(open_pickled),
+    "npcache": _pickled(open_cached),
+}
+# Suffixes of the tensors that make a layer's matrix.
+_MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata")
+# What auto looks for.
+_FOUND = ("safetensors", "mistral", "pt")
+
+
+def format_of(directory: Path, load: LoadConfig) -> str:
+    """The format of the weights in `directory`; raises CheckpointError where there are none."""
+    if load.load_format not in ("auto", "hf"):
+        return load.load_format
+    for name in _FOUND:
+        if _FORMATS[name].is_in(directory):
+            return name
+    raise CheckpointError(f"{directory} holds no weights (*.safetensors, *.bin); fetch them")
+
+
+def open_tensors(directory: Path, load: LoadConfig, wanted: Wanted) -> list[StoredTensor]:
+    """The tensors of the checkpoint in `directory`, in file order.
+
+    With an index, only files with a wanted tensor are opened. Raises CheckpointError, also for a
+    dtype that cannot be read as the wanted one.
+    """
+    chosen, files = _files_of(directory, load, wanted)
+    if chosen.is_safetensors:
+        _prefetch(list(files), load)
+    opened = [(chosen.open(path, load), names) for path, names in files.items()]
+    return [
+        stored_tensor(file, name, wanted(name))
+        for file, names in opened
+        for name in file.names()
+        if names is None or name in names
+    ]
+
+
+def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
+    """Whether a layer's weights are floating-point numbers, by the names of all layers."""
+    chosen, files = _files_of(directory, load, lambda name: torch.float32)
+    return {
+        name.rpartition(".")[0]: file.entry(name)[0] in FLOATS
+        for file in (chosen.open(path, load) for path in files)
+        for name in file.names()
+        if name.rpartition(".")[2] in _MATRICES
+    }
+
+
+def _files_of(
+    directory: Path, load: LoadConfig, wanted: Wanted
+) -> tuple[_Format, dict[Path, set[str] | None]]:
+    chosen = _FORMATS[format_of(directory, load)]
+    files = chosen.files(directory, wanted)
+    if not files:
+        shown = " or ".join(chosen.patterns)
+        raise CheckpointError(
+            f"{directory} holds no {shown} for --load-format {load.load_format}; use auto"
+        )
+    return chosen, files
+
+
+def _prefetch(files: list[Path], load: LoadConfig) -> None:
+    strategy = load.safetensors_load_strategy
+    if strategy == "prefetch" or (strategy is None and is_worth_it(files, free_memory())):
+        threads, block = load.safetensors_prefetch_num_threads, load.safetensors_prefetch_block_size
+        prefetch(files, threads, block)
+
+
+def _indexed(directory: Path, index: Path, wanted: Wanted) -> dict[Path, set[str] | None]:
+    """The files with a needed tensor."""
+    try:
+        weight_map = read_json(index)["weight_map"]
+        places = {str(name): str(file) for name, file in weight_map.items()}
+    except (KeyError, AttributeError):
+        raise CheckpointError(
+            f"{index} is not a valid index of weight files; fetch it again"
+        ) from None
+    files: dict[Path, set[str] | None] = {}
+    for file in sorted({file for name, file in places.items() if wanted(name) is not None}):
+        path = directory / file
+        if path.parent != directory or not path.is_file():
+            raise CheckpointError(
+                f"{index} names the file {file!r}, which {directory} lacks; fetch it"
+            )
+        files[path] = {name for name, place in places.items() if place == file}
+    return files

@@ -1,0 +1,149 @@
+"""Named tensors of opened files, of whatever format: the part of them that a slot takes is read.
+
+A format is a TensorFile; it knows no models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.gpu.staging import write_weights
+from vllm_lite.layers.weights import WeightSlot
+from vllm_lite.loader.weight_rules import Part, WeightRules
+
+# The dtype that a slot reads a named tensor as; None: no slot takes it.
+Wanted = Callable[[str], torch.dtype | None]
+# Floating-point dtypes, in safetensors' words, convert to each other; others are read unchanged.
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NARROW = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+_DTYPES = FLOATS | _NARROW
+_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+
+
+class TensorFile(Protocol):
+    """An opened file. Contents are read when they are asked for."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def names(self) -> Sequence[str]:
+        """All tensors, in file order."""
+        ...
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The dtype, in safetensors' words, and the shape of a tensor."""
+        ...
+
+    def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
+        """A region of a tensor; raises CheckpointError on damage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensors:
+    """Tensors that are in memory, or mapped into it."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
+        tensor = self.tensors[name]
+        word = str(tensor.dtype).removeprefix("torch.")
+        return _WORDS.get(tensor.dtype, word), tuple(tensor.shape)
+
+    def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
+        return self.tensors[name][region]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of an open file, or a slice of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: TensorFile
+    stored: str
+    # Where it is a slice: its place along the first dimension, which it has no more, or its rows.
+    place: int | None = None
+    first_row: int = 0
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def slices(self, rules: WeightRules) -> Iterator[StoredTensor]:
+        """The tensor as `rules` name it, or its slices."""
+        stack = rules.stack_of(self.name)
+        if stack is None or not self.shape:
+            yield replace(self, name=rules.name_of(self.name))
+            return
+        count = self.shape[0] if stack.count is None else stack.count
+        rows = self.shape[0] // count
+        for i in range(count):
+            name, nbytes = rules.slice_name(self.name, i), self.nbytes // count
+            if stack.count is None:
+                shape = self.shape[1:]
+                yield replace(self, name=name, shape=shape, nbytes=nbytes, place=i)
+            else:
+                shape = (rows, *self.shape[1:])
+                yield replace(self, name=name, shape=shape, nbytes=nbytes, first_row=i * rows)
+
+    def read(self) -> Tensor:
+        """All of it, as it is stored; raises CheckpointError."""
+        return self._read(tuple(slice(0, size) for size in self.shape))
+
+    def fill(self, slot: WeightSlot, part: Part) -> None:
+        if slot.unpacking is not None:
+            write_weights(slot.tensor, part.unpacked(self.read(), slot))
+            return
+        write_weights(slot.tensor, part.values(self._read(part.region(slot))))
+
+    def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
+        slices = [
+            r if isinstance(r, slice) else slice(0, size)
+            for r, size in zip(region, self.shape, strict=False)
+        ]
+        if self.place is not None:
+            slices.insert(0, slice(self.place, self.place + 1))
+        elif slices:
+            first = slices[0]
+            slices[0] = slice(self.first_row + first.start, self.first_row + first.stop)
+        part = self.file.read(self.stored, tuple(slices))
+        if self.place is not None:
+            part = part[0]
+        for dim, chosen in enumerate(region):
+            if not isinstance(chosen, slice):
+                part = part.index_select(dim, chosen)
+        return part
+
+
+def stored_tensor(file: TensorFile, name: str, wanted: torch.dtype | None) -> StoredTensor:
+    """The tensor `name` of `file`; raises CheckpointError for one that cannot be read as wanted."""
+    dtype, shape = file.entry(name)
+    if wanted is not None:
+        allowed = [word for word, number in _NARROW.items() if number is wanted] or list(FLOATS)
+        if dtype not in allowed:
+            raise CheckpointError(
+                f"{file.path}: the tensor {name!r} is stored as {dtype}; supported are "
+                f"{', '.join(allowed)}"
+            )
+    item_size = _DTYPES[dtype].itemsize if dtype in _DTYPES else 0
+    return StoredTensor(name, shape, math.prod(shape) * item_size, file, name)
