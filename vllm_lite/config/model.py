@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_lite.config.option import config, option
-from vllm_lite.config.quantized.registry import READABLE
+from vllm_lite.config.quantized.registry import HARDWARE, READABLE
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
@@ -20,7 +20,8 @@ _QUANTIZATIONS = (
     *("deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gguf", "gptq"),
     *("gptq_marlin", "gptq_marlin_24", "hqq", "inc", "ipex", "marlin", "modelopt"),
     *("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "neuron_quant"),
-    *("qqq", "quark", "torchao", "tpu_int8"),
+    *("qqq", "quark", "torchao", "tpu_int8", "auto-round", "bitblas", "gptq_bitblas", "humming"),
+    "intel/auto-round",
 )
 
 # Settings of --model-loader-extra-config, by load format; those of others are _THREADS.
@@ -121,7 +122,7 @@ class ModelConfig:
         auto="the checkpoint's, but dequantize for a .gguf file",
         aliases=("-q",),
         choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
-        works=(None, *READABLE, "gguf", *_OWN_QUANTIZATIONS),
+        works=(None, *READABLE, *HARDWARE, "gguf", *_OWN_QUANTIZATIONS),
         remedy="use int8, int4 or fp8 with an unquantized checkpoint, or a quantized one",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")

@@ -22,10 +22,20 @@ from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMe
 
 def _vocab_slots(weights: Mapping[str, StoredTensor], shard: Shard) -> Iterator[NamedSlot]:
     for name, stored in weights.items():
-        full_shape = (shard.full_size, *stored.data.shape[1:])
-        starts = (shard.start,) + (0,) * (stored.data.dim() - 1)
-        keep = None if stored.rows is None else partial(stored.rows.__setitem__, 0)
-        yield NamedSlot("", name, WeightSlot(stored.data, full_shape, starts, keep))
+        full_shape, starts = list(stored.data.shape), [0] * stored.data.dim()
+        if stored.output_dim is not None:
+            full_shape[stored.output_dim] = shard.full_size
+            starts[stored.output_dim] = shard.start
+        slot = WeightSlot(
+            stored.data,
+            tuple(full_shape),
+            tuple(starts),
+            None if stored.rows is None else partial(stored.rows.__setitem__, 0),
+            stored.output_dim,
+            unpacking=stored.unpacking,
+            is_optional=stored.is_optional,
+        )
+        yield NamedSlot("", name, slot)
 
 
 class VocabParallelEmbedding(nn.Module):

@@ -20,12 +20,14 @@ from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.quantization.method import (
+    EmbeddingTable,
     LinearKernel,
+    LinearMethod,
     StoredTensor,
 )
 from vllm_lite.quantization.quantized import quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 _Q4_0, _Q5_0, _Q8_0 = 2, 6, 8
 
@@ -98,7 +100,7 @@ class GroupedTable:
 
 
 class GroupedLinearMethod(UnquantizedLinearMethod):
-    """Multiplies by a checkpoint's packed integers; the embedding and the output head are plain."""
+    """Multiplies by a checkpoint's packed integers; an embedding is expanded."""
 
     def __init__(self, layout: PackedLayout, dtype: torch.dtype, keeps_packed: bool = True) -> None:
         """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
@@ -109,18 +111,27 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
 
+    def for_vocabulary(self) -> LinearMethod:
+        return self
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        return PlainTable(expand(self._read(weights)).to(self._dtype))
+
+    def _read(self, weights: Mapping[str, StoredTensor]) -> GroupedWeight:
+        try:
+            return self._layout.read(
+                {name: stored.on_device(stored.data) for name, stored in weights.items()}
+            )
+        except ValueError as error:
+            raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+
     def process_weights_after_loading(
         self,
         weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        try:
-            weight = self._layout.read(
-                {name: stored.on_device(stored.data) for name, stored in weights.items()}
-            )
-        except ValueError as error:
-            raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+        weight = self._read(weights)
         if not self._keeps_packed:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
         return grouped_kernel(weight, bias, out_dtype)

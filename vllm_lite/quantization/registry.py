@@ -40,21 +40,23 @@ class LinearMethods:
         # One object for each form: it is shared by its layers.
         self._by_form = cache(lambda form: get_linear_method(quantization, dtype, form))
         # Options that cannot be kept are refused even where all layers are plain.
-        self._by_form(None if scheme is None else scheme.others)
+        if scheme is None or scheme.others is not None:
+            self._by_form(None if scheme is None else scheme.others)
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
         if self._scheme is None:
             return self._plain if _is_router(path) else self._by_form(None)
-        forms = {layer: self._form_of(layer, _is_router(path)) for layer in layers}
+        is_usually_plain = _is_router(path) or path.endswith(("lm_head", "embed_tokens"))
+        forms = {layer: self._form_of(layer, is_usually_plain) for layer in layers}
         if len(set(forms.values())) > 1:
             raise _unlike(forms)
         form = forms[layers[0]]
         return self._plain if form is None else self._by_form(form)
 
-    def _form_of(self, layer: str, is_router: bool) -> Form | None:
+    def _form_of(self, layer: str, is_usually_plain: bool) -> Form | None:
         assert self._scheme is not None
-        is_plain = self._plain_layers.get(layer, is_router)
+        is_plain = self._plain_layers.get(layer, is_usually_plain)
         return None if is_plain else self._scheme.form_of(layer)
 
 

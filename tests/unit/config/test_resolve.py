@@ -207,7 +207,8 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
             {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
             "--distributed-executor-backend uni runs one worker, not --tensor-parallel-size 2",
         ),
-        ({"quantization": "hqq"}, "--quantization hqq is not available"),
+        ({"quantization": "hqq"}, "--quantization hqq needs a checkpoint"),
+        ({"quantization": "neuron_quant"}, "is for AWS Inferentia and Trainium alone"),
         ({"quantization": "awq"}, "--quantization awq needs a checkpoint"),
         ({"kv_cache_dtype": "fp8_inc"}, "--kv-cache-dtype fp8_inc is not available"),
         (

@@ -1,14 +1,41 @@
-"""Settings of AWQ's checkpoints."""
+"""Settings of AWQ's checkpoints: AutoAWQ's, gptqmodel's and llm-awq's spellings of them."""
 
 from __future__ import annotations
 
+import re
+
 from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
 from vllm_lite.config.values import Json
+
+# Kernels that read the layout of another.
+_LAYOUTS = {
+    **dict.fromkeys(("gemm", "exllama", "ipex", "marlin"), "awq"),
+    "gemv": "awq_gemv",
+    "gemv_fast": "awq_gemv_fast",
+    "gemvfast": "awq_gemv_fast",
+}
 
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    settings.one_of("version", values.get("version", "gemm"), ("gemm", "GEMM"))
-    settings.one_of("bits", values.get("bits"), (4,))
-    return Scheme(PackedIntegers("awq", 4, settings.group_size()))
+    return Scheme(form_of(settings), patterns=left_plain(settings, "modules_to_not_convert"))
+
+
+def form_of(settings: Settings) -> PackedIntegers:
+    """The form of all layers that are quantised."""
+    values = settings.values
+    version = values.get("version") or values.get("checkpoint_format") or "gemm"
+    version = settings.one_of("version", str(version).lower(), tuple(_LAYOUTS))
+    settings.one_of("zero_point", values.get("zero_point", True), (True,))
+    settings.one_of("bits", values.get("bits", values.get("w_bit")), (4,))
+    name = "group_size" if "group_size" in values else "q_group_size"
+    return PackedIntegers(_LAYOUTS[version], 4, settings.group_size(name))
+
+
+def left_plain(settings: Settings, name: str) -> tuple[tuple[re.Pattern[str], None], ...]:
+    """Patterns of the layers in the modules that the setting `name` lists."""
+    words = settings.values.get(name) or []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise settings.refusal(f"{name} {words!r}", "a list of names")
+    return tuple((re.compile(rf"(?:.*\.)?{re.escape(word)}(?:\.|$)"), None) for word in words)

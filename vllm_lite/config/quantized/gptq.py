@@ -1,19 +1,55 @@
-"""Settings of GPTQ's checkpoints."""
+"""Settings of GPTQ's checkpoints, with rules for modules, and of Marlin's tiles."""
 
 from __future__ import annotations
 
-from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
+import re
+from typing import Any
+
+from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Settings
 from vllm_lite.config.values import Json
+
+_BITS = (2, 3, 4, 8)
+_FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
 
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    bits: int = settings.one_of("bits", values.get("bits"), (4, 8))
-    stored = values.get("checkpoint_format") or "gptq"
-    settings.one_of("checkpoint_format", stored, ("gptq", "gptq_v2"))
-    settings.one_of("lm_head", values.get("lm_head", False), (False,))
-    # Rules that begin with "-:" are of layers that are left plain.
-    others = [rule for rule in values.get("dynamic") or () if not str(rule).startswith("-:")]
-    settings.one_of("dynamic", others, ([],))
-    return Scheme(PackedIntegers("gptq", bits, settings.group_size(), stored == "gptq"))
+    rules = values.get("dynamic") or {}
+    if not isinstance(rules, dict):
+        raise settings.refusal(f"dynamic {rules!r}", "rules by patterns of names")
+    patterns = tuple(_rule(settings, text, changes) for text, changes in rules.items())
+    return Scheme(form_of(settings), patterns=patterns)
+
+
+def read_marlin(path: str, values: Json) -> Scheme:
+    """The same, where Marlin's own tool wrote it: four bits, symmetric."""
+    named = {"bits": 4, "sym": True, "checkpoint_format": "marlin"}
+    return read(path, {**named, **values})
+
+
+def form_of(settings: Settings) -> PackedIntegers:
+    """The form of layers for which there is no rule."""
+    values = settings.values
+    stored = values.get("checkpoint_format") or values.get("format") or "gptq"
+    if values.get("is_marlin_format"):
+        stored = "marlin"
+    stored = settings.one_of("checkpoint_format", stored, _FORMATS)
+    bits: int = settings.one_of("bits", values.get("bits"), _BITS)
+    group_size = settings.group_size()
+    is_symmetric: bool = settings.one_of("sym", values.get("sym", True), (True, False))
+    if stored.startswith("marlin"):
+        settings.one_of("bits", bits, (4, 8))
+        settings.one_of("sym", is_symmetric, (True,))
+        return PackedIntegers(stored, bits, group_size, is_symmetric=True)
+    return PackedIntegers("gptq", bits, group_size, stored == "gptq", is_symmetric)
+
+
+def _rule(settings: Settings, text: str, changes: Any) -> tuple[re.Pattern[str], Form | None]:
+    """A rule of `dynamic`: layers whose names begin so have other settings, or none after "-:"."""
+    pattern = settings.pattern(text.removeprefix("-:").removeprefix("+:"))
+    if text.startswith("-:"):
+        return pattern, None
+    if not isinstance(changes, dict):
+        raise settings.refusal(f"dynamic {text!r}: {changes!r}", "settings by name")
+    return pattern, form_of(settings.changed(changes))

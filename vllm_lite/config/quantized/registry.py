@@ -9,7 +9,17 @@ from collections.abc import Callable
 from typing import Final
 
 from vllm_lite.config.facts import EXPANDED, ModelFacts
-from vllm_lite.config.quantized import awq, bitnet, compressed_tensors, fp8, gptq
+from vllm_lite.config.quantized import (
+    auto_round,
+    awq,
+    bitnet,
+    compressed_tensors,
+    fp8,
+    gptq,
+    hqq,
+    qqq,
+    torchao,
+)
 from vllm_lite.config.quantized.schemes import Scheme
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
@@ -21,9 +31,37 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
     "fp8": fp8.read,
     "compressed-tensors": compressed_tensors.read,
     "bitnet": bitnet.read,
+    "marlin": gptq.read_marlin,
+    **dict.fromkeys(("auto-round", "intel/auto-round"), auto_round.read),
+    "hqq": hqq.read,
+    "qqq": qqq.read,
+    "torchao": torchao.read,
+}
+# Other names of --quantization, mostly of kernels, for what checkpoints call otherwise.
+OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "awq_marlin": ("awq", "auto-round", "intel/auto-round"),
+    "auto_awq": ("awq",),
+    **dict.fromkeys(("auto_gptq", "gptq_bitblas", "bitblas"), ("gptq",)),
+    **dict.fromkeys(("marlin", "gptq_marlin_24"), ("gptq", "marlin")),
+    "gptq_marlin": ("gptq", "marlin", "auto-round", "intel/auto-round"),
+    "moe_wna16": ("awq", "gptq"),
+    "inc": ("auto-round", "intel/auto-round", "awq", "gptq"),
+    "auto-round": ("intel/auto-round",),
+    "ipex": ("awq", "gptq", "auto-round", "intel/auto-round"),
 }
 # Names of methods in memory.
-READABLE: Final = tuple(name for name in READERS if name not in EXPANDED)
+READABLE: Final = tuple(
+    dict.fromkeys([*(name for name in READERS if name not in EXPANDED), *OTHER_NAMES])
+)
+# Names of methods with kernels for one kind of hardware alone.
+HARDWARE: Final = {
+    "tpu_int8": "TPUs",
+    "neuron_quant": "AWS Inferentia and Trainium",
+    "humming": "NVIDIA GPUs by kernels of its own",
+    "fp_quant": "Blackwell GPUs",
+}
+# Names that mean a plain checkpoint's weights too.
+_IN_FLIGHT = ("fp8",)
 
 
 def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
@@ -54,12 +92,18 @@ def check_quantization(quantization: str | None, facts: ModelFacts) -> None:
         raise UsageError(
             f"{given} is for safetensors models; a .gguf file is used with gguf or dequantize"
         )
+    if quantization in HARDWARE:
+        raise UsageError(
+            f"{given} is for {HARDWARE[quantization]} alone; leave it out, or use int8 or int4"
+        )
+    if quantization is not None and stored in OTHER_NAMES.get(quantization, ()):
+        return
     if stored is not None and quantization not in (stored, "dequantize"):
         raise UsageError(
             f"{given} does not fit {facts.path}, which is quantised by {stored}; "
             "leave the option out, or use dequantize"
         )
-    if stored is None and quantization in ("awq", "gptq", "compressed-tensors"):
+    if stored is None and quantization in READABLE and quantization not in _IN_FLIGHT:
         raise UsageError(
             f"{given} needs a checkpoint that {quantization} quantised; "
             "use int8, int4 or fp8 with a plain one"

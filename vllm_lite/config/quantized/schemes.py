@@ -94,13 +94,17 @@ class Settings:
             raise self.refusal(f"{name} {value!r}", shown)
         return value
 
-    def group_size(self, multiple: int = 32) -> int | None:
+    def changed(self, changes: Json) -> Settings:
+        """The settings of some layers, where they differ."""
+        return Settings(self._path, {**self.values, **changes})
+
+    def group_size(self, name: str = "group_size") -> int | None:
         """Inputs that share a scale; None for -1, all of them."""
-        size = self.values.get("group_size")
+        size = self.values.get(name)
         if size == -1:
             return None
-        if not isinstance(size, int) or size < multiple or size % multiple:
-            raise self.refusal(f"group_size {size!r}", f"-1 or a multiple of {multiple}")
+        if not isinstance(size, int) or size < 16 or (size != 16 and size % 32):
+            raise self.refusal(f"{name} {size!r}", "-1, 16 or a multiple of 32")
         return size
 
     def pattern(self, text: str) -> re.Pattern[str]:

@@ -1,0 +1,186 @@
+"""Checkpoints of integers in groups, in every layout: values bit for bit, ranks, rules, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models import integer_layouts as layouts
+from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
+from tests.models.runner import load
+from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
+from vllm_lite.errors import CheckpointError, UsageError
+
+# Marlin's tiles are of 64 outputs, and 2:4's pairs of 64 inputs.
+TILED: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+}
+MARLIN = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+HQQ: dict[str, Any] = {"quant_method": "hqq", "skip_modules": ["lm_head"]}
+
+
+def hqq(bits: int, group: int | None, **changes: Any) -> dict[str, Any]:
+    weights = {"nbits": bits, "group_size": group, "axis": 1, **changes}
+    return HQQ | {"quant_config": {"weight_quant_params": weights}}
+
+
+def torchao(name: str, **data: Any) -> dict[str, Any]:
+    kind = {"_type": name, "_data": data, "_version": 1}
+    return {"quant_method": "torchao", "quant_type": {"default": kind}}
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
+    "awq": (AWQ, awq(32), SIZES),
+    "awq of AutoAWQ": (
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM"},
+        awq(32),
+        SIZES,
+    ),
+    "awq gemv": (AWQ | {"version": "GEMV"}, layouts.awq_gemv(32), SIZES),
+    "awq gemv 64": (AWQ | {"version": "gemv", "group_size": 64}, layouts.awq_gemv(64), TILED),
+    "awq gemv fast": (
+        AWQ | {"version": "gemv_fast", "group_size": 64},
+        layouts.awq_gemv_fast(64),
+        TILED,
+    ),
+    "gptq 2": (GPTQ | {"bits": 2, "sym": False}, layouts.any_bits(32, 2), SIZES),
+    "gptq 3": (GPTQ | {"bits": 3, "sym": False}, layouts.any_bits(32, 3), SIZES),
+    "gptq 3 v2": (
+        GPTQ | {"bits": 3, "sym": False, "checkpoint_format": "gptq_v2"},
+        layouts.any_bits(32, 3, less_by=0),
+        SIZES,
+    ),
+    "gptq 8 asymmetric": (GPTQ | {"bits": 8, "sym": False}, layouts.any_bits(32, 8), SIZES),
+    "gptq act-order": (
+        GPTQ | {"desc_act": True, "sym": False},
+        gptq(32, 4, False, False),
+        SIZES,
+    ),
+    "gptq": (GPTQ, gptq(32, 4, True, True), SIZES),
+    "gptq groups of 16": (GPTQ | {"group_size": 16}, gptq(16, 4, True, True), SIZES),
+    "marlin": (MARLIN | {"checkpoint_format": "marlin"}, layouts.marlin(64, 4), TILED),
+    "marlin whole": (
+        {"quant_method": "marlin", "group_size": -1},
+        layouts.marlin(-1, 4),
+        TILED,
+    ),
+    "marlin 8": (
+        MARLIN | {"checkpoint_format": "marlin", "bits": 8},
+        layouts.marlin(64, 8),
+        TILED,
+    ),
+    "marlin 24": (MARLIN | {"checkpoint_format": "marlin_24"}, layouts.marlin_24(64, 4), TILED),
+    "marlin 24 whole": (
+        MARLIN | {"checkpoint_format": "marlin_24", "group_size": -1, "bits": 8},
+        layouts.marlin_24(-1, 8),
+        TILED,
+    ),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True},
+        gptq(32, 4, True, True),
+        SIZES,
+    ),
+    "auto-round awq": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}
+        | {"bits": 4, "group_size": 32},
+        awq(32),
+        SIZES,
+    ),
+    "qqq": ({"quant_method": "qqq", "bits": 4, "group_size": 64}, layouts.qqq(64), TILED),
+    "qqq whole": ({"quant_method": "qqq", "wbits": 4, "groupsize": -1}, layouts.qqq(-1), TILED),
+    "hqq 2": (hqq(2, 16), layouts.hqq(16, 2), SIZES),
+    "hqq 3": (hqq(3, 32), layouts.hqq(32, 3), SIZES),
+    "hqq 4": (hqq(4, 64), layouts.hqq(64, 4, torch.bfloat16), TILED),
+    "hqq 8": (hqq(8, None), layouts.hqq(None, 8), SIZES),
+    "torchao int8": (torchao("Int8WeightOnlyConfig"), layouts.torchao_int8, SIZES),
+    "torchao int4": (
+        torchao("Int4WeightOnlyConfig", group_size=32),
+        layouts.torchao_int4(32),
+        SIZES,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_layout_is_worth_what_its_tool_stored(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    want = logits(load(plain))
+    assert torch.equal(logits(load(packed, quantization="dequantize")), want)
+    assert float((logits(load(packed)) - want).norm() / want.norm()) < 0.1
+
+
+def test_rules_give_layers_other_bits_or_none(tmp_path: Path) -> None:
+    """As gptqmodel's `dynamic` and auto-round's `extra_config` say it."""
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        if "mlp.down" in name:
+            return {"weight": weight}, weight
+        bits = 8 if "o_proj" in name else 4
+        return gptq(32, bits, True, True)(name, weight)
+
+    rules = {"-:.*down": {}, r"+:.*\.o_proj$": {"bits": 8}}
+    extra = {"model.layers.0.self_attn.o_proj": {"bits": 8}, ".*down.*": {"bits": 16}}
+    inc = {"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_gptq"}
+    inc |= {"bits": 4, "group_size": 32, "sym": True, "block_name_to_quantize": "model.layers"}
+    for settings in (GPTQ | {"dynamic": rules}, inc | {"extra_config": extra}):
+        packed, plain = write_pair(tmp_path / settings["quant_method"], settings, quantise, **SIZES)
+        assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
+        model = load(packed, load_format="dummy")
+        assert logits(model).isfinite().all()
+
+
+def test_fused_layers_with_unlike_rules_are_refused(tmp_path: Path) -> None:
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        return gptq(32, 8 if "q_proj" in name else 4, True, True)(name, weight)
+
+    settings = GPTQ | {"dynamic": {".*q_proj": {"bits": 8}}}
+    packed, _ = write_pair(tmp_path, settings, quantise, **SIZES)
+    with pytest.raises(CheckpointError, match=r"q_proj and \S*k_proj are fused but"):
+        load(packed)
+
+
+def test_a_head_may_be_quantised_too(tmp_path: Path) -> None:
+    packed, plain = write_pair(
+        tmp_path,
+        GPTQ | {"lm_head": True},
+        gptq(32, 4, True, True),
+        heads=True,
+        vocab_size=136,
+        **SIZES,
+    )
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
+    want = logits(load(plain))
+    assert float((logits(load(packed)) - want).norm() / want.norm()) < 0.1
+
+
+NAMES = {
+    "awq": ("awq", "awq_marlin", "auto_awq", "ipex", "moe_wna16", "inc"),
+    "gptq": ("gptq", "gptq_marlin", "auto_gptq", "bitblas", "gptq_bitblas", "marlin", "ipex"),
+    "marlin": ("marlin", "gptq_marlin"),
+    "auto-round": ("inc", "auto-round", "ipex", "gptq_marlin", "awq_marlin"),
+    "qqq": ("qqq",),
+    "hqq 4": ("hqq",),
+    "torchao int8": ("torchao",),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_kernels_stand_for_the_checkpoints_they_read(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS.get(name, FORMATS.get(f"{name} 4", FORMATS["marlin"]))
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    want = logits(load(packed))
+    for given in NAMES[name]:
+        assert torch.equal(logits(load(packed, quantization=given)), want)
+    with pytest.raises(UsageError, match=f"does not fit .*quantised by {settings['quant_method']}"):
+        load(packed, quantization="compressed-tensors")
+    with pytest.raises(UsageError, match="tpu_int8 is for TPUs alone"):
+        load(packed, quantization="tpu_int8")

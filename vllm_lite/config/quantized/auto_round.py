@@ -1,0 +1,59 @@
+"""Settings of auto-round's checkpoints, which pack as GPTQ or AWQ do, with bits by layer."""
+
+from __future__ import annotations
+
+import re
+
+from vllm_lite.config.quantized import awq, gptq
+from vllm_lite.config.quantized.schemes import Form, Scheme, Settings
+from vllm_lite.config.values import Json
+
+# An entry with one of these is a pattern.
+_SPECIAL = frozenset("*+?^$()[]{}|\\")
+_PACKINGS = {
+    **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq"), "gptq"),
+    **dict.fromkeys(("auto_round", "auto_round:gptqmodel", "gptqmodel"), "gptq"),
+    **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq", "auto_awq", "awq"), "awq"),
+}
+
+
+def read(path: str, values: Json) -> Scheme:
+    """The scheme of the checkpoint at `path`; raises CheckpointError."""
+    settings = Settings(path, values)
+    named: dict[str, Form | None] = {}
+    patterns: list[tuple[re.Pattern[str], Form | None]] = []
+    extra = values.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
+        raise settings.refusal(f"extra_config {extra!r}", "settings by layer")
+    for name, changes in extra.items():
+        form = _form_of(settings.changed(changes))
+        if _SPECIAL.isdisjoint(name):
+            named[name] = form
+        else:
+            patterns.append((re.compile(f".*(?:{settings.pattern(name).pattern})"), form))
+    blocks = values.get("block_name_to_quantize") or values.get("to_quant_block_names")
+    others: Form | None = _form_of(settings)
+    if blocks:
+        names = blocks.split(",") if isinstance(blocks, str) else _flat(blocks)
+        patterns += [(re.compile(re.escape(name.strip()) + r"(?:\.|$)"), others) for name in names]
+        others = None
+    return Scheme(others, named, tuple(patterns))
+
+
+def _form_of(settings: Settings) -> Form | None:
+    values = settings.values
+    if isinstance(values.get("bits"), int) and values["bits"] >= 16:
+        return None
+    settings.one_of("data_type", values.get("data_type", "int"), ("int",))
+    packing = values.get("packing_format") or "auto_round:auto_gptq"
+    if _PACKINGS[settings.one_of("packing_format", packing, tuple(_PACKINGS))] == "awq":
+        # Its zero points are there whether or not they are all the middle.
+        return awq.form_of(settings)
+    return gptq.form_of(settings)
+
+
+def _flat(names: list[object]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        found += _flat(name) if isinstance(name, list) else [str(name)]
+    return found
