@@ -14,13 +14,14 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
+from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
+from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel, plain_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
         weight = torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
         biases = _biases(kernels)
         return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
+    if is_compiled() and all(isinstance(kernel, GroupedKernel) for kernel in kernels):
+        kernels = [_expanded(kernel) for kernel in kernels]
     kinds = (PackedKernel, GroupedKernel) + ((QuantizedKernel,) if is_compiled() else ())
     if any(getattr(kernel, "rounding", None) is not None for kernel in kernels) or not any(
         all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds
@@ -88,6 +91,11 @@ def drop_bias(kernel: LinearKernel) -> None:
     bias: Tensor | None = getattr(kernel, "bias", None)
     if bias is not None:
         bias.zero_()
+
+
+def _expanded(kernel: LinearKernel) -> LinearKernel:
+    assert isinstance(kernel, GroupedKernel)
+    return plain_kernel(expand(kernel.weight), kernel.bias, kernel.out_dtype)
 
 
 def _biases(kernels: Sequence[LinearKernel]) -> list[Tensor] | None:

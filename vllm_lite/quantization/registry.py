@@ -6,11 +6,12 @@ A checkpoint may leave some layers unquantised, as its settings and its tensors 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
-from vllm_lite.config.quantized.schemes import Form, PackedIntegers, ScaledCodes, Scheme, Ternary
+from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, StoredCodes, Ternary
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.quantization.gguf import GGUFLinearMethod
@@ -19,7 +20,7 @@ from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
-from vllm_lite.quantization.scaled_checkpoint import ScaledCheckpointMethod
+from vllm_lite.quantization.stored_codes import StoredCodesMethod
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
@@ -38,7 +39,7 @@ class LinearMethods:
         self._scheme = scheme
         self._plain_layers = plain_layers
         # One object for each form: it is shared by its layers.
-        self._by_form = cache(lambda form: get_linear_method(quantization, dtype, form))
+        self._by_form = cache(partial(get_linear_method, quantization, dtype))
         # Options that cannot be kept are refused even where all layers are plain.
         if scheme is None or scheme.others is not None:
             self._by_form(None if scheme is None else scheme.others)
@@ -52,12 +53,19 @@ class LinearMethods:
         if len(set(forms.values())) > 1:
             raise _unlike(forms)
         form = forms[layers[0]]
-        return self._plain if form is None else self._by_form(form)
+        return self._plain if form is None else self._by_form(_without_rounding(path, form))
 
     def _form_of(self, layer: str, is_usually_plain: bool) -> Form | None:
         assert self._scheme is not None
         is_plain = self._plain_layers.get(layer, is_usually_plain)
         return None if is_plain else self._scheme.form_of(layer)
+
+
+def _without_rounding(path: str, form: Form) -> Form:
+    """The form as it is multiplied: a mixture's operation takes experts' inputs as they are."""
+    if isinstance(form, StoredCodes) and ".experts." in path:
+        return replace(form, rounding=None)
+    return form
 
 
 def _unlike(forms: Mapping[str, Form | None]) -> CheckpointError:
@@ -90,8 +98,8 @@ def get_linear_method(
             "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by --quantization "
             f"{quantization}, whose tiles follow from the number of rows; leave one of them out"
         )
-    if isinstance(form, ScaledCodes):
-        return ScaledCheckpointMethod(form, dtype, keeps)
+    if isinstance(form, StoredCodes):
+        return StoredCodesMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
     if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):

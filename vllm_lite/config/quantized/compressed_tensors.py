@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any
 
-from vllm_lite.config.quantized.schemes import ScaledCodes, Scheme, Settings
+from vllm_lite.config.quantized.schemes import (
+    Form,
+    Rounding,
+    Scheme,
+    Settings,
+    StoredCodes,
+)
 from vllm_lite.config.values import Json
+
+_FORMATS = {
+    "int-quantized": (("int",), "bytes"),
+    "float-quantized": (("float",), "bytes"),
+    "naive-quantized": (("int", "float"), "bytes"),
+    "mxfp8-quantized": (("float",), "bytes"),
+    "pack-quantized": (("int",), "words"),
+    "nvfp4-pack-quantized": (("float",), "pairs"),
+    "mxfp4-pack-quantized": (("float",), "pairs"),
+}
 
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
+    if values.get("transform_config"):
+        raise settings.refusal("transform_config", "weights without transforms of their inputs")
+    sparsity = (values.get("sparsity_config") or {}).get("format", "dense")
+    settings.one_of("sparsity_config.format", sparsity, ("dense",))
     groups = list((values.get("config_groups") or {}).values())
-    if len(groups) != 1:
-        raise settings.refusal(f"{len(groups)} config_groups", "one of all linear layers")
-    settings.one_of("targets", groups[0].get("targets"), (["Linear"],))
-    weights = groups[0].get("weights") or {}
-    inputs = groups[0].get("input_activations") or {}
-    for name, numbers in (("weights", weights), ("input_activations", inputs)):
-        settings.one_of(f"{name}.num_bits", numbers.get("num_bits"), (8,))
-        settings.one_of(f"{name}.symmetric", numbers.get("symmetric", True), (True,))
-    kind = settings.one_of("weights.type", weights.get("type"), ("int", "float"))
-    settings.one_of("input_activations.type", inputs.get("type"), (kind,))
-    per = settings.one_of("weights.strategy", weights.get("strategy"), ("tensor", "channel"))
-    dynamic = bool(inputs.get("dynamic"))
-    allowed = ("token",) if dynamic else ("tensor",)
-    settings.one_of("input_activations.strategy", inputs.get("strategy"), allowed)
-    number: Literal["int8", "float8_e4m3fn"] = "int8" if kind == "int" else "float8_e4m3fn"
-    return Scheme(
-        ScaledCodes(number, per, not dynamic), has_cache_scales=has_cache_scales(settings)
-    )
+    if not groups:
+        raise settings.refusal("no config_groups", "one or more")
+    others: Form | None = None
+    named: dict[str, Form | None] = {}
+    ignored, patterns = [], []
+    for group in groups:
+        form = _form(settings, group)
+        for target in group.get("targets") or ():
+            if target == "Linear":
+                others = form
+            elif str(target).startswith("re:"):
+                patterns.append((settings.pattern(target[3:]), form))
+            else:
+                named[str(target)] = form
+    for name in values.get("ignore") or ():
+        if str(name).startswith("re:"):
+            ignored.append((settings.pattern(name[3:]), None))
+        else:
+            named[str(name)] = None
+    return Scheme(others, named, (*ignored, *patterns), has_cache_scales(settings))
 
 
 def has_cache_scales(settings: Settings) -> bool:
@@ -39,5 +62,115 @@ def has_cache_scales(settings: Settings) -> bool:
         return False
     for name, value in (("num_bits", 8), ("type", "float"), ("strategy", "tensor")):
         settings.one_of(f"kv_cache_scheme.{name}", scheme.get(name), (value,))
-    settings.one_of("kv_cache_scheme.dynamic", scheme.get("dynamic", False), (False,))
-    return True
+    dynamic = settings.one_of(
+        "kv_cache_scheme.dynamic", scheme.get("dynamic", False), (False, True)
+    )
+    return not dynamic
+
+
+def _form(settings: Settings, group: Json) -> StoredCodes:
+    weights = group.get("weights") or {}
+    kind = settings.one_of("weights.type", weights.get("type", "int"), ("int", "float"))
+    bits = weights.get("num_bits")
+    stored = group.get("format") or settings.values.get("format")
+    if stored in (None, "mixed-precision"):
+        stored = _usual_format(kind, bits, weights, group)
+    settings.one_of("format", stored, tuple(_FORMATS))
+    kinds, packing = _FORMATS[stored]
+    settings.one_of("weights.type", kind, kinds)
+    common: dict[str, Any] = {"packing": packing, **_inputs(settings, group)}
+    if packing == "pairs":
+        settings.one_of("weights.num_bits", bits, (4,))
+        is_two_level = stored.startswith("nv")
+        size = 16 if is_two_level else 32
+        settings.one_of("weights.group_size", weights.get("group_size", size), (size,))
+        return StoredCodes(
+            "float4_e2m1",
+            4,
+            weight="weight_packed",
+            block=(1, size),
+            scale_number="float8_e4m3fn" if is_two_level else "e8m0",
+            super_scale="weight_global_scale" if is_two_level else "",
+            divides=True,
+            **common,
+        )
+    block = _block(settings, weights)
+    if kind == "float":
+        settings.one_of("weights.num_bits", bits, (8,))
+        scale: Any = "e8m0" if stored == "mxfp8-quantized" else "float32"
+        return StoredCodes("float8_e4m3fn", 8, block=block, scale_number=scale, **common)
+    allowed = (8, 4) if packing == "bytes" else (2, 3, 4, 5, 6, 8)
+    bits = settings.one_of("weights.num_bits", bits, allowed)
+    is_symmetric = weights.get("symmetric", True)
+    return StoredCodes(
+        "int",
+        8 if packing == "bytes" else bits,
+        weight="weight" if packing == "bytes" else "weight_packed",
+        block=block,
+        zero_point="" if is_symmetric else "weight_zero_point",
+        order="weight_g_idx" if weights.get("actorder") == "group" else "",
+        **common,
+    )
+
+
+def _usual_format(kind: str, bits: Any, weights: Json, group: Json) -> str:
+    """The format of settings that do not say it."""
+    if kind == "float" and bits == 4:
+        return "nvfp4-pack-quantized" if weights.get("group_size") == 16 else "mxfp4-pack-quantized"
+    if kind == "float":
+        return "float-quantized"
+    return "int-quantized" if group.get("input_activations") and bits == 8 else "pack-quantized"
+
+
+def _block(settings: Settings, weights: Json) -> tuple[int | None, int | None]:
+    """Outputs and inputs that share a scale."""
+    kinds = ("tensor", "channel", "group", "block")
+    strategy = settings.one_of("weights.strategy", weights.get("strategy"), kinds)
+    if strategy == "tensor":
+        return None, None
+    if strategy == "channel":
+        return 1, None
+    if strategy == "group":
+        size = weights.get("group_size")
+        if not isinstance(size, int) or size < 16 or size % 16:
+            raise settings.refusal(f"weights.group_size {size!r}", "a multiple of 16")
+        return 1, size
+    sides = weights.get("block_structure")
+    if isinstance(sides, str):
+        sides = [int(side) for side in re.findall(r"\d+", sides)]
+    if not isinstance(sides, list) or len(sides) != 2 or any(side % 16 for side in sides):
+        raise settings.refusal(f"weights.block_structure {sides!r}", "two multiples of 16")
+    return sides[0], sides[1]
+
+
+def _inputs(settings: Settings, group: Json) -> Json:
+    """The rounding of inputs, and the suffix of their scale."""
+    inputs = group.get("input_activations")
+    if not inputs:
+        return {}
+    kind = settings.one_of("input_activations.type", inputs.get("type", "int"), ("int", "float"))
+    bits = settings.one_of("input_activations.num_bits", inputs.get("num_bits"), (8, 4))
+    kinds = ("tensor", "token", "group", "tensor_group")
+    scope = settings.one_of("input_activations.strategy", inputs.get("strategy"), kinds)
+    floats = {8: "float8_e4m3fn", 4: "float4_e2m1"}
+    number: Any = "int" if kind == "int" else floats[bits]
+    if scope == "tensor_group":
+        size = settings.one_of("input_activations.group_size", inputs.get("group_size"), (16,))
+        nested = Rounding(number, bits, "group", size, True, "float8_e4m3fn")
+        return {"rounding": nested, "input_scale": "input_global_scale"}
+    is_static = not inputs.get("dynamic")
+    if is_static and scope != "tensor":
+        raise settings.refusal(f"static scales of each {scope}", "static scales of a tensor")
+    is_symmetric = settings.one_of(
+        "input_activations.symmetric", inputs.get("symmetric", True), (True, False)
+    )
+    if is_static:
+        settings.one_of("input_activations.symmetric", is_symmetric, (True,))
+    size = inputs.get("group_size") or 0
+    if scope == "group" and (not isinstance(size, int) or size < 16 or size % 16):
+        raise settings.refusal(f"input_activations.group_size {size!r}", "a multiple of 16")
+    is_mx = scope == "group" and size == 32 and kind == "float"
+    scale: Any = "e8m0" if is_mx else "float32"
+    size = size if scope == "group" else 0
+    rounding = Rounding(number, bits, scope, size, is_static, scale, is_symmetric)
+    return {"rounding": rounding, "input_scale": "input_scale" if is_static else ""}

@@ -1,18 +1,54 @@
-"""Settings of checkpoints of 8-bit floats with scales for tensors or blocks."""
+"""Settings of checkpoints of 8-bit floats with scales for tensors, outputs or blocks."""
 
 from __future__ import annotations
 
-from vllm_lite.config.quantized.schemes import ScaledCodes, Scheme, Settings
+import re
+
+from vllm_lite.config.quantized.schemes import Rounding, Scheme, Settings, StoredCodes
 from vllm_lite.config.values import Json
 
-_SCALE_BLOCK = [128, 128]
+TOKENS = Rounding("float8_e4m3fn", 8, "token")
+TENSOR = Rounding("float8_e4m3fn", 8, "tensor", is_static=True)
 
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
+    settings.one_of("fmt", values.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
     block = values.get("weight_block_size")
-    settings.one_of("weight_block_size", block, (None, _SCALE_BLOCK))
     schemes = ("dynamic",) if block else ("dynamic", "static")
-    scheme = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
-    return Scheme(ScaledCodes("float8_e4m3fn", "block" if block else "tensor", scheme == "static"))
+    given = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
+    left = values.get("ignored_layers") or values.get("modules_to_not_convert")
+    if block:
+        return Scheme(blocks(settings, block), patterns=plain(left))
+    if given == "static":
+        form = StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale")
+    else:
+        form = StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
+    return Scheme(form, patterns=plain(left))
+
+
+def blocks(settings: Settings, block: object, scale: str = "weight_scale_inv") -> StoredCodes:
+    """The form of weights whose blocks of outputs by inputs have scales."""
+    if not isinstance(block, list) or len(block) != 2:
+        raise settings.refusal(f"weight_block_size {block!r}", "two sizes")
+    rows, columns = block
+    if any(type(side) is not int or side < 1 for side in block) or columns % 32:
+        raise settings.refusal(f"weight_block_size {block!r}", "outputs by a multiple of 32 inputs")
+    rounding = Rounding("float8_e4m3fn", 8, "group", columns)
+    return StoredCodes("float8_e4m3fn", 8, scale=scale, block=(rows, columns), rounding=rounding)
+
+
+def read_fbgemm(path: str, values: Json) -> Scheme:
+    """The scheme of a checkpoint by FBGEMM, with a scale for each output."""
+    form = StoredCodes("float8_e4m3fn", 8, block=(1, None), rounding=TOKENS)
+    return Scheme(form, patterns=plain(values.get("modules_to_not_convert")))
+
+
+def plain(names: object) -> tuple[tuple[re.Pattern[str], None], ...]:
+    """Patterns of layers that are left plain: names of them or of modules that hold them."""
+    if not isinstance(names, list):
+        return ()
+    return tuple(
+        (re.compile(rf"(.*\.)?{re.escape(str(name).strip('.'))}(\.|$)"), None) for name in names
+    )

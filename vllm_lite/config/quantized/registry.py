@@ -29,6 +29,7 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
     "awq": awq.read,
     "gptq": gptq.read,
     "fp8": fp8.read,
+    "fbgemm_fp8": fp8.read_fbgemm,
     "compressed-tensors": compressed_tensors.read,
     "bitnet": bitnet.read,
     "marlin": gptq.read_marlin,

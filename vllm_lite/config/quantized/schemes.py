@@ -29,16 +29,62 @@ class PackedIntegers:
     is_symmetric: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledCodes:
-    """Numbers of one byte with scales for a tensor, for its outputs, or for blocks of 128 x 128.
+Number = Literal[
+    "int",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float6_e2m3",
+    "float6_e3m2",
+    "float4_e2m1",
+    "nf4",
+    "fp4",
+]
 
-    `number` is torch's name of the type. With static inputs the checkpoint has their scale.
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How a layer's inputs are rounded: to numbers times a scale, which `scope` share.
+
+    The scale is the largest value's, or, with `is_static`, the checkpoint's for the whole tensor.
+    Groups of floats of four bits have scales that are 8-bit floats themselves, or powers of two.
     """
 
-    number: Literal["int8", "float8_e4m3fn"]
-    scales_of: Literal["tensor", "channel", "block"]
-    has_input_scale: bool
+    number: Number
+    bits: int
+    scope: Literal["tensor", "token", "group"]
+    group_size: int = 0
+    is_static: bool = False
+    scale: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
+    is_symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """Codes of a few bits with a scale for each block of outputs and inputs.
+
+    Suffixes name the tensors; "" is one that the checkpoint does not have.
+    """
+
+    number: Number
+    bits: int
+    # One to a byte; bytes of two or 32-bit words, the first in the lowest or highest bits; four
+    # of six bits in three bytes.
+    packing: Literal["bytes", "pairs", "swapped pairs", "words", "fours"] = "bytes"
+    weight: str = "weight"
+    scale: str = "weight_scale"
+    # Outputs and inputs that share a scale; None is all.
+    block: tuple[int | None, int | None] = (None, None)
+    scale_number: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
+    # Rows of outputs; "flat" has no dimension of inputs, "spread" has two of one number.
+    scale_shape: Literal["matrix", "flat", "spread"] = "matrix"
+    # One number by which scales are multiplied or, where it `divides`, divided.
+    super_scale: str = ""
+    divides: bool = False
+    zero_point: str = ""
+    # Each input's group.
+    order: str = ""
+    rounding: Rounding | None = None
+    input_scale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +96,7 @@ class Ternary:
     is_divided: bool
 
 
-Form = PackedIntegers | ScaledCodes | Ternary
+Form = PackedIntegers | StoredCodes | Ternary
 
 
 @dataclass(frozen=True, slots=True)

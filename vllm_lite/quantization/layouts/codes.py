@@ -1,0 +1,210 @@
+"""Codes of a few bits with scales of any blocks, as most tools store them: outputs first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.quantized.schemes import StoredCodes
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
+from vllm_lite.quantization.layouts.numbers import values_of
+from vllm_lite.quantization.method import StoredTensor, Unpacking
+
+_BYTES = {
+    "int": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+_SCALES = {
+    "float32": torch.float32,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "e8m0": torch.uint8,
+}
+
+
+class CodesLayout:
+    """The tensors of layers in one form."""
+
+    def __init__(self, form: StoredCodes) -> None:
+        self._form = form
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        """Unfilled tensors by suffix; raises CheckpointError for sizes that do not fit."""
+        form = self._form
+        rows, columns = form.block
+        if rows == 1 and columns and input_size % columns:
+            raise CheckpointError(f"{input_size} inputs of a layer are no groups of {columns}")
+        weights = {form.weight: self._codes(input_size, output_size)}
+        if form.block == (None, None):
+            weights[form.scale] = _one_number(output_size)
+        else:
+            shape = (-(-output_size // (rows or 1)), -(-input_size // (columns or input_size)))
+            scales = torch.empty(shape, dtype=_SCALES[form.scale_number], device="cpu")
+            unpacking = None
+            if form.scale_shape != "matrix":
+                unpacking = _reshaped(scales.dtype, form.scale_shape)
+            weights[form.scale] = _stored(scales, form.block, unpacking)
+            if form.zero_point:
+                zeros = torch.empty(shape, dtype=torch.uint8, device="cpu")
+                weights[form.zero_point] = _stored(zeros, form.block, self._zeros())
+        for name in (form.super_scale, form.input_scale):
+            if name:
+                weights[name] = _one_number(output_size)
+        if form.order:
+            order = torch.empty(input_size, dtype=torch.int32, device="cpu")
+            weights[form.order] = StoredTensor.on_host(order, None, 0)
+        return weights
+
+    def read(self, weights: Mapping[str, Tensor]) -> GroupedWeight:
+        """Read the weight of filled tensors; ValueError if they contradict each other."""
+        form = self._form
+        codes, zeros = weights[form.weight], None
+        is_integer = form.number == "int"
+        if codes.dtype is torch.int8:
+            codes = codes.view(torch.uint8) ^ 128
+        codes = codes.view(torch.uint8)
+        if form.zero_point:
+            zeros = weights[form.zero_point]
+        permutation = None
+        if form.order:
+            permutation = _permutation(weights[form.order], form.block[1] or codes.shape[1])
+            codes = codes if permutation is None else codes[:, permutation]
+        super_scales = None
+        if form.super_scale:
+            super_scales = weights[form.super_scale][:, None]
+            super_scales = super_scales.reciprocal() if form.divides else super_scales
+        return make_grouped(
+            codes,
+            self.scales(weights, len(codes)),
+            form.bits,
+            2 ** (form.bits - 1) if is_integer and zeros is None else 0,
+            zeros=zeros,
+            super_scales=super_scales,
+            permutation=permutation,
+            table=None if is_integer else values_of(form.number).to(codes.device),
+            group_size=form.block[1] or codes.shape[1],
+        )
+
+    def scales(self, weights: Mapping[str, Tensor], num_outputs: int) -> Tensor:
+        """The scales of each output and group, [M, G]."""
+        scales = weights[self._form.scale]
+        if self._form.scale_number == "e8m0":
+            return scales.view(torch.float8_e8m0fnu)
+        scales = scales if scales.dim() == 2 else scales[:, None]
+        shared = self._form.block[0] or 1
+        scales = scales.repeat_interleave(shared, dim=0)[:num_outputs]
+        half = scales.half()
+        return half if torch.equal(half.float(), scales.float()) else scales
+
+    def _codes(self, input_size: int, output_size: int) -> StoredTensor:
+        form = self._form
+        if form.packing == "bytes":
+            data = torch.empty(output_size, input_size, dtype=_BYTES[form.number], device="cpu")
+            return _stored(data, (1, 1), None)
+        unpacked = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
+        return _stored(unpacked, (1, 1), _PACKINGS[form.packing](form.bits))
+
+    def _zeros(self) -> Unpacking:
+        """Of zero points, which lie along outputs where they are packed."""
+        if self._form.packing == "bytes":
+            return Unpacking(torch.int8, tuple, lambda stored, _: stored.view(torch.uint8) ^ 128)
+        words = _words(self._form.bits)
+        return Unpacking(
+            torch.int32,
+            lambda shape: words.shape(shape[::-1])[::-1],
+            lambda stored, shape: words.values(stored.t(), shape[::-1]).t(),
+        )
+
+
+def _words(bits: int) -> Unpacking:
+    """Codes in the lowest bits of a word first; bits that are left stay empty."""
+    per_word = 32 // bits
+
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        shifts = torch.arange(per_word, dtype=torch.int32) * bits
+        codes: Tensor = (stored[..., None] >> shifts) & (2**bits - 1)
+        return codes.to(torch.uint8).flatten(1)[:, : shape[1]]
+
+    return Unpacking(torch.int32, lambda shape: (shape[0], -(-shape[1] // per_word)), values)
+
+
+def _pairs(bits: int) -> Unpacking:
+    return Unpacking(torch.uint8, _halved, lambda stored, _: _joined(stored & 15, stored >> 4))
+
+
+def _swapped_pairs(bits: int) -> Unpacking:
+    return Unpacking(torch.uint8, _halved, lambda stored, _: _joined(stored >> 4, stored & 15))
+
+
+def _fours(bits: int) -> Unpacking:
+    """Codes of six bits, the first in the lowest bits of three bytes."""
+
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        runs = stored.view(len(stored), -1, 3).int()
+        words = runs[..., 0] | runs[..., 1] << 8 | runs[..., 2] << 16
+        codes = [(words >> shift) & 63 for shift in (0, 6, 12, 18)]
+        return torch.stack(codes, -1).to(torch.uint8).flatten(-2)
+
+    return Unpacking(torch.uint8, lambda shape: (shape[0], -(-shape[1] // 4) * 3), values)
+
+
+_PACKINGS: dict[str, Callable[[int], Unpacking]] = {
+    "words": _words,
+    "pairs": _pairs,
+    "swapped pairs": _swapped_pairs,
+    "fours": _fours,
+}
+
+
+def _halved(shape: Sequence[int]) -> tuple[int, ...]:
+    return (shape[0], -(-shape[1] // 2))
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack((first, second), -1).flatten(-2)
+
+
+def _reshaped(dtype: torch.dtype, kind: str) -> Unpacking:
+    """Scales that are stored as a row of numbers, or with dimensions of one between theirs."""
+
+    def shape(full: Sequence[int]) -> tuple[int, ...]:
+        return (full[0],) if kind == "flat" else (full[0], 1, full[1], 1)
+
+    stored = None if dtype is torch.float32 else dtype
+    return Unpacking(stored, shape, lambda values, full: values.reshape(tuple(full)))
+
+
+def _stored(
+    data: Tensor, block: tuple[int | None, int | None], unpacking: Unpacking | None
+) -> StoredTensor:
+    rows, columns = block
+    return StoredTensor(
+        data,
+        output_dim=0 if rows else None,
+        input_dim=1 if columns else None,
+        device=torch.get_default_device(),
+        outputs_per_item=rows or 1,
+        inputs_per_item=columns or 1,
+        unpacking=unpacking,
+    )
+
+
+def _one_number(output_size: int) -> StoredTensor:
+    data = torch.empty(output_size, dtype=torch.float32, device="cpu")
+    device = torch.get_default_device()
+    return StoredTensor(data, output_dim=0, input_dim=None, device=device, is_one_number=True)
+
+
+def _permutation(order: Tensor, group_size: int) -> Tensor | None:
+    """Inputs sorted by their groups `order` [N]; None if they are already."""
+    groups = order - order.min()
+    in_order = torch.arange(len(order), device=order.device) // group_size
+    if bool((order < 0).any()) or torch.equal(groups.long(), in_order):
+        return None
+    permutation = groups.argsort(stable=True)
+    if not torch.equal(groups[permutation].long(), in_order):
+        raise ValueError("weight_g_idx does not name each group as often as the others")
+    return permutation

@@ -1,0 +1,93 @@
+"""Linear methods for checkpoints whose layers are StoredCodes: floats and integers with scales.
+
+A GPU's operations multiply codes of one byte by activations rounded to such codes; everything else
+is multiplied as a grouped weight, by activations that are rounded first where the form says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.quantized.schemes import Rounding, StoredCodes
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.dispatch import gpu_only_ops
+from vllm_lite.kernels.grouped_weight import expand
+from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
+from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
+from vllm_lite.quantization.grouped import grouped_kernel
+from vllm_lite.quantization.layouts.codes import CodesLayout
+from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.scaled import ScaledKernel
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+
+_ROUNDED = {
+    "int": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+
+
+class StoredCodesMethod(UnquantizedLinearMethod):
+    """Multiplies by a checkpoint's codes; embedding and output head are plain."""
+
+    def __init__(self, form: StoredCodes, dtype: torch.dtype, keeps_codes: bool = True) -> None:
+        """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded."""
+        super().__init__(dtype)
+        self._form = form
+        self._layout = CodesLayout(form)
+        self._keeps_codes = keeps_codes
+        self._ops = gpu_only_ops()
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        return self._layout.create_weights(input_size, output_size)
+
+    def process_weights_after_loading(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        form = self._form
+        loaded = {name: stored.on_device(stored.data) for name, stored in weights.items()}
+        # Parts of a fused layer read the same inputs: the largest scale covers all.
+        input_scale = loaded[form.input_scale].max().view(1) if form.input_scale else None
+        codes = loaded[form.weight]
+        if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
+            scales = loaded[form.scale]
+            scales = scales if scales.dim() == 2 else scales[:, None]
+            group = SCALE_BLOCK if form.block[1] and scales.shape[1] > 1 else 0
+            return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
+        try:
+            weight = self._layout.read(loaded)
+        except ValueError as error:
+            raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+        if not self._keeps_codes:
+            return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
+        rounding = None if form.rounding is None else _rounding(form.rounding, input_scale)
+        return grouped_kernel(weight, bias, out_dtype, rounding)
+
+
+def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
+    """Whether a GPU's `scaled_linear` multiplies by the codes as they are stored."""
+    rounding = form.rounding
+    if form.packing != "bytes" or form.zero_point or form.order or form.scale_number != "float32":
+        return False
+    if rounding is None or rounding.number != form.number or not rounding.is_symmetric:
+        return False
+    if form.number not in ("int", "float8_e4m3fn") or rounding.bits != 8:
+        return False
+    if form.block[1] is None:
+        return rounding.scope == "token" or rounding.is_static
+    # The operation's groups are whole.
+    is_whole = form.block == (SCALE_BLOCK, SCALE_BLOCK) and codes.shape[1] % SCALE_BLOCK == 0
+    return is_whole and rounding.scope == "group" and rounding.group_size == SCALE_BLOCK
+
+
+def _rounding(form: Rounding, input_scale: Tensor | None) -> ActivationRounding | None:
+    """The operation of a form; None where it rounds to numbers that are not rounded to here."""
+    if form.bits != 8 or form.scale != "float32" or not form.is_symmetric:
+        return None
+    return ActivationRounding(_ROUNDED[form.number], form.group_size, input_scale)
