@@ -17,9 +17,9 @@ from vllm_lite.kernels.grouped_weight import (
     make_grouped,
 )
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
-from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 
 # Whatever can be loaded in blocks can be multiplied by on a GPU.
 GROUPED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]

@@ -80,7 +80,7 @@ _FORMATS = {
     "npcache": _pickled(open_cached),
 }
 # Suffixes of the tensors that make a layer's matrix.
-_MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata")
+_MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed")
 # What auto looks for.
 _FOUND = ("safetensors", "mistral", "pt")
 

@@ -39,6 +39,8 @@ _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 _UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
 # Tensors of quantised layers beside which others are room for a kernel, or settings once more.
 _WITH_NOTES = ("B", "B_24", "W_q", "SCB")
+# Of a layer with scales: what its settings imply, or do not use.
+_BESIDE_SCALES = ("weight_shape", "input_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 
@@ -66,6 +68,9 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
     if name.endswith(".bias") and name.removesuffix("bias") + "qweight" in targets:
         return True
     if name.endswith(_UNUSED):
+        return True
+    layer, _, suffix = name.rpartition(".")
+    if suffix in _BESIDE_SCALES and f"{layer}.weight_scale" in targets:
         return True
     layer, _, suffix = name.rpartition(".")
     if suffix != "bias" and any(f"{layer}.{own}" in targets for own in _WITH_NOTES):

@@ -16,9 +16,9 @@ from torch import Tensor
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import gpu_only_ops, ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
-from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.quantization.method import (
     EmbeddingTable,
     LinearKernel,

@@ -40,9 +40,6 @@ class LinearMethods:
         self._plain_layers = plain_layers
         # One object for each form: it is shared by its layers.
         self._by_form = cache(partial(get_linear_method, quantization, dtype))
-        # Options that cannot be kept are refused even where all layers are plain.
-        if scheme is None or scheme.others is not None:
-            self._by_form(None if scheme is None else scheme.others)
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""

@@ -15,10 +15,11 @@ from vllm_lite.config.quantized.schemes import Rounding, StoredCodes
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.grouped_weight import expand
-from vllm_lite.kernels.reference.grouped_linear import ActivationRounding
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.quantization.grouped import grouped_kernel
 from vllm_lite.quantization.layouts.codes import CodesLayout
+from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.method import LinearKernel, StoredTensor
 from vllm_lite.quantization.scaled import ScaledKernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
@@ -52,8 +53,11 @@ class StoredCodesMethod(UnquantizedLinearMethod):
     ) -> LinearKernel:
         form = self._form
         loaded = {name: stored.on_device(stored.data) for name, stored in weights.items()}
-        # Parts of a fused layer read the same inputs: the largest scale covers all.
-        input_scale = loaded[form.input_scale].max().view(1) if form.input_scale else None
+        input_scale = loaded.get(form.input_scale)
+        if input_scale is not None:
+            # Parts of a fused layer read the same inputs: the largest scale covers all.
+            scales = input_scale.reciprocal() if form.divides else input_scale
+            input_scale = scales.max().view(1)
         codes = loaded[form.weight]
         if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
             scales = loaded[form.scale]
@@ -66,7 +70,9 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
         if not self._keeps_codes:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        rounding = None if form.rounding is None else _rounding(form.rounding, input_scale)
+        rounding = (
+            None if form.rounding is None else _rounding(form.rounding, input_scale, codes.device)
+        )
         return grouped_kernel(weight, bias, out_dtype, rounding)
 
 
@@ -86,8 +92,18 @@ def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
     return is_whole and rounding.scope == "group" and rounding.group_size == SCALE_BLOCK
 
 
-def _rounding(form: Rounding, input_scale: Tensor | None) -> ActivationRounding | None:
-    """The operation of a form; None where it rounds to numbers that are not rounded to here."""
-    if form.bits != 8 or form.scale != "float32" or not form.is_symmetric:
-        return None
-    return ActivationRounding(_ROUNDED[form.number], form.group_size, input_scale)
+def _rounding(
+    form: Rounding, input_scale: Tensor | None, device: torch.device
+) -> ActivationRounding:
+    if form.bits == 8:
+        return ActivationRounding(
+            _ROUNDED[form.number],
+            form.group_size,
+            input_scale,
+            scales=form.scale,
+            is_shifted=not form.is_symmetric,
+        )
+    values = values_of(form.number)[: 2 ** (form.bits - 1)].to(device)
+    return ActivationRounding(
+        torch.float8_e4m3fn, form.group_size, input_scale, values, scales=form.scale
+    )

@@ -81,6 +81,8 @@ def _form(settings: Settings, group: Json) -> StoredCodes:
     common: dict[str, Any] = {"packing": packing, **_inputs(settings, group)}
     if packing == "pairs":
         settings.one_of("weights.num_bits", bits, (4,))
+        kinds = ("tensor_group", "group")
+        settings.one_of("weights.strategy", weights.get("strategy"), kinds)
         is_two_level = stored.startswith("nv")
         size = 16 if is_two_level else 32
         settings.one_of("weights.group_size", weights.get("group_size", size), (size,))
@@ -91,7 +93,7 @@ def _form(settings: Settings, group: Json) -> StoredCodes:
             block=(1, size),
             scale_number="float8_e4m3fn" if is_two_level else "e8m0",
             super_scale="weight_global_scale" if is_two_level else "",
-            divides=True,
+            divides=is_two_level,
             **common,
         )
     block = _block(settings, weights)

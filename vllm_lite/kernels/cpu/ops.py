@@ -62,5 +62,5 @@ from vllm_lite.kernels.reference.grouped_linear import (
     grouped_linear,
     grouped_lookup,
     pack_grouped,
-    round_activations,
 )
+from vllm_lite.kernels.reference.rounding import round_activations

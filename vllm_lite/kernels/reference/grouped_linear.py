@@ -1,8 +1,6 @@
-"""Linear layers, look-ups and rounded activations of grouped weights, in plain torch."""
+"""Linear layers and look-ups of grouped weights, in plain torch."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +9,6 @@ from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, expand_rows
 from vllm_lite.kernels.reference.linear import look_up_range
-from vllm_lite.kernels.reference.quantize import quantize_by_scale, quantize_rows
 
 
 def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
@@ -55,28 +52,6 @@ def grouped_lookup(
         return expand_rows(weight, rows).to(dtype)
 
     return look_up_range(look_up, ids, first_row, weight.num_outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationRounding:
-    """How a layer's activations are rounded before its product: to codes times a scale.
-
-    The scale is given, or each token's own, or that of each `group_size` inputs of a token.
-    """
-
-    number: torch.dtype  # int8, float8_e4m3fn or float8_e5m2
-    group_size: int = 0
-    scale: Tensor | None = None  # [1] float32
-
-
-def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
-    """The values [T, N] float32 that x [T, N] is rounded to."""
-    number, scale = rounding.number, rounding.scale
-    if scale is not None:
-        return quantize_by_scale(x, scale, number).float() * scale
-    codes, scales = quantize_rows(x, number, rounding.group_size)
-    groups = codes.float().view(*scales.shape, -1) * scales.unsqueeze(-1)
-    return groups.view(x.shape)
 
 
 def quantized_linear(

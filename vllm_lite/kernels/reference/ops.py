@@ -18,6 +18,7 @@ from vllm_lite.kernels.reference import (
     norm,
     quantize,
     quantized,
+    rounding,
     sampling,
     state,
 )
@@ -42,7 +43,7 @@ class Ops:
     pack_grouped = staticmethod(grouped.pack_grouped)
     grouped_linear = staticmethod(grouped.grouped_linear)
     grouped_lookup = staticmethod(grouped.grouped_lookup)
-    round_activations = staticmethod(grouped.round_activations)
+    round_activations = staticmethod(rounding.round_activations)
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)

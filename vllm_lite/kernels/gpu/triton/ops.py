@@ -57,5 +57,6 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
-from vllm_lite.kernels.reference.grouped_linear import pack_grouped, round_activations
+from vllm_lite.kernels.reference.grouped_linear import pack_grouped
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
+from vllm_lite.kernels.reference.rounding import round_activations

@@ -1,0 +1,210 @@
+"""Writers of floats and integers with scales, as tools store them, and of rounded activations.
+
+Written from the formats' descriptions, independently of the readers under test; compared once with
+compressed-tensors 0.17 (see `test_stored_codes.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.models.quantized_checkpoints import Quantise, Stored
+
+Round = Callable[[Tensor], Tensor]
+E4M3 = torch.float8_e4m3fn
+
+
+def float_values(exponent_bits: int, mantissa_bits: int, bias: int) -> list[float]:
+    """Every value of a small float, by its code; the sign is the highest bit."""
+    values = []
+    for code in range(2 ** (exponent_bits + mantissa_bits)):
+        exponent, mantissa = divmod(code, 2**mantissa_bits)
+        if exponent:
+            values.append((1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias))
+        else:
+            values.append(mantissa / 2**mantissa_bits * 2.0 ** (1 - bias))
+    return values + [-value for value in values]
+
+
+FP4 = torch.tensor(float_values(2, 1, 1))
+SMALL = {
+    "fp4": (FP4, 4),
+    "fp6_e2m3": (torch.tensor(float_values(2, 3, 1)), 6),
+    "fp6_e3m2": (torch.tensor(float_values(3, 2, 3)), 6),
+}
+
+
+def nearest(x: Tensor, values: Tensor) -> Tensor:
+    """The codes of the values that are nearest to x, of a tie the even one."""
+    half = len(values) // 2
+    distance = (x.abs().double()[..., None] - values[:half].double()).abs()
+    least = distance.amin(-1, keepdim=True)
+    codes = torch.arange(half).expand(distance.shape)
+    rank = torch.where(distance == least, codes % 2, 9) * half + codes
+    chosen = rank.argmin(-1)
+    return chosen + half * (x.signbit())
+
+
+def in_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Codes [M, N] one after another in bytes, lowest bits first."""
+    shifts = torch.arange(bits)
+    places = (codes[..., None] >> shifts & 1).flatten(1).unflatten(1, (-1, 8))
+    return (places << torch.arange(8)).sum(-1).to(torch.uint8)
+
+
+def power_of_two(groups: Tensor, largest: float) -> Tensor:
+    """Scales [..., 1] of groups as the OCP formats have them."""
+    exponents = [
+        math.floor(math.log2(top)) - math.floor(math.log2(largest)) if top > 0 else 0
+        for top in groups.abs().amax(-1).flatten().tolist()
+    ]
+    return torch.tensor([2.0**e for e in exponents]).view(*groups.shape[:-1], 1)
+
+
+def exponents(scales: Tensor) -> Tensor:
+    return (scales.log2() + 127).to(torch.uint8).squeeze(-1)
+
+
+def mx(kind: str, weight_name: str = "weight", scale_name: str = "weight_scale") -> Quantise:
+    """fp8, fp4 or fp6 with a power of two for each 32 inputs."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        groups = weight.unflatten(1, (-1, 32))
+        scales = power_of_two(groups, 448.0 if kind == "fp8" else float(SMALL[kind][0].max()))
+        if kind == "fp8":
+            codes = (groups / scales).clamp(-448, 448).to(E4M3)
+            worth, packed = codes.float() * scales, codes.flatten(1)
+        else:
+            values, bits = SMALL[kind]
+            found = nearest(groups / scales, values)
+            worth, packed = values[found] * scales, in_bytes(found.flatten(1), bits)
+        return {weight_name: packed, scale_name: exponents(scales)}, worth.flatten(1)
+
+    return quantise
+
+
+def nvfp4(is_divided: bool, has_input_scale: bool, is_bare: bool = False) -> Quantise:
+    """compressed-tensors' names and divisors, or ModelOpt's names and factors."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        groups = weight.unflatten(1, (-1, 16))
+        factor = weight.abs().amax() / (448 * 6)
+        factor = 2.0 ** factor.log2().round() if is_divided else factor
+        scales = (groups.abs().amax(-1, keepdim=True) / 6 / factor).clamp(max=448).to(E4M3)
+        wide = scales.float() * factor
+        codes = nearest(torch.where(wide > 0, groups / wide, 0.0), FP4)
+        stored = {
+            "weight_packed" if is_divided else "weight": in_bytes(codes.flatten(1), 4),
+            "weight_scale": scales.squeeze(-1),
+            "weight_global_scale" if is_divided else "weight_scale_2": (
+                (1 / factor).view(1) if is_divided else factor
+            ),
+        }
+        if has_input_scale:
+            own = torch.tensor([1 / INPUT_FACTOR if is_divided else INPUT_FACTOR])
+            stored["input_global_scale" if is_divided else "input_scale"] = own
+        return stored, (FP4[codes] * wide).flatten(1)
+
+    return quantise
+
+
+# Of NVFP4's inputs.
+INPUT_FACTOR = 2.0**-9
+
+
+def words(bits: int, group: int, is_symmetric: bool, is_ordered: bool = True) -> Quantise:
+    """compressed-tensors' pack-quantized: int32 along inputs, of zero points along outputs."""
+
+    def packed(codes: Tensor) -> Tensor:
+        count = 32 // bits
+        padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % count))
+        places = padded.unflatten(1, (-1, count)) << (bits * torch.arange(count))
+        whole = places.sum(-1)
+        return whole.where(whole < 2**31, whole - 2**32).int()
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        size, middle = weight.shape[1], 2 ** (bits - 1)
+        order = torch.arange(size) // group
+        if not is_ordered:
+            order = order[torch.randperm(size, generator=torch.Generator().manual_seed(size))]
+        scales = torch.empty(len(weight), size // group)
+        zeros = torch.zeros(len(weight), size // group, dtype=torch.long)
+        codes = torch.empty(weight.shape, dtype=torch.long)
+        for g in range(size // group):
+            part = weight[:, order == g]
+            low, high = part.amin(1), part.amax(1)
+            if is_symmetric:
+                high = torch.maximum(high, -low)
+                low = -high
+            scales[:, g] = (high - low) / (2**bits - 1)
+            if not is_symmetric:
+                zeros[:, g] = (-middle - low / scales[:, g]).round().clamp(-middle, middle - 1)
+            near = (part / scales[:, g, None]).round().long() + zeros[:, g, None]
+            codes[:, order == g] = near.clamp(-middle, middle - 1)
+        stored = {
+            "weight_packed": packed(codes + middle),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not is_symmetric:
+            stored["weight_zero_point"] = packed((zeros + middle).T).T
+        if not is_ordered:
+            stored["weight_g_idx"] = order.int()
+        return stored, (codes - zeros[:, order]).float() * scales[:, order]
+
+    return quantise
+
+
+def round_tokens(largest: float, group: int = 0) -> Round:
+    """Rows, or groups of inputs, to int8 (127) or fp8 (448) by their largest values."""
+
+    def rounded(x: Tensor) -> Tensor:
+        size = group or x.shape[1]
+        padded = torch.nn.functional.pad(x, (0, -x.shape[1] % size)).unflatten(1, (-1, size))
+        scale = padded.abs().amax(-1, keepdim=True) / largest
+        codes = torch.where(scale > 0, padded / scale, 0.0)
+        codes = codes.round() if largest == 127 else codes.to(E4M3).float()
+        return (codes * scale).flatten(1)[:, : x.shape[1]]
+
+    return rounded
+
+
+def round_by(scale: float, largest: float) -> Round:
+    def rounded(x: Tensor) -> Tensor:
+        codes = (x / scale).clamp(-largest, largest)
+        return (codes.round() if largest == 127 else codes.to(E4M3).float()) * scale
+
+    return rounded
+
+
+def round_mx(kind: str) -> Round:
+    def rounded(x: Tensor) -> Tensor:
+        _, worth = mx(kind)("", x)
+        return worth
+
+    return rounded
+
+
+def round_nvfp4(x: Tensor) -> Tensor:
+    groups = x.unflatten(1, (-1, 16))
+    scales = (groups.abs().amax(-1, keepdim=True) / 6 / INPUT_FACTOR).clamp(max=448)
+    wide = scales.to(E4M3).float() * INPUT_FACTOR
+    codes = nearest(torch.where(wide > 0, groups / wide, 0.0), FP4)
+    return (FP4[codes] * wide).flatten(1)
+
+
+def compressed(
+    weights: dict[str, Any], inputs: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        **settings,
+    }

@@ -1,0 +1,209 @@
+"""Every form of floats and integers with scales is worth what its format says, bit for bit.
+
+The writers' tensors were read once by compressed-tensors 0.17's own compressors, whose values are
+the same after their rounding to bfloat16.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
+from tests.models.runner import load
+from tests.models.stored_codes import (
+    E4M3,
+    Round,
+    compressed,
+    mx,
+    nvfp4,
+    round_by,
+    round_mx,
+    round_nvfp4,
+    round_tokens,
+    words,
+)
+from tests.models.test_quantized_checkpoints import SIZES, SQUARE, layers, logits
+from vllm_lite.errors import CheckpointError
+
+Case = tuple[dict[str, Any], Quantise, Round | None]
+INT8 = torch.int8
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel"}
+INT: dict[str, Any] = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+TOKENS: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+INT_TOKENS = TOKENS | {"type": "int"}
+TENSOR = TOKENS | {"strategy": "tensor", "dynamic": False}
+GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+BLOCK = FLOAT8 | {"strategy": "block", "block_structure": [128, 128]}
+AS_NVFP4 = {"format": "nvfp4-pack-quantized"}
+AS_MXFP4 = {"format": "mxfp4-pack-quantized"}
+ROUND8, ROUND127 = round_tokens(448.0), round_tokens(127.0)
+CASES: dict[str, Case] = {
+    "fp8": (FP8, scaled(E4M3, "tensor", False), ROUND8),
+    "fp8 static": (
+        FP8 | {"activation_scheme": "static"},
+        scaled(E4M3, "tensor", True),
+        round_by(0.05, 448.0),
+    ),
+    "fp8 blocks": (
+        FP8 | {"weight_block_size": [128, 128]},
+        scaled(E4M3, "block", False),
+        round_tokens(448.0, 128),
+    ),
+    "fbgemm_fp8": ({"quant_method": "fbgemm_fp8"}, scaled(E4M3, "channel", False), ROUND8),
+    "W8A8 float": (compressed(FLOAT8, TOKENS), scaled(E4M3, "channel", False), ROUND8),
+    "W8A8 float tensor": (
+        compressed(FLOAT8 | {"strategy": "tensor"}, TENSOR),
+        scaled(E4M3, "tensor", True),
+        round_by(0.05, 448.0),
+    ),
+    "W8A16 float": (compressed(FLOAT8), scaled(E4M3, "channel", False), None),
+    "W8A8 int": (compressed(INT, INT_TOKENS), scaled(INT8, "channel", False), ROUND127),
+    "W8A8 int static": (
+        compressed(INT, TENSOR | {"type": "int"}),
+        scaled(INT8, "channel", True),
+        round_by(0.05, 127.0),
+    ),
+    "W4A16": (compressed(GROUPS), words(4, 32, True), None),
+    "W4A16 asymmetric": (compressed(GROUPS | {"symmetric": False}), words(4, 32, False), None),
+    "W4A16 act-order": (
+        compressed(GROUPS | {"actorder": "group"}),
+        words(4, 32, True, is_ordered=False),
+        None,
+    ),
+    "W8A16": (compressed(GROUPS | {"num_bits": 8}), words(8, 32, True), None),
+    "W3A16": (compressed(GROUPS | {"num_bits": 3}), words(3, 32, True), None),
+    "W4A8": (
+        compressed(GROUPS, INT_TOKENS, format="pack-quantized"),
+        words(4, 32, True),
+        ROUND127,
+    ),
+    "W4AFP8": (compressed(GROUPS, TOKENS, format="pack-quantized"), words(4, 32, True), ROUND8),
+    "NVFP4A16": (compressed(FLOAT4, **AS_NVFP4), nvfp4(True, False), None),
+    "NVFP4": (
+        compressed(FLOAT4, FLOAT4 | {"dynamic": "local"}, **AS_NVFP4),
+        nvfp4(True, True),
+        round_nvfp4,
+    ),
+    "MXFP4A16": (compressed(MX4, **AS_MXFP4), mx("fp4", "weight_packed"), None),
+    "MXFP4": (
+        compressed(MX4, MX4 | {"dynamic": True}, **AS_MXFP4),
+        mx("fp4", "weight_packed"),
+        round_mx("fp4"),
+    ),
+    "MXFP8": (
+        compressed(
+            MX4 | {"num_bits": 8}, MX4 | {"num_bits": 8, "dynamic": True}, format="mxfp8-quantized"
+        ),
+        mx("fp8"),
+        round_mx("fp8"),
+    ),
+    "float blocks": (
+        compressed(BLOCK, TOKENS | {"strategy": "group", "group_size": 128}),
+        lambda name, weight: _renamed(scaled(E4M3, "block", False)(name, weight)),
+        round_tokens(448.0, 128),
+    ),
+}
+
+
+def _renamed(pair: Any) -> Any:
+    stored, worth = pair
+    return {name.removesuffix("_inv"): part for name, part in stored.items()}, worth
+
+
+def _pair(name: str, directory: Path, **changes: Any) -> tuple[Path, Path]:
+    settings, quantise, _ = CASES[name]
+    return write_pair(directory, settings, quantise, **(SQUARE if "blocks" in name else SIZES))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_exact(name: str, tmp_path: Path) -> None:
+    packed, plain = _pair(name, tmp_path)
+    exact, whole = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+    for layer, module in whole.items():
+        assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_a_plain_model_s_with_the_same_rounding(name: str, tmp_path: Path) -> None:
+    packed, plain = _pair(name, tmp_path)
+    rounded, model = CASES[name][2], load(packed)
+    exact = load(plain)
+    for layer, module in layers(model).items():
+        x = torch.randn(5, 64 if "down" in layer and "blocks" not in name else module._inputs.size)
+        other = layers(exact)[layer]
+        if any(weight.format[:1] in "Q" for weight in module.kernel.stored):
+            continue  # by GGUF's types, whose kernels round activations
+        want = other.kernel(x if rounded is None else rounded(x))
+        torch.testing.assert_close(module.kernel(x), want, rtol=1e-4, atol=1e-4)
+        if rounded is not None:
+            kernel = other.kernel
+            other.kernel = lambda x, kernel=kernel, rounded=rounded: kernel(rounded(x))
+    torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (compressed(FLOAT8, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (compressed(FLOAT8 | {"num_bits": 5}, TOKENS), "weights.num_bits 5"),
+        (compressed(GROUPS | {"group_size": 0}), "weights.group_size 0"),
+        (compressed(GROUPS | {"num_bits": 9}), "weights.num_bits 9"),
+        (compressed(GROUPS) | {"ignore": ["re:("]}, "pattern"),
+        (compressed(FLOAT8, TOKENS | {"type": "complex"}), "input_activations.type"),
+        (compressed(FLOAT8 | {"num_bits": 4}, TOKENS), "weights.strategy 'channel'"),
+        ({"quant_method": "compressed-tensors"}, "no config_groups"),
+        (FP8 | {"weight_block_size": [64, 40]}, r"weight_block_size \[64, 40\]"),
+        (FP8 | {"activation_scheme": "often"}, "activation_scheme 'often'"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_one_line(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    packed, _ = write_pair(tmp_path, settings, lambda _, weight: ({"weight": weight}, weight))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(packed)
+    assert "\n" not in str(caught.value)
+
+
+def test_groups_of_layers_are_unlike_each_other_and_patterns_choose(tmp_path: Path) -> None:
+    """Rules for names go before those for all, and what is to be ignored before either."""
+    settings = compressed(FLOAT8, TOKENS)
+    settings["config_groups"] |= {
+        "mlp": {"targets": ["re:.*mlp.*"], "weights": GROUPS, "format": "pack-quantized"},
+        "o": {"targets": ["model.layers.0.self_attn.o_proj"], "weights": INT},
+    }
+    settings["config_groups"]["o"]["format"] = "int-quantized"
+    settings |= {"format": "mixed-precision", "ignore": ["re:.*down_proj", "lm_head"]}
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        if "down_proj" in name:
+            return {"weight": weight}, weight
+        if "mlp" in name:
+            return words(4, 32, True)(name, weight)
+        return scaled(INT8 if "o_proj" in name else E4M3, "channel", False)(name, weight)
+
+    packed, plain = write_pair(tmp_path, settings, quantise, **SIZES)
+    exact, model = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+    for layer, module in model.items():
+        assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+    formats = {
+        name: module.kernel.stored[0].format for name, module in layers(load(packed)).items()
+    }
+    assert len(set(formats.values())) == 4, formats
+
+
+def test_fused_layers_of_different_forms_are_one_error(tmp_path: Path) -> None:
+    settings = compressed(FLOAT8, TOKENS)
+    settings["config_groups"]["k"] = {"targets": ["re:.*k_proj"], "weights": FLOAT8}
+    packed, _ = write_pair(tmp_path, settings, scaled(E4M3, "channel", False), **SIZES)
+    with pytest.raises(
+        CheckpointError, match=r"q_proj and .*k_proj are fused but quantised unlike"
+    ):
+        load(packed)
