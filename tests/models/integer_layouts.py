@@ -249,7 +249,10 @@ def llm_int8(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
 def torchao_int8(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
     scale = weight.abs().amax(1, keepdim=True) / 127.5
     codes = (weight / scale).round().clamp(-128, 127)
-    return {"_weight_qdata": codes.to(torch.int8), "_weight_scale": scale}, codes * scale
+    stored = {"_weight_qdata": codes.to(torch.int8), "_weight_scale": scale}
+    if "q_proj" in name:  # later versions have zero points
+        stored["_weight_zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
+    return stored, codes * scale
 
 
 def torchao_int4(group: int) -> Quantise:

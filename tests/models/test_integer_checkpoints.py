@@ -100,6 +100,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     "hqq 3": (hqq(3, 32), layouts.hqq(32, 3), SIZES),
     "hqq 4": (hqq(4, 64), layouts.hqq(64, 4, torch.bfloat16), TILED),
     "hqq 8": (hqq(8, None), layouts.hqq(None, 8), SIZES),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None},
+        layouts.llm_int8,
+        SIZES,
+    ),
     "torchao int8": (torchao("Int8WeightOnlyConfig"), layouts.torchao_int8, SIZES),
     "torchao int4": (
         torchao("Int4WeightOnlyConfig", group_size=32),

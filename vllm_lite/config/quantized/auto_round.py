@@ -22,18 +22,15 @@ def read(path: str, values: Json) -> Scheme:
     settings = Settings(path, values)
     named: dict[str, Form | None] = {}
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
-    extra = values.get("extra_config") or {}
-    if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
-        raise settings.refusal(f"extra_config {extra!r}", "settings by layer")
-    for name, changes in extra.items():
-        form = _form_of(settings.changed(changes))
+    for name, changes in settings.table("extra_config", values.get("extra_config")).items():
+        form = _form_of(settings.changed(settings.table(f"extra_config of {name}", changes)))
         if _SPECIAL.isdisjoint(name):
             named[name] = form
         else:
             patterns.append((re.compile(f".*(?:{settings.pattern(name).pattern})"), form))
     blocks = values.get("block_name_to_quantize") or values.get("to_quant_block_names")
     others: Form | None = _form_of(settings)
-    if blocks:
+    if isinstance(blocks, str | list) and blocks:
         names = blocks.split(",") if isinstance(blocks, str) else _flat(blocks)
         patterns += [(re.compile(re.escape(name.strip()) + r"(?:\.|$)"), others) for name in names]
         others = None

@@ -15,9 +15,7 @@ _FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    rules = values.get("dynamic") or {}
-    if not isinstance(rules, dict):
-        raise settings.refusal(f"dynamic {rules!r}", "rules by patterns of names")
+    rules = settings.table("dynamic", values.get("dynamic"))
     patterns = tuple(_rule(settings, text, changes) for text, changes in rules.items())
     return Scheme(form_of(settings), patterns=patterns)
 
@@ -50,6 +48,4 @@ def _rule(settings: Settings, text: str, changes: Any) -> tuple[re.Pattern[str],
     pattern = settings.pattern(text.removeprefix("-:").removeprefix("+:"))
     if text.startswith("-:"):
         return pattern, None
-    if not isinstance(changes, dict):
-        raise settings.refusal(f"dynamic {text!r}: {changes!r}", "settings by name")
-    return pattern, form_of(settings.changed(changes))
+    return pattern, form_of(settings.changed(settings.table(f"dynamic {text!r}:", changes)))

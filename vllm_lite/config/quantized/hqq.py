@@ -15,9 +15,7 @@ _GROUPS = "weight_quant_params"
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    found = values.get("quant_config")
-    if not isinstance(found, dict):
-        raise settings.refusal(f"quant_config {found!r}", "settings of weights")
+    found = settings.table("quant_config", values.get("quant_config"))
     plain = left_plain(settings, "skip_modules")
     if _GROUPS in found:
         return Scheme(_form_of(settings, found), patterns=plain)
@@ -32,9 +30,8 @@ def read(path: str, values: Json) -> Scheme:
 def _form_of(settings: Settings, found: Any) -> Form | None:
     if found is None:
         return None
-    of_weights = found.get(_GROUPS) if isinstance(found, dict) else None
-    if not isinstance(of_weights, dict):
-        raise settings.refusal(f"{_GROUPS} {of_weights!r}", "settings of weights")
+    found = settings.table("quant_config", found)
+    of_weights = settings.table(_GROUPS, found.get(_GROUPS))
     for name in ("scale_quant_params", "zero_quant_params"):
         settings.one_of(name, found.get(name), (None,))
     own = settings.changed(of_weights)

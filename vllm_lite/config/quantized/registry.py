@@ -13,6 +13,7 @@ from vllm_lite.config.quantized import (
     auto_round,
     awq,
     bitnet,
+    bitsandbytes,
     compressed_tensors,
     fp8,
     gptq,
@@ -36,6 +37,7 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
     **dict.fromkeys(("auto-round", "intel/auto-round"), auto_round.read),
     "hqq": hqq.read,
     "qqq": qqq.read,
+    "bitsandbytes": bitsandbytes.read,
     "torchao": torchao.read,
 }
 # Other names of --quantization, mostly of kernels, for what checkpoints call otherwise.
@@ -73,12 +75,18 @@ def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     if method == "mxfp4":
         return None
-    if method not in READERS:
+    if not isinstance(method, str) or method not in READERS:
         raise CheckpointError(
             f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "
             f"use one by {', '.join(READERS)}, the unquantised checkpoint or a GGUF file"
         )
-    return READERS[method](path, settings)
+    try:
+        return READERS[method](path, settings)
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} has a quantization_config with a value of another kind than {method} writes "
+            f"({error}); fetch config.json again"
+        ) from None
 
 
 def check_quantization(quantization: str | None, facts: ModelFacts) -> None:

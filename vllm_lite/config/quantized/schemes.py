@@ -140,6 +140,12 @@ class Settings:
             raise self.refusal(f"{name} {value!r}", shown)
         return value
 
+    def table(self, name: str, value: Any) -> Json:
+        """`value`, the setting `name`, with names of its own; none for None."""
+        if value is not None and not isinstance(value, dict):
+            raise self.refusal(f"{name} {value!r}", "an object")
+        return value or {}
+
     def changed(self, changes: Json) -> Settings:
         """The settings of some layers, where they differ."""
         return Settings(self._path, {**self.values, **changes})

@@ -27,7 +27,8 @@ def read(path: str, values: Json) -> Scheme:
 def _form_of(settings: Settings, kind: Any) -> Form:
     name = kind.get("_type") if isinstance(kind, dict) else kind
     settings.one_of("quant_type", name, _KINDS)
-    data = settings.changed(kind.get("_data") or {})
+    found = kind.get("_data") if isinstance(kind, dict) else None
+    data = settings.changed(settings.table("_data", found))
     if name == "Int8WeightOnlyConfig":
         if data.values.get("group_size") is None:
             return PackedIntegers("torchao_int8", 8, None, is_symmetric=True)

@@ -83,6 +83,8 @@ class IntegerLayout:
         if zeros is not None and zeros.is_floating_point():
             zeros, minimums = _split_zeros(zeros, scales)
             offset = 0
+        if zeros is not None and torch.equal(zeros, zeros[:1, :1].expand_as(zeros)):
+            offset, zeros = offset + int(zeros[0, 0]), None
         if minimums is not None and "negated_minimums" in held:
             minimums, offset = -minimums, middle if form.is_symmetric else 0
         codes, permutation = _by_group(codes, held.get("order"), scales.shape[1])
@@ -352,6 +354,9 @@ def _torchao_int8(form: PackedIntegers) -> dict[str, Packed]:
     return {
         "_weight_qdata": Packed("codes", torch.int8, lambda m, n: (m, n), _signed),
         "_weight_scale": _floats("scales", inputs_first=False),
+        "_weight_zero_point": Packed(
+            "zeros", torch.int8, lambda m, g: (m, g), _signed, default=128
+        ),
     }
 
 
