@@ -6,6 +6,7 @@ the same after their rounding to bfloat16.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.models.stored_codes import (
 )
 from tests.models.test_quantized_checkpoints import SIZES, SQUARE, layers, logits
 from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.attention import ScaledCacheAttention
 
 Case = tuple[dict[str, Any], Quantise, Round | None]
 INT8 = torch.int8
@@ -112,6 +114,115 @@ CASES: dict[str, Case] = {
 }
 
 
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "ignore": ["lm_head"]}
+STATIC8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+DYNAMIC8 = {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": True}
+CHANNEL8 = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True}
+
+
+def quark(weight: Any, inputs: Any = None, **settings: Any) -> dict[str, Any]:
+    whole = {"weight": weight, "input_tensors": inputs}
+    return {
+        "quant_method": "quark",
+        "global_quant_config": whole,
+        "exclude": ["lm_head"],
+    } | settings
+
+
+def ocp(dtype: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "qscheme": "per_group",
+        "group_size": 32,
+        "scale_format": "e8m0",
+        **changes,
+    }
+
+
+def _flat(quantise: Quantise) -> Quantise:
+    """Scales as a row of numbers."""
+
+    def flat(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = quantise(name, weight)
+        return stored | {"weight_scale": stored["weight_scale"].flatten()}, worth
+
+    return flat
+
+
+def _spread(name: str, weight: torch.Tensor) -> Any:
+    stored, worth = scaled(E4M3, "block", False)(name, weight)
+    scales = stored["weight_scale_inv"]
+    return {"weight": stored["weight"], "weight_scale": scales[:, None, :, None]}, worth
+
+
+def _second(name: str, weight: torch.Tensor) -> Any:
+    stored, worth = nvfp4(False, True)(name, weight)
+    return stored | {"input_scale_2": stored.pop("input_scale")}, worth
+
+
+CASES |= {
+    "modelopt FP8": (
+        MODELOPT | {"quant_algo": "FP8"},
+        scaled(E4M3, "tensor", True),
+        round_by(0.05, 448.0),
+    ),
+    "modelopt channels": (
+        MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        _flat(scaled(E4M3, "channel", False)),
+        ROUND8,
+    ),
+    "modelopt blocks": (
+        MODELOPT | {"quant_algo": "fp8_pb_wo"},
+        _spread,
+        round_tokens(448.0, 128),
+    ),
+    "modelopt NVFP4": (
+        MODELOPT | {"quant_algo": "NVFP4", "group_size": 16},
+        nvfp4(False, True),
+        round_nvfp4,
+    ),
+    "modelopt W4A16": (MODELOPT | {"quant_algo": "W4A16_NVFP4"}, nvfp4(False, False), None),
+    "modelopt MXFP8": (MODELOPT | {"quant_algo": "MXFP8"}, mx("fp8"), round_mx("fp8")),
+    "mxfp8": ({"quant_method": "mxfp8"}, mx("fp8"), round_mx("fp8")),
+    "quark fp8": (
+        quark(STATIC8, STATIC8),
+        scaled(E4M3, "tensor", True),
+        round_by(0.05, 448.0),
+    ),
+    "quark fp8 tokens": (
+        quark(STATIC8 | {"qscheme": "per_channel"}, DYNAMIC8),
+        _flat(scaled(E4M3, "channel", False)),
+        ROUND8,
+    ),
+    "quark int8": (
+        quark(CHANNEL8, CHANNEL8 | {"is_dynamic": True}),
+        _flat(scaled(INT8, "channel", False)),
+        ROUND127,
+    ),
+    "quark fp4": (quark(ocp("fp4"), ocp("fp4", is_dynamic=True)), mx("fp4"), round_mx("fp4")),
+    "quark fp4, fp6": (
+        quark(ocp("fp4"), ocp("fp6_e2m3", is_dynamic=True)),
+        mx("fp4"),
+        round_mx("fp6_e2m3"),
+    ),
+    "quark fp4, fp8": (quark(ocp("fp4"), DYNAMIC8), mx("fp4"), ROUND8),
+    "quark fp6_e2m3": (
+        quark(ocp("fp6_e2m3"), ocp("fp6_e2m3", is_dynamic=True)),
+        mx("fp6_e2m3"),
+        round_mx("fp6_e2m3"),
+    ),
+    "quark fp6_e3m2": (quark([ocp("fp6_e3m2")]), mx("fp6_e3m2"), None),
+    "quark nvfp4": (
+        quark(
+            [ocp("fp4", group_size=16), STATIC8],
+            [ocp("fp4", group_size=16, is_dynamic=True), STATIC8],
+        ),
+        _second,
+        round_nvfp4,
+    ),
+}
+
+
 def _renamed(pair: Any) -> Any:
     stored, worth = pair
     return {name.removesuffix("_inv"): part for name, part in stored.items()}, worth
@@ -146,6 +257,45 @@ def test_logits_are_a_plain_model_s_with_the_same_rounding(name: str, tmp_path: 
             kernel = other.kernel
             other.kernel = lambda x, kernel=kernel, rounded=rounded: kernel(rounded(x))
     torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_a_quark_checkpoint_are_mixed(tmp_path: Path) -> None:
+    own = {"*down_proj": {"weight": STATIC8, "input_tensors": STATIC8}}
+    settings = quark(ocp("fp4"), ocp("fp4", is_dynamic=True), layer_quant_config=own)
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        kind = scaled(E4M3, "tensor", True) if "down_proj" in name else mx("fp4")
+        return kind(name, weight)
+
+    packed, plain = write_pair(tmp_path, settings, quantise, **SIZES)
+    exact, model = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+    for layer, module in model.items():
+        assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+
+
+def test_modelopt_mixes_by_name_and_reads_a_file_beside(tmp_path: Path) -> None:
+    names = [f"model.layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")]
+    named: dict[str, Any] = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in names}
+    others = [f"model.layers.0.self_attn.{part}_proj" for part in "qkvo"]
+    named |= {name: {"quant_algo": "FP8"} for name in others}
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = (nvfp4(False, True) if "mlp" in name else scaled(E4M3, "tensor", True))(
+            name, weight
+        )
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            stored[f"{name[-13]}_scale"] = torch.tensor(1.5)
+        return stored, worth
+
+    packed, plain = write_pair(tmp_path, {}, quantise, **SIZES)
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": named}
+    mixed["kv_cache_quant_algo"] = "FP8"
+    (packed / "hf_quant_config.json").write_text(json.dumps({"quantization": mixed}))
+    exact, model = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+    for layer, module in model.items():
+        assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+    with_scales = load(packed, kv_cache_dtype="fp8").modules()
+    assert any(isinstance(module, ScaledCacheAttention) for module in with_scales)
 
 
 @pytest.mark.parametrize(

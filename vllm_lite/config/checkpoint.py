@@ -18,7 +18,7 @@ from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
-from vllm_lite.config.quantized.registry import read_scheme
+from vllm_lite.config.quantized.registry import read_scheme, with_quantization
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError, UsageError
@@ -73,7 +73,7 @@ def read_facts(
     else:
         raw = _hf_config(gguf)
     overrides = hf_overrides or {}
-    merged = {**raw, **overrides}
+    merged = with_quantization({**raw, **overrides}, Path(path))
     check_sendable(path, merged)
     row = _architecture(path, merged, model_impl)
     if row is None:

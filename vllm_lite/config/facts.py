@@ -60,4 +60,5 @@ class ModelFacts:
         """The quantization method of a Hugging Face checkpoint; None for a plain one."""
         settings = self.hf_config.get("quantization_config") or {}
         method: str | None = settings.get("quant_method")
+        method = "modelopt" if str(method).startswith("modelopt") else method
         return None if method in EXPANDED else method

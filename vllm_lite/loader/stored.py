@@ -29,8 +29,10 @@ _NARROW = {
     "I16": torch.int16,
     "I32": torch.int32,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
-_DTYPES = FLOATS | _NARROW
+# Powers of two are read as their exponents, or as numbers.
+_DTYPES = FLOATS | _NARROW | {"F8_E8M0": torch.float8_e8m0fnu}
 _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 
 
@@ -114,7 +116,11 @@ class StoredTensor:
         if slot.unpacking is not None:
             write_weights(slot.tensor, part.unpacked(self.read(), slot))
             return
-        write_weights(slot.tensor, part.values(self._read(part.region(slot))))
+        stored = self._read(part.region(slot))
+        if stored.dtype is torch.float8_e8m0fnu:
+            is_code = slot.tensor.dtype is torch.uint8
+            stored = stored.view(torch.uint8) if is_code else stored.float()
+        write_weights(slot.tensor, part.values(stored))
 
     def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
         slices = [
@@ -140,7 +146,8 @@ def stored_tensor(file: TensorFile, name: str, wanted: torch.dtype | None) -> St
     dtype, shape = file.entry(name)
     if wanted is not None:
         allowed = [word for word, number in _NARROW.items() if number is wanted] or list(FLOATS)
-        if dtype not in allowed:
+        is_power = dtype == "F8_E8M0" and (wanted is torch.uint8 or wanted in FLOATS.values())
+        if dtype not in allowed and not is_power:
             raise CheckpointError(
                 f"{file.path}: the tensor {name!r} is stored as {dtype}; supported are "
                 f"{', '.join(allowed)}"

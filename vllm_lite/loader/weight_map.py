@@ -36,11 +36,14 @@ FUSED = {
 _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 # Suffixes of tensors that older checkpoints have although the configuration implies them.
 # Scales of caches are for caches that have none of their own.
-_UNUSED = (".self_attn.k_scale", ".self_attn.v_scale")
+_UNUSED = (
+    *(f".self_attn.{name}_scale" for name in ("k", "v", "q", "prob", "attn.q", "attn.prob")),
+    ".self_attn.q_proj.output_scale",
+)
 # Tensors of quantised layers beside which others are room for a kernel, or settings once more.
 _WITH_NOTES = ("B", "B_24", "W_q", "SCB")
 # Of a layer with scales: what its settings imply, or do not use.
-_BESIDE_SCALES = ("weight_shape", "input_scale")
+_BESIDE_SCALES = ("weight_shape", "input_scale", "output_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 

@@ -6,6 +6,7 @@ and their scales. A layer without a rule fills the layer of the same name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -273,6 +274,8 @@ _TEXT_MARKS = {
 }
 # Of decoders without a head: what their tensors begin with, where they have no root.
 _ROOTS = {name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")}
+# Where tools write the scales of cached keys and values.
+_CACHE_SCALE = re.compile(r"\.self_attn\.(?:attn\.([kv])_scale|([kv])_proj\.([kv]|output)_scale)$")
 # The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
@@ -313,7 +316,8 @@ class WeightRules:
     def name_of(self, name: str) -> str:
         """The name of a tensor that is read whole."""
         pattern, numbers = _pattern(self._unmarked(name))
-        return _numbered(self._aliases.get(pattern, pattern), numbers)
+        found = _numbered(self._aliases.get(pattern, pattern), numbers)
+        return _CACHE_SCALE.sub(lambda match: f".self_attn.{match[1] or match[2]}_scale", found)
 
     def has_place(self, name: str) -> bool:
         """Whether a checkpoint's tensor is of the model at all, and not of other media's parts."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from vllm_lite.config.quantized.schemes import Rounding, Scheme, Settings, StoredCodes
 from vllm_lite.config.values import Json
 
 TOKENS = Rounding("float8_e4m3fn", 8, "token")
 TENSOR = Rounding("float8_e4m3fn", 8, "tensor", is_static=True)
+
+_GROUPS = Rounding("float8_e4m3fn", 8, "group", 32, scale="e8m0")
+MXFP8 = StoredCodes("float8_e4m3fn", 8, block=(1, 32), scale_number="e8m0", rounding=_GROUPS)
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -28,21 +32,33 @@ def read(path: str, values: Json) -> Scheme:
     return Scheme(form, patterns=plain(left))
 
 
-def blocks(settings: Settings, block: object, scale: str = "weight_scale_inv") -> StoredCodes:
+def blocks(
+    settings: Settings,
+    sides: object,
+    scale: str = "weight_scale_inv",
+    shape: Literal["matrix", "spread"] = "matrix",
+) -> StoredCodes:
     """The form of weights whose blocks of outputs by inputs have scales."""
-    if not isinstance(block, list) or len(block) != 2:
-        raise settings.refusal(f"weight_block_size {block!r}", "two sizes")
-    rows, columns = block
-    if any(type(side) is not int or side < 1 for side in block) or columns % 32:
-        raise settings.refusal(f"weight_block_size {block!r}", "outputs by a multiple of 32 inputs")
+    if not isinstance(sides, list) or len(sides) != 2:
+        raise settings.refusal(f"weight_block_size {sides!r}", "two sizes")
+    rows, columns = sides
+    if any(type(side) is not int or side < 1 for side in sides) or columns % 32:
+        raise settings.refusal(f"weight_block_size {sides!r}", "outputs by a multiple of 32 inputs")
     rounding = Rounding("float8_e4m3fn", 8, "group", columns)
-    return StoredCodes("float8_e4m3fn", 8, scale=scale, block=(rows, columns), rounding=rounding)
+    return StoredCodes(
+        "float8_e4m3fn", 8, scale=scale, block=(rows, columns), scale_shape=shape, rounding=rounding
+    )
 
 
 def read_fbgemm(path: str, values: Json) -> Scheme:
     """The scheme of a checkpoint by FBGEMM, with a scale for each output."""
     form = StoredCodes("float8_e4m3fn", 8, block=(1, None), rounding=TOKENS)
     return Scheme(form, patterns=plain(values.get("modules_to_not_convert")))
+
+
+def read_mxfp8(path: str, values: Json) -> Scheme:
+    """The scheme of a checkpoint with a power of two for each 32 inputs."""
+    return Scheme(MXFP8, patterns=plain(values.get("modules_to_not_convert")))
 
 
 def plain(names: object) -> tuple[tuple[re.Pattern[str], None], ...]:

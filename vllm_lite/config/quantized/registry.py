@@ -6,9 +6,11 @@ Every refusal is one line that names the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from vllm_lite.config.facts import EXPANDED, ModelFacts
+from vllm_lite.config.json_file import read_json
 from vllm_lite.config.quantized import (
     auto_round,
     awq,
@@ -18,7 +20,9 @@ from vllm_lite.config.quantized import (
     fp8,
     gptq,
     hqq,
+    modelopt,
     qqq,
+    quark,
     torchao,
 )
 from vllm_lite.config.quantized.schemes import Scheme
@@ -31,6 +35,9 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
     "gptq": gptq.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read_fbgemm,
+    "mxfp8": fp8.read_mxfp8,
+    "modelopt": modelopt.read,
+    "quark": quark.read,
     "compressed-tensors": compressed_tensors.read,
     "bitnet": bitnet.read,
     "marlin": gptq.read_marlin,
@@ -42,6 +49,10 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
 }
 # Other names of --quantization, mostly of kernels, for what checkpoints call otherwise.
 OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "deepseek_v4_fp8": ("fp8",),
+    **dict.fromkeys(
+        ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "petit_nvfp4"), ("modelopt",)
+    ),
     "awq_marlin": ("awq", "auto-round", "intel/auto-round"),
     "auto_awq": ("awq",),
     **dict.fromkeys(("auto_gptq", "gptq_bitblas", "bitblas"), ("gptq",)),
@@ -67,12 +78,23 @@ HARDWARE: Final = {
 _IN_FLIGHT = ("fp8",)
 
 
+def with_quantization(hf_config: Json, directory: Path) -> Json:
+    """`hf_config` with the settings that a checkpoint has under another name or in another file."""
+    found = hf_config.get("quantization_config") or hf_config.get("compression_config")
+    beside = directory / "hf_quant_config.json"
+    if not found and beside.is_file():
+        found = {"quant_method": "modelopt", **read_json(beside)}
+    return {**hf_config, "quantization_config": found} if found else hf_config
+
+
 def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
     """The scheme of the checkpoint at `path`, None for a plain one; raises CheckpointError."""
     settings = hf_config.get("quantization_config")
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if str(method).startswith("modelopt"):
+        method = "modelopt"
     if method == "mxfp4":
         return None
     if not isinstance(method, str) or method not in READERS:

@@ -91,11 +91,13 @@ class CodesLayout:
     def scales(self, weights: Mapping[str, Tensor], num_outputs: int) -> Tensor:
         """The scales of each output and group, [M, G]."""
         scales = weights[self._form.scale]
-        if self._form.scale_number == "e8m0":
-            return scales.view(torch.float8_e8m0fnu)
         scales = scales if scales.dim() == 2 else scales[:, None]
         shared = self._form.block[0] or 1
-        scales = scales.repeat_interleave(shared, dim=0)[:num_outputs]
+        scales = scales.repeat_interleave(shared, dim=0)[:num_outputs] if shared > 1 else scales
+        if self._form.scale_number == "e8m0":
+            return scales.view(torch.float8_e8m0fnu)
+        if scales.dtype is not torch.float32:
+            return scales
         half = scales.half()
         return half if torch.equal(half.float(), scales.float()) else scales
 

@@ -1,0 +1,139 @@
+"""Settings of Quark's checkpoints: forms by layer for weights, inputs and the cache."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vllm_lite.config.quantized.fp8 import blocks
+from vllm_lite.config.quantized.modelopt import wildcard
+from vllm_lite.config.quantized.schemes import (
+    Form,
+    Number,
+    Rounding,
+    Scheme,
+    Settings,
+    StoredCodes,
+)
+from vllm_lite.config.values import Json
+
+_SMALL: dict[str, tuple[Number, int]] = {
+    "fp4": ("float4_e2m1", 4),
+    "fp6_e2m3": ("float6_e2m3", 6),
+    "fp6_e3m2": ("float6_e3m2", 6),
+    "fp8_e4m3": ("float8_e4m3fn", 8),
+}
+_BYTES: dict[str, Number] = {"fp8_e4m3": "float8_e4m3fn", "int8": "int"}
+
+
+def read(path: str, values: Json) -> Scheme:
+    """The scheme of the checkpoint at `path`; raises CheckpointError."""
+    settings = Settings(path, values)
+    patterns: list[tuple[re.Pattern[str], Form | None]] = []
+    for name in values.get("exclude") or ():
+        is_pattern = str(name).startswith("re:")
+        matched = settings.pattern(name[3:]) if is_pattern else wildcard(str(name))
+        patterns.append((matched, None))
+    for name, layer in (values.get("layer_quant_config") or {}).items():
+        patterns.append((wildcard(str(name)), _form(settings, layer)))
+    kinds = values.get("layer_type_quant_config") or {}
+    linear = next((kinds[kind] for kind in kinds if str(kind).endswith("Linear")), None)
+    whole = linear or values.get("global_quant_config")
+    others = None if not whole else _form(settings, whole)
+    group = (values.get("export") or {}).get("kv_cache_group") or []
+    return Scheme(others, {}, tuple(patterns), has_cache_scales=bool(group))
+
+
+def _form(settings: Settings, layer: Json) -> Form | None:
+    weight, inputs = _levels(layer.get("weight")), _levels(layer.get("input_tensors"))
+    if not weight:
+        return None
+    first = weight[0]
+    if first.get("is_dynamic"):
+        raise settings.refusal("dynamic weights", "static ones")
+    rounding, scale = _inputs(settings, inputs)
+    dtype = first.get("dtype")
+    if len(weight) == 2:
+        found = [(level.get("dtype"), level.get("qscheme")) for level in weight]
+        known = [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")]
+        settings.one_of("weight", found, (known,))
+        settings.one_of("weight.group_size", first.get("group_size"), (16,))
+        return StoredCodes(
+            "float4_e2m1",
+            4,
+            packing="pairs",
+            block=(1, 16),
+            scale_number="float8_e4m3fn",
+            super_scale="weight_scale_2",
+            rounding=rounding,
+            input_scale=scale,
+        )
+    settings.one_of("weight.dtype", dtype, (*_SMALL, "int8"))
+    schemes = ("per_tensor", "per_channel", "per_group", "per_block")
+    scheme = settings.one_of("weight.qscheme", first.get("qscheme"), schemes)
+    if scheme == "per_block" and first.get("scale_type") != "float8_e8m0fnu":
+        form = blocks(settings, first.get("block_size"), "weight_scale")
+        return StoredCodes(form.number, 8, block=form.block, rounding=rounding)
+    if scheme in ("per_group", "per_block"):
+        size = first.get("group_size") if scheme == "per_group" else first.get("block_size")
+        rows = size[0] if isinstance(size, list) and len(size) == 2 else 1
+        settings.one_of("weight.group_size", size, (32, [rows, 32]))
+        if scheme == "per_group":
+            settings.one_of("weight.scale_format", first.get("scale_format"), ("e8m0",))
+        number, bits = _SMALL[settings.one_of("weight.dtype", dtype, tuple(_SMALL))]
+        packing: Any = {4: "pairs", 6: "fours", 8: "bytes"}[bits]
+        return StoredCodes(
+            number,
+            bits,
+            packing,
+            block=(rows, 32),
+            scale_number="e8m0",
+            rounding=rounding,
+            input_scale=scale,
+        )
+    number = _BYTES[settings.one_of("weight.dtype", dtype, tuple(_BYTES))]
+    settings.one_of("weight.symmetric", first.get("symmetric", True), (True, None))
+    is_whole = scheme == "per_tensor"
+    return StoredCodes(
+        number,
+        8,
+        block=(None, None) if is_whole else (1, None),
+        scale_shape="flat",
+        rounding=rounding,
+        input_scale=scale,
+    )
+
+
+def _levels(config: Any) -> list[Json]:
+    """Settings of numbers, and of their scales where those are numbers of another kind."""
+    if isinstance(config, list):
+        return [level for level in config if level]
+    return [config] if config else []
+
+
+def _inputs(settings: Settings, levels: list[Json]) -> tuple[Rounding | None, str]:
+    """How inputs are rounded, and the suffix of their scale."""
+    if not levels:
+        return None, ""
+    first = levels[0]
+    if len(levels) == 2:
+        settings.one_of("input_tensors.dtype", first.get("dtype"), ("fp4",))
+        nested = Rounding("float4_e2m1", 4, "group", 16, True, "float8_e4m3fn")
+        return nested, "input_scale_2"
+    dtype = settings.one_of("input_tensors.dtype", first.get("dtype"), (*_SMALL, "int8"))
+    scheme = first.get("qscheme")
+    if scheme == "per_group":
+        number, bits = _SMALL[settings.one_of("input_tensors.dtype", dtype, tuple(_SMALL))]
+        size = settings.one_of("input_tensors.group_size", first.get("group_size"), (32, 128))
+        scale: Any = "e8m0" if first.get("scale_format") == "e8m0" else "float32"
+        return Rounding(number, bits, "group", size, scale=scale), ""
+    settings.one_of("input_tensors.qscheme", scheme, ("per_tensor", "per_channel"))
+    number = _BYTES[settings.one_of("input_tensors.dtype", dtype, tuple(_BYTES))]
+    if first.get("is_dynamic"):
+        return Rounding(number, 8, "token", is_symmetric=_is_even(first)), ""
+    settings.one_of("input_tensors.symmetric", _is_even(first), (True,))
+    return Rounding(number, 8, "tensor", is_static=True), "input_scale"
+
+
+def _is_even(level: Json) -> bool:
+    return level.get("symmetric") is not False or level.get("dtype") != "int8"
