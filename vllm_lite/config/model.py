@@ -121,7 +121,7 @@ class ModelConfig:
         "compressed-tensors round them by token.",
         auto="the checkpoint's, but dequantize for a .gguf file",
         aliases=("-q",),
-        choices=(*_QUANTIZATIONS, *_OWN_QUANTIZATIONS),
+        choices=tuple(dict.fromkeys((*_QUANTIZATIONS, *READABLE, *_OWN_QUANTIZATIONS))),
         works=(None, *READABLE, *HARDWARE, "gguf", *_OWN_QUANTIZATIONS),
         remedy="use int8, int4 or fp8 with an unquantized checkpoint, or a quantized one",
     )
