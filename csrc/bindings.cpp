@@ -180,6 +180,7 @@ NB_MODULE(_cpu, m) {
   define<LinearCall, 1>(m, program, "linear");
   define<GatedLinearCall, 1>(m, program, "gated_linear");
   define<QuantizedLinearCall>(m, program, "quantized_linear");
+  define<GroupedLinearCall>(m, program, "grouped_linear");
   define<HeadLinearCall>(m, program, "head_linear");
   define<Rows<Route>>(m, program, "route_topk");
   define<ExpertsCall>(m, program, "experts_mlp");
@@ -190,6 +191,7 @@ NB_MODULE(_cpu, m) {
   define<GatedRecurrenceCall>(m, program, "gated_recurrence");
   define<DeltaRuleCall>(m, program, "delta_rule");
   define<QuantizedLookupCall>(m, program, "quantized_lookup");
+  define<GroupedLookupCall>(m, program, "grouped_lookup");
   define<AllReduceCall>(m, program, "all_reduce");
   define_group(m);
   define<SomeRows<SegmentSum, segment_sum>>(m, "segment_sum");

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
-from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq
+from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq, make_grouped
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
@@ -296,7 +296,7 @@ def side_by_side(weights: Sequence[GroupedWeight]) -> GroupedParts:
 
 
 def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
-    """Grouped integer weights, and experts."""
+    """Grouped weights, and experts."""
     spec = reference_grouped
     words = torch.randint(-(2**31), 2**31 - 1, (256, 8), dtype=torch.int32)
     zeros = torch.randint(-(2**31), 2**31 - 1, (4, 8), dtype=torch.int32)
@@ -305,6 +305,19 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     weights = {
         "AWQ": from_awq(words, zeros, torch.rand(4, 64).half()),
         "Q8_0": from_gguf(blocks.flatten(), 8, 64),
+        "table of 4 bits": make_grouped(
+            torch.randint(16, (64, 256), dtype=torch.uint8),
+            torch.rand(64, 16).bfloat16(),
+            4,
+            table=torch.randn(16),
+            super_scales=torch.rand(64, 1),
+        ),
+        "table of 3 bits": make_grouped(
+            torch.randint(8, (64, 256), dtype=torch.uint8),
+            torch.rand(64, 1),
+            3,
+            table=torch.randn(8),
+        ),
     }
     for name, weight in weights.items():
         x = torch.randn(rows, weight.num_inputs).to(dtype)
@@ -324,7 +337,7 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
             dtype,
             ROUNDING[dtype],
         )
-    parts = [*weights.values()]
+    parts = [weights["AWQ"], weights["Q8_0"]]
     x, ids = torch.randn(rows, 256).to(dtype), torch.randint(64, (rows,))
     parts[1] = from_gguf(blocks[:, :8].flatten(), 8, 64)
     yield Case(

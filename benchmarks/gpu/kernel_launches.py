@@ -16,7 +16,7 @@ from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
-from vllm_lite.kernels.grouped_weight import from_awq, from_gptq
+from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 
@@ -166,7 +166,7 @@ def launch_scaled(rows: int) -> None:
 
 
 def launch_grouped(rows: int) -> None:
-    """Launch linear layers by grouped integer weights."""
+    """Launch linear layers by grouped weights."""
     x = tensor(rows, 4096)
     weights = [
         from_gguf(tensor(4096 * 16 * size, dtype=torch.uint8), kind, 4096)
@@ -180,6 +180,13 @@ def launch_grouped(rows: int) -> None:
         words = tensor(4096 * bits // 32, 4096, dtype=torch.int32)
         zeros = tensor(32, 4096 * bits // 32, dtype=torch.int32)
         weights += [from_gptq(words, zeros, scales, bits=bits)]
+    for bits, size in ((2, 128), (3, 128), (4, 16), (8, 4096)):
+        codes, table = tensor(4096, 4096, dtype=torch.uint8), tensor(2**bits, dtype=torch.float32)
+        kind = torch.float8_e4m3fn if size == 16 else torch.float32
+        scales = tensor(4096, 4096 // size, dtype=kind)
+        supers = tensor(4096, 1, dtype=torch.float32) if size == 16 else None
+        grouped = make_grouped(codes, scales, bits, table=table, super_scales=supers)
+        weights.append(ops.pack_grouped(grouped))
     for weight in weights:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)

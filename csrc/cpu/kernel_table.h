@@ -550,6 +550,82 @@ struct QuantizedLookup {
   int64_t out_stride;
 };
 
+// How the codes of a grouped weight become numbers, and its scales float32. In the order of
+// kernels/cpu/grouped.py.
+enum class CodeKind : int64_t { kTable, kInt8, kFloat8E4M3, kFloat8E5M2 };
+enum class ScaleKind : int64_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kPowerOf2 };
+
+// A weight [M, N]: scale * (number of code - zero) - minimum, by groups of inputs. Panels of kPanel
+// outputs, see kernels/grouped_codes.h. 64-bit fields, so that Python can write a table of them.
+struct GroupedWeight {
+  const uint8_t* codes;
+  const uint8_t* scales;       // [panels, G, kPanel]
+  const float* super_scales;   // null, or [panels, kPanel]: factors of the scales
+  const uint8_t* zeros;        // null, or [panels, G, kPanel]
+  const float* minimums;       // null, or [panels, G, kPanel]
+  const float* table;          // numbers of codes: 256, or 64, repeated
+  const int64_t* permutation;  // null, or [N]: which input a column multiplies
+  CodeKind code_kind;
+  int64_t bits;
+  ScaleKind scale_kind;
+  int64_t zero;        // added to the zeros
+  int64_t group_size;  // a multiple of 16
+  int64_t num_outputs;  // M
+  int64_t num_inputs;   // N
+};
+
+// A group's products are added up by segments: a group, or what of it lies within kSegment inputs.
+// Rows of x are float32, padded with zeros to whole units of inputs; the sum of each segment follows.
+constexpr int64_t kSegment = 128;
+constexpr int64_t kCodesOfUnit = 32;
+static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
+  const int64_t in_group = (first / w.group_size + 1) * w.group_size;
+  const int64_t in_span = (first / kSegment + 1) * kSegment;
+  const int64_t end = in_group < in_span ? in_group : in_span;
+  const int64_t last = ceil_divide(w.num_inputs, 16) * 16;
+  return end < last ? end : last;
+}
+static inline int64_t padded_inputs(const GroupedWeight& w) {
+  return ceil_divide(w.num_inputs, kCodesOfUnit) * kCodesOfUnit;
+}
+static inline int64_t wide_row_floats(const GroupedWeight& w) {
+  const int64_t segments =
+      ceil_divide(w.num_inputs, w.group_size) + ceil_divide(w.num_inputs, kSegment);
+  return padded_inputs(w) + ceil_divide(segments, 16) * 16;
+}
+
+// Makes such rows, with inputs in the weight's order.
+struct WidenRows {
+  DType dtype;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  const GroupedWeight* weight;
+  float* rows;  // [T, wide_row_floats]
+};
+
+// Rows of x that go through a panel together.
+constexpr int64_t kGroupedRows = 64;
+
+struct GroupedProduct {
+  const float* x;    // [T, wide_row_floats]
+  int64_t num_rows;  // T, at most kGroupedRows
+  const GroupedWeight* weight;
+  const float* bias;  // null, or [M]
+  DType out_dtype;
+  void* out;  // [T, M]
+  int64_t out_stride;
+};
+
+// Dequantised rows, for embeddings; fields as of QuantizedLookup.
+struct GroupedLookup {
+  const GroupedWeight* weight;
+  const int64_t* ids;
+  int64_t first_row;
+  DType out_dtype;
+  void* out;
+  int64_t out_stride;
+};
+
 // Tokens in a word of a mask, and words of a part: some ten thousand logits, a few microseconds.
 constexpr int64_t kMaskWord = 32;
 constexpr int64_t kWordsPerPart = 512;
@@ -690,7 +766,10 @@ struct Dequantize {
   /* Panels are numbered through all parts. */                                                   \
   KERNEL(void, quantized_product, const QuantizedProduct&, int64_t begin_panel,                  \
          int64_t end_panel)                                                                      \
-  KERNEL(void, quantized_lookup, const QuantizedLookup&, int64_t begin, int64_t end)
+  KERNEL(void, quantized_lookup, const QuantizedLookup&, int64_t begin, int64_t end)             \
+  KERNEL(void, widen_rows, const WidenRows&, int64_t begin_row, int64_t end_row)                 \
+  KERNEL(void, grouped_product, const GroupedProduct&, int64_t begin_panel, int64_t end_panel)   \
+  KERNEL(void, grouped_lookup, const GroupedLookup&, int64_t begin, int64_t end)
 
 struct KernelTable {
 #define VLLM_LITE_ENTRY(result, name, ...) result (*name)(__VA_ARGS__);

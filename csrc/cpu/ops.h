@@ -117,6 +117,24 @@ int64_t panels_of_range(int64_t num_rows, int64_t num_inputs);
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 
+// A linear layer by a grouped weight.
+struct GroupedLinear {
+  DType dtype;
+  const void* x;  // [T, N]
+  int64_t x_stride;
+  const GroupedWeight* weight;
+  const float* bias;  // null, or [M]
+  DType out_dtype;
+  void* out;  // [T, M]
+  int64_t out_stride;
+};
+
+void grouped_linear(const GroupedLinear& p, int64_t num_rows, const BesideProduct& beside = {});
+
+void linear_rows(const GroupedLinear& p, int64_t begin, int64_t end);
+
+void grouped_lookup(const GroupedLookup& p, int64_t num_ids);
+
 // Throws std::invalid_argument for a type that cannot be expanded.
 GgmlBlock ggml_block(int ggml_type);
 

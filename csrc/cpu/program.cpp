@@ -136,6 +136,7 @@ Description describe(GatedLinearCall& call) { return describe_product("gated_lin
 Description describe(QuantizedLinearCall& call) {
   return describe_product("quantized_linear", call);
 }
+Description describe(GroupedLinearCall& call) { return describe_product("grouped_linear", call); }
 Description describe(HeadLinearCall& call) {
   return {"head_linear", {tokens(call.num_tokens), read(call.p.x), write(call.p.out)}};
 }
@@ -181,6 +182,9 @@ Description describe(DeltaRuleCall& call) {
 }
 Description describe(QuantizedLookupCall& call) {
   return {"quantized_lookup", {tokens(call.num_tokens), input(call.p.ids), write(call.p.out)}};
+}
+Description describe(GroupedLookupCall& call) {
+  return {"grouped_lookup", {tokens(call.num_tokens), input(call.p.ids), write(call.p.out)}};
 }
 Description describe(AllReduceCall& call) {
   return {"all_reduce", {tokens(call.num_tokens), read(call.p.x), write(call.p.out)}};

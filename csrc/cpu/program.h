@@ -67,6 +67,7 @@ using EncoderEmbeddingCall = TokensCall<EncoderEmbedding, encoder_embedding>;
 using LinearCall = ProductCall<Linear, linear>;
 using GatedLinearCall = ProductCall<Linear, gated_linear>;
 using QuantizedLinearCall = ProductCall<QuantizedLinear, quantized_linear>;
+using GroupedLinearCall = ProductCall<GroupedLinear, grouped_linear>;
 using HeadLinearCall = TokensCall<HeadLinear, head_linear>;
 using ExpertsCall = TokensCall<Experts, experts>;
 using CausalConvCall = BatchCall<CausalConv, StateBatch, causal_conv>;
@@ -75,12 +76,13 @@ using ChannelScanCall = BatchCall<ChannelScan, StateBatch, channel_scan>;
 using GatedRecurrenceCall = BatchCall<GatedRecurrence, StateBatch, gated_recurrence>;
 using DeltaRuleCall = BatchCall<DeltaRule, StateBatch, delta_rule>;
 using QuantizedLookupCall = TokensCall<QuantizedLookup, quantized_lookup>;
+using GroupedLookupCall = TokensCall<GroupedLookup, grouped_lookup>;
 using AllReduceCall = TokensCall<AllReduce, all_reduce>;
 using Call = std::variant<EmbeddingCall, RowCall, AttentionCall, EncoderAttentionCall,
                           EncoderEmbeddingCall, LinearCall, GatedLinearCall, QuantizedLinearCall,
                           HeadLinearCall, ExpertsCall, CausalConvCall, SelectiveScanCall,
                           ChannelScanCall, GatedRecurrenceCall, DeltaRuleCall,
-                          QuantizedLookupCall, AllReduceCall>;
+                          QuantizedLookupCall, GroupedLinearCall, GroupedLookupCall, AllReduceCall>;
 
 class Program {
  public:

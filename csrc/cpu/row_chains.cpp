@@ -25,6 +25,9 @@ int64_t weight_bytes(const QuantizedLinear& p) {
   for (int64_t i = 0; i < p.num_parts; ++i) bytes += p.parts[i].num_outputs * p.num_inputs;
   return bytes;
 }
+int64_t weight_bytes(const GroupedLinear& p) {
+  return p.weight->num_outputs * p.weight->num_inputs * p.weight->bits / 8;
+}
 
 // ---- whether the rows of operations lie in temporaries' rows of the same index
 
@@ -91,6 +94,7 @@ int64_t weights_of(const Other&) {
 int64_t weights_of(const LinearCall& call) { return weight_bytes(call.p); }
 int64_t weights_of(const GatedLinearCall& call) { return 2 * weight_bytes(call.p); }
 int64_t weights_of(const QuantizedLinearCall& call) { return weight_bytes(call.p); }
+int64_t weights_of(const GroupedLinearCall& call) { return weight_bytes(call.p); }
 
 template <class Other>
 void check_call(const Other&, int64_t) {}

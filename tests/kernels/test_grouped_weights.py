@@ -196,6 +196,30 @@ def test_linear_with_awq_and_gptq_weights() -> None:
     check_triton(gptq(96, 12, 96, is_ordered=True, bits=8, less_by=0)[1], torch.float32)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_linear_with_tables_and_few_bits(bits: int) -> None:
+    codes, table = torch.randint(2**bits, (9, 144), dtype=torch.uint8), torch.randn(2**bits)
+    for size in (16, 48, 144):
+        scales = torch.rand(9, 144 // size)
+        check_triton(make_grouped(codes, scales, bits, offset=1), torch.float32)
+        check_triton(make_grouped(codes, scales, bits, table=table), torch.float32)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_linear_with_scales_of_a_byte(kind: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    from vllm_lite.kernels.gpu.triton import ops
+
+    codes, table = torch.randint(16, (9, 96), dtype=torch.uint8), torch.randn(16)
+    scales, super_scales = torch.rand(9, 6).to(kind), torch.rand(9, 1)
+    weight = make_grouped(codes, scales, 4, table=table, super_scales=super_scales)
+    packed = ops.pack_grouped(weight)
+    assert torch.equal(expand(packed), expand(weight))
+    check_triton(packed, torch.float32)
+    looked = ops.grouped_lookup(packed, torch.tensor([8, 0]), torch.float32)
+    assert torch.equal(looked, expand(weight)[[8, 0]])
+
+
 def test_many_rows_use_the_dequantised_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import grouped_linear, ops

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
-from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.grouped import GroupedKernel
@@ -95,7 +94,9 @@ def drop_bias(kernel: LinearKernel) -> None:
 
 def _expanded(kernel: LinearKernel) -> LinearKernel:
     assert isinstance(kernel, GroupedKernel)
-    return plain_kernel(expand(kernel.weight), kernel.bias, kernel.out_dtype)
+    rows = torch.arange(kernel.weight.num_outputs)
+    values = kernel.ops.grouped_lookup(kernel.weight, rows, torch.float32)
+    return plain_kernel(values, kernel.bias, kernel.out_dtype)
 
 
 def _biases(kernels: Sequence[LinearKernel]) -> list[Tensor] | None:

@@ -7,6 +7,7 @@ namespace vllm_lite::VLLM_LITE_ISA {
 
 static inline bool is_gated(const Linear& p) { return p.is_gated; }
 static inline bool is_gated(const QuantizedProduct&) { return false; }
+static inline bool is_gated(const GroupedProduct&) { return false; }
 
 template <class Out, int64_t kStride, class Product>
 static inline void store_rows_as(const Product& p, int64_t row, int64_t output, int64_t num_rows,

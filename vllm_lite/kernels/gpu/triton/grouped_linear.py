@@ -1,4 +1,4 @@
-"""Linear layers by grouped integer weights in Triton, dequantised as they are read.
+"""Linear layers by grouped weights in Triton, dequantised as they are read.
 
 A byte's lower or upper bits hold half a chunk, 32 inputs, which one or two groups
 scale, so codes need no shuffling: each half is a dot of its own. For many rows a weight
@@ -7,6 +7,8 @@ is dequantised once for all of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
-from vllm_lite.kernels.grouped_weight import CHUNK, SUPER_GROUP, GroupedWeight
+from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
 
 # From this many rows on, dequantising for every tile costs more than once for all.
 MANY_ROWS = 1024
@@ -22,7 +24,17 @@ _EXPANDED_OUTPUTS = 64
 
 _CHUNK = tl.constexpr(CHUNK)
 _HALF = tl.constexpr(CHUNK // 2)
-_SUPER_GROUP = tl.constexpr(SUPER_GROUP)
+
+
+@triton.jit
+def _plane_codes(ptr, row, mask, half: tl.constexpr, BITS: tl.constexpr):
+    """What a plane holds of the codes [32, outputs] of half a chunk."""
+    BYTES: tl.constexpr = 8 * BITS
+    inside = tl.arange(0, _HALF)
+    ptrs = ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
+    packed = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+    shifts = ((inside // BYTES) * 2 + half) * BITS
+    return (packed >> shifts[:, None]) & (2**BITS - 1)
 
 
 @triton.jit
@@ -38,29 +50,27 @@ def _half_codes(
         ptrs = codes_ptr + row[None, :] * _CHUNK + half * _HALF + inside[:, None]
         return tl.load(ptrs, mask=mask, other=0).to(tl.int32)
     else:
-        low = tl.load(codes_ptr + row[None, :] * _HALF + inside[:, None], mask=mask, other=0)
-        codes = (low.to(tl.int32) >> (4 * half)) & 15
-        if BITS > 4:
-            BYTES: tl.constexpr = 8 * (BITS - 4)
-            ptrs = high_ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
-            high = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
-            shifts = ((inside // BYTES) * 2 + half) * (BITS - 4)
-            codes |= ((high >> shifts[:, None]) & (2 ** (BITS - 4) - 1)) << 4
+        LOW: tl.constexpr = 4 if BITS >= 4 else 2
+        codes = _plane_codes(codes_ptr, row, mask, half, LOW)
+        if BITS > LOW:
+            codes |= _plane_codes(high_ptr, row, mask, half, BITS - LOW) << LOW
         return codes
 
 
 @triton.jit
-def _by_group(ptr, super_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, IS_SUPER):
+def _by_group(ptr, super_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, SUPER):
     """A plane's factors [32 or 1, outputs] float32 for the 32 inputs from `first` on."""
-    if GROUP == 16:
-        groups = first // 16 + tl.arange(0, _HALF) // 16
-    else:
+    if GROUP % 32 == 0:
         groups = first // GROUP + tl.zeros([1], tl.int32)
+    else:
+        groups = (first + tl.arange(0, _HALF)) // GROUP
     ptrs = ptr + groups[:, None] * num_outputs + outputs[None, :]
     mask = (groups * GROUP < num_inputs)[:, None] & is_output[None, :]
     factors = tl.load(ptrs, mask=mask, other=0).to(tl.float32)
-    if IS_SUPER:
-        super_ptrs = super_ptr + first // _SUPER_GROUP * num_outputs + outputs
+    if SUPER > 0:
+        # Half a chunk may lie beyond the last input.
+        group = tl.minimum(first, num_inputs - 1) // SUPER
+        super_ptrs = super_ptr + group * num_outputs + outputs
         factors *= tl.load(super_ptrs, mask=is_output, other=0.0).to(tl.float32)[None, :]
     return factors
 
@@ -74,6 +84,7 @@ def half_values(
     zeros_ptr,
     super_scales_ptr,
     super_minimums_ptr,
+    table_ptr,
     chunk,
     half: tl.constexpr,
     outputs,
@@ -85,15 +96,19 @@ def half_values(
     GROUP: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    IS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    SUPER: tl.constexpr,
 ):
     """The values [32, outputs] float32 of half a chunk; undefined beyond the last input."""
     first = chunk * _CHUNK + half * _HALF
     codes = _half_codes(codes_ptr, high_ptr, chunk, half, outputs, is_output, num_outputs, BITS)
-    values = (codes - OFFSET).to(tl.float32)
+    if HAS_TABLE:
+        values = tl.load(table_ptr + codes, mask=is_output[None, :], other=0.0)
+    else:
+        values = (codes - OFFSET).to(tl.float32)
     if HAS_ZEROS:
         values -= _by_group(
-            zeros_ptr, zeros_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, False
+            zeros_ptr, zeros_ptr, first, outputs, is_output, num_inputs, num_outputs, GROUP, 0
         )
     values *= _by_group(
         scales_ptr,
@@ -104,7 +119,7 @@ def half_values(
         num_inputs,
         num_outputs,
         GROUP,
-        IS_SUPER,
+        SUPER,
     )
     if HAS_MINIMUMS:
         values -= _by_group(
@@ -116,7 +131,7 @@ def half_values(
             num_inputs,
             num_outputs,
             GROUP,
-            IS_SUPER,
+            SUPER,
         )
     return values
 
@@ -132,6 +147,7 @@ def grouped_linear_kernel(
     zeros_ptr,
     super_scales_ptr,
     super_minimums_ptr,
+    table_ptr,
     bias_ptr,
     num_rows,
     num_outputs,
@@ -143,7 +159,8 @@ def grouped_linear_kernel(
     GROUP: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    IS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    SUPER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -176,6 +193,7 @@ def grouped_linear_kernel(
                 zeros_ptr,
                 super_scales_ptr,
                 super_minimums_ptr,
+                table_ptr,
                 chunk,
                 half,
                 outputs,
@@ -187,7 +205,8 @@ def grouped_linear_kernel(
                 GROUP,
                 HAS_MINIMUMS,
                 HAS_ZEROS,
-                IS_SUPER,
+                HAS_TABLE,
+                SUPER,
             )
             acc = tl.dot(x, values.to(x.dtype), acc, input_precision="ieee")
     if HAS_BIAS:
@@ -206,6 +225,7 @@ def expand_grouped_kernel(
     zeros_ptr,
     super_scales_ptr,
     super_minimums_ptr,
+    table_ptr,
     permutation_ptr,
     num_outputs,
     num_inputs,
@@ -214,7 +234,8 @@ def expand_grouped_kernel(
     GROUP: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    IS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    SUPER: tl.constexpr,
     IS_PERMUTED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -230,6 +251,7 @@ def expand_grouped_kernel(
             zeros_ptr,
             super_scales_ptr,
             super_minimums_ptr,
+            table_ptr,
             chunk,
             half,
             outputs,
@@ -241,7 +263,8 @@ def expand_grouped_kernel(
             GROUP,
             HAS_MINIMUMS,
             HAS_ZEROS,
-            IS_SUPER,
+            HAS_TABLE,
+            SUPER,
         )
         inputs = chunk * _CHUNK + half * _HALF + tl.arange(0, _HALF)
         is_input = inputs < num_inputs
@@ -249,6 +272,14 @@ def expand_grouped_kernel(
             inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)
         place = outputs[None, :] * num_inputs + inputs[:, None]
         tl.store(out_ptr + place, values, mask=is_input[:, None] & is_output[None, :])
+
+
+def pack_grouped(weight: GroupedWeight) -> GroupedWeight:
+    scales = weight.scales
+    if scales.dtype not in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        return weight
+    # Exact, and loaded by every GPU.
+    return replace(weight, scales=scales.to(torch.bfloat16))
 
 
 def grouped_linear(
@@ -264,7 +295,7 @@ def grouped_linear(
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
-    tile = tuning.product_tile(f"int{min(weight.bits, 8)}_groups", num_rows, x.device)
+    tile = tuning.product_tile(f"int{max(weight.bits, 4)}_groups", num_rows, x.device)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
     processors = tuning.processor_count(x.device)
     parts = tuning.num_splits(tiles, weight.num_inputs, CHUNK, processors)
@@ -313,19 +344,17 @@ def planes_of(weight: GroupedWeight) -> list[Tensor]:
     codes, scales = weight.codes, weight.scales
     planes = [(weight.high_codes, codes), (scales, scales), (weight.minimums, scales)]
     planes += [(weight.zeros, codes), (weight.super_scales, scales)]
-    planes += [(weight.super_minimums, scales)]
+    planes += [(weight.super_minimums, scales), (weight.table, scales)]
     return [codes, *(stand_in if plane is None else plane for plane, stand_in in planes)]
 
 
 def kind_of(weight: GroupedWeight) -> dict[str, int | bool]:
-    has_bytes = weight.super_scales is not None and weight.super_group != SUPER_GROUP
-    if weight.table is not None or weight.bits < 4 or has_bytes:
-        raise ValueError(f"no kernel of this GPU takes tables or {weight.bits}-bit groups yet")
     return {
         "BITS": weight.bits,
         "OFFSET": weight.offset,
         "GROUP": weight.group_size,
         "HAS_MINIMUMS": weight.minimums is not None,
         "HAS_ZEROS": weight.zeros is not None,
-        "IS_SUPER": weight.super_scales is not None,
+        "HAS_TABLE": weight.table is not None,
+        "SUPER": 0 if weight.super_scales is None else weight.super_group,
     }

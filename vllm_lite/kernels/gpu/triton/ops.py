@@ -21,7 +21,11 @@ from vllm_lite.kernels.gpu.triton.encoder import (
     segment_sum,
 )
 from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
-from vllm_lite.kernels.gpu.triton.grouped_linear import expand_grouped, grouped_linear
+from vllm_lite.kernels.gpu.triton.grouped_linear import (
+    expand_grouped,
+    grouped_linear,
+    pack_grouped,
+)
 from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear, head_linear
 from vllm_lite.kernels.gpu.triton.norm import (
     fused_add_layer_norm,
@@ -57,6 +61,5 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
-from vllm_lite.kernels.reference.grouped_linear import pack_grouped
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
 from vllm_lite.kernels.reference.rounding import round_activations

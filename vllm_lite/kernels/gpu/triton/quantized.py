@@ -33,6 +33,7 @@ def lookup_grouped_kernel(
     zeros_ptr,
     super_scales_ptr,
     super_minimums_ptr,
+    table_ptr,
     num_rows,
     num_outputs,
     num_inputs,
@@ -41,7 +42,8 @@ def lookup_grouped_kernel(
     GROUP: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    IS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    SUPER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     chunk = tl.program_id(0)
@@ -57,6 +59,7 @@ def lookup_grouped_kernel(
             zeros_ptr,
             super_scales_ptr,
             super_minimums_ptr,
+            table_ptr,
             chunk,
             half,
             outputs,
@@ -68,7 +71,8 @@ def lookup_grouped_kernel(
             GROUP,
             HAS_MINIMUMS,
             HAS_ZEROS,
-            IS_SUPER,
+            HAS_TABLE,
+            SUPER,
         )
         inputs = chunk * _CHUNK + half * _HALF + tl.arange(0, _HALF)
         place = rows[None, :] * num_inputs + inputs[:, None]

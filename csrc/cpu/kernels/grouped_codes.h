@@ -1,0 +1,240 @@
+// The layout of grouped weights, and their codes and scales as vectors.
+//
+// A panel is kPanel outputs; its inputs come in units of 32, in order. Codes below 8 bits lie in a
+// low plane (2 or 4 bits) and a high one (the rest). In a plane of b bits each half panel has b lines
+// of 64 bytes: a word for each of its 16 outputs, which holds 32 / b inputs, lowest bits first.
+// Integers of 8 bits, and those of a table, are bytes: of each input, 16 outputs side by side; those
+// of float8 are bytes of inputs 2i and 2i + 1 alternately.
+#pragma once
+
+#include "cpu/kernels/quantized_unpack.h"
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+constexpr int kUnit = static_cast<int>(kCodesOfUnit);
+
+static inline int64_t grouped_panel_bytes(const GroupedWeight& w) {
+  return padded_inputs(w) * kPanel * w.bits / 8;
+}
+
+// The numbers of a table of up to 64: codes may have other bits above their own.
+template <int kBits>
+struct NumberTable {
+#if defined(__AVX512F__)
+  static constexpr int kVectors = kBits > 4 ? 1 << (kBits - 4) : 1;
+  Vec numbers[kVectors];
+
+  explicit NumberTable(const float* from) {
+    for (int i = 0; i < kVectors; ++i) numbers[i] = load(from + i * kLanes);
+  }
+  Vec operator[](BitsVec codes) const {
+    const __m512i places = bit_cast<__m512i>(codes);
+    if constexpr (kVectors == 1) {
+      return _mm512_maskz_permutexvar_ps(0xffff, places, numbers[0]);
+    } else {
+      const Vec low = _mm512_permutex2var_ps(numbers[0], places, numbers[1]);
+      if constexpr (kVectors == 2) return low;
+      const Vec high = _mm512_permutex2var_ps(numbers[kVectors - 2], places, numbers[kVectors - 1]);
+      return _mm512_mask_blend_ps(_mm512_test_epi32_mask(places, _mm512_set1_epi32(32)), low, high);
+    }
+  }
+#elif defined(__AVX2__)
+  const float* from;
+  Vec low, high;
+
+  explicit NumberTable(const float* table)
+      : from(table), low(load(table)), high(load(table + kLanes)) {}
+  Vec operator[](BitsVec codes) const {
+    const __m256i places = bit_cast<__m256i>(codes);
+    if constexpr (kBits > 4) {
+      const BitsVec bounded = codes & ((1u << kBits) - 1);
+      return _mm256_i32gather_ps(from, bit_cast<__m256i>(bounded), 4);
+    } else {
+      const Vec first = _mm256_permutevar8x32_ps(low, places);
+      if constexpr (kBits < 4) return first;
+      return _mm256_blendv_ps(first, _mm256_permutevar8x32_ps(high, places),
+                              bit_cast<__m256>(codes << 28));
+    }
+  }
+#else
+  const float* from;
+
+  explicit NumberTable(const float* table) : from(table) {}
+  Vec operator[](BitsVec codes) const {
+    Vec numbers;
+    for (int i = 0; i < kLanes; ++i) numbers[i] = from[codes[i] & ((1u << kBits) - 1)];
+    return numbers;
+  }
+#endif
+};
+
+static inline BitsVec load_words(const uint8_t* from) {
+  BitsVec words;
+  memcpy(&words, from, sizeof words);
+  return words;
+}
+
+// Codes of less than 8 bits. A reader makes numbers of a unit for one vector of outputs.
+template <int kBits>
+struct TableCodes {
+  static constexpr int kLow = kBits < 4 ? 2 : 4, kHigh = kBits - kLow;
+  static constexpr float kFactor = 1.0f;
+  NumberTable<kBits> table;
+
+  explicit TableCodes(const GroupedWeight& w) : table(w.table) {}
+
+  struct Reader {
+    const NumberTable<kBits>& table;
+    const uint8_t* low;
+    const uint8_t* high;
+
+    // Number i, known when this is compiled.
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      BitsVec codes = load_words(low + i * kLow / 32 * kLine) >> (i * kLow % 32);
+      if constexpr (kHigh > 0) {
+        const BitsVec words = load_words(high + i * kHigh / 32 * kLine);
+        const int shift = i * kHigh % 32 - kLow;
+        const BitsVec moved = shift >= 0 ? words >> shift : words << -shift;
+        constexpr uint32_t kMask = (1u << kLow) - 1;
+        codes = (codes & kMask) | (moved & ~kMask);
+      }
+      return table[codes];
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const {
+    const int half = v * kLanes / kHalfPanel;
+    const uint8_t* first = unit + line_offset(v);
+    return {table, first + half * kLow * kLine, first + (2 * kLow + half * kHigh) * kLine};
+  }
+};
+
+// The first byte of a unit's codes of 8 bits for vector `v`, of rows of 16 outputs.
+static inline const uint8_t* bytes_of_unit(const uint8_t* unit, int v, int bytes_of_code) {
+  return unit + v * kLanes / kHalfPanel * kHalfPanel * kUnit +
+         v * kLanes % kHalfPanel * bytes_of_code;
+}
+
+struct Int8Codes {
+  static constexpr float kFactor = 1.0f;
+  explicit Int8Codes(const GroupedWeight&) {}
+
+  struct Reader {
+    const uint8_t* bytes;
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      return to_floats(load_bytes<int8_t>(bytes + i * kHalfPanel));
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 1)}; }
+};
+
+// Any 256 numbers.
+struct ByteCodes {
+  static constexpr float kFactor = 1.0f;
+  const float* table;
+  explicit ByteCodes(const GroupedWeight& w) : table(w.table) {}
+
+  struct Reader {
+    const float* table;
+    const uint8_t* bytes;
+    Vec operator[](int i) const {
+      Vec numbers;
+      for (int k = 0; k < kLanes; ++k) numbers[k] = table[bytes[i * kHalfPanel + k]];
+      return numbers;
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {table, bytes_of_unit(unit, v, 1)}; }
+};
+
+static inline Vec halves_to_floats(HalfVec bits) {
+  return load_halves(reinterpret_cast<const uint8_t*>(&bits));
+}
+// Upper bytes as float8, e4m3 less a factor of 256; its NaN is another number.
+template <bool kIsE4M3>
+static inline Vec float8_numbers(HalfVec upper) {
+  if constexpr (kIsE4M3) {
+    typedef int16_t Signed __attribute__((vector_size(sizeof(HalfVec))));
+    upper = bit_cast<HalfVec>(bit_cast<Signed>(upper) >> 1) & 0xbf80;
+  }
+  return halves_to_floats(upper);
+}
+
+template <bool kIsE4M3>
+struct Float8Codes {
+  static constexpr float kFactor = kIsE4M3 ? 256.0f : 1.0f;
+  explicit Float8Codes(const GroupedWeight&) {}
+
+  struct Reader {
+    const uint8_t* pairs;
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      HalfVec both;
+      memcpy(&both, pairs + i / 2 * 2 * kHalfPanel, sizeof both);
+      return float8_numbers<kIsE4M3>(i % 2 == 0 ? both << 8 : both & 0xff00);
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 2)}; }
+};
+
+// Calls function(codes) with the reader of the weight's codes.
+template <class Function>
+static inline void with_codes(const GroupedWeight& w, Function&& function) {
+  switch (w.code_kind) {
+    case CodeKind::kInt8: return function(Int8Codes(w));
+    case CodeKind::kFloat8E4M3: return function(Float8Codes<true>(w));
+    case CodeKind::kFloat8E5M2: return function(Float8Codes<false>(w));
+    case CodeKind::kTable: break;
+  }
+  switch (w.bits) {
+    case 2: return function(TableCodes<2>(w));
+    case 3: return function(TableCodes<3>(w));
+    case 4: return function(TableCodes<4>(w));
+    case 5: return function(TableCodes<5>(w));
+    case 6: return function(TableCodes<6>(w));
+    default: return function(ByteCodes(w));
+  }
+}
+
+// ---- scales
+
+// Of group `group` of a panel, for the vector `v`: what numbers are multiplied by, and what is taken
+// off then: scale * zero + minimum.
+struct GroupScale {
+  Vec scale, minimum;
+};
+
+static inline Vec load_scales(const GroupedWeight& w, int64_t at) {
+  switch (w.scale_kind) {
+    case ScaleKind::kFloat32: return load(reinterpret_cast<const float*>(w.scales) + at);
+    case ScaleKind::kBFloat16: return load(reinterpret_cast<const BFloat16*>(w.scales) + at);
+    case ScaleKind::kFloat16: return load_halves(w.scales + 2 * at);
+    case ScaleKind::kFloat8E4M3: {
+      const IntVec bytes = load_bytes<uint8_t>(w.scales + at);
+      return 256.0f * float8_numbers<true>(narrow(bit_cast<BitsVec>(bytes) << 8));
+    }
+    case ScaleKind::kPowerOf2: break;
+  }
+  const BitsVec bytes = bit_cast<BitsVec>(load_bytes<uint8_t>(w.scales + at));
+  return bit_cast<Vec>(bytes == 0 ? BitsVec{} + 0x00400000u : bytes << 23);
+}
+
+static inline Vec load_zeros(const GroupedWeight& w, int64_t at) {
+  const IntVec zeros = w.zeros == nullptr ? IntVec{} : load_bytes<uint8_t>(w.zeros + at);
+  return to_floats(zeros + static_cast<int32_t>(w.zero));
+}
+
+static inline bool has_minimums(const GroupedWeight& w) {
+  return w.zeros != nullptr || w.minimums != nullptr || w.zero != 0;
+}
+
+static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel, int64_t group, int v) {
+  const int64_t num_groups = ceil_divide(w.num_inputs, w.group_size);
+  const int64_t at = (panel * num_groups + group) * kPanel + v * kLanes;
+  GroupScale of = {load_scales(w, at), {}};
+  if (w.super_scales != nullptr) of.scale *= load(w.super_scales + panel * kPanel + v * kLanes);
+  if (has_minimums(w)) {
+    of.minimum = load_zeros(w, at) * of.scale;
+    if (w.minimums != nullptr) of.minimum += load(w.minimums + at);
+  }
+  return of;
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA

@@ -1,0 +1,120 @@
+"""Products and look-ups by grouped weights on a CPU: exact values, and no row depends on others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_lite.kernels.cpu import ops
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, make_grouped
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+E5M2 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
+
+
+def weight(
+    bits: int,
+    outputs: int,
+    inputs: int,
+    size: int,
+    scales: torch.dtype = torch.float32,
+    table: torch.Tensor | None = None,
+    **planes: Any,
+) -> GroupedWeight:
+    codes = torch.randint(2**bits, (outputs, inputs), dtype=torch.uint8)
+    if table is E4M3:
+        codes[(codes & 127) == 127] = 0
+    if table is E5M2:
+        codes[(codes & 127) > 123] = 0
+    groups = -(-inputs // size)
+    factors = (torch.rand(outputs, groups) + 0.5).to(scales)
+    return make_grouped(
+        codes,
+        factors,
+        bits,
+        0 if table is not None else 2 ** (bits - 1),
+        table=table,
+        group_size=size,
+        **planes,
+    )
+
+
+def cases() -> dict[str, Any]:
+    made: dict[str, Any] = {
+        f"{bits} bits": lambda bits=bits: weight(bits, 75, 160, 32, torch.float16)
+        for bits in (2, 3, 4, 5, 6, 8)
+    }
+    for bits in (2, 3, 4, 5, 6, 8):
+        made[f"table of {bits} bits"] = lambda bits=bits: weight(
+            bits, 33, 96, 16, torch.bfloat16, torch.randn(2**bits)
+        )
+    made["e4m3"] = lambda: weight(8, 64, 200, 200, table=E4M3)
+    made["e4m3 blocks"] = lambda: weight(8, 64, 320, 128, table=E4M3)
+    made["e5m2"] = lambda: weight(8, 5, 64, 64, table=E5M2)
+    made["zeros"] = lambda: weight(
+        4, 40, 256, 64, torch.float16, zeros=torch.randint(16, (40, 4), dtype=torch.uint8)
+    )
+    made["zeros of bytes"] = lambda: weight(
+        8, 40, 256, 64, torch.float16, zeros=torch.randint(256, (40, 4), dtype=torch.uint8)
+    )
+    made["fractional zeros"] = lambda: weight(4, 40, 256, 64, zeros=torch.randn(40, 4))
+    made["minimums"] = lambda: weight(4, 40, 144, 48, minimums=torch.randn(40, 3))
+    made["nvfp4"] = lambda: weight(
+        4, 70, 112, 16, torch.float8_e4m3fn, torch.randn(16), super_scales=torch.rand(70, 1)
+    )
+    made["mxfp4"] = lambda: weight(4, 70, 96, 32, torch.float8_e8m0fnu, torch.randn(16))
+    made["one group of odd size"] = lambda: weight(8, 9, 101, 101)
+    made["permuted"] = lambda: weight(4, 32, 64, 32, permutation=torch.randperm(64))
+    return made
+
+
+@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_equal_those_of_the_expanded_weight(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    grouped = cases()[name]()
+    packed = ops.pack_grouped(grouped)
+    values = expand(grouped).double()
+    x = torch.randn(70, grouped.num_inputs + 2).to(dtype)[:, : grouped.num_inputs]
+    bias = torch.randn(grouped.num_outputs)
+    whole = ops.grouped_linear(x, packed, bias, torch.float32)
+    expected = x.double() @ values.T + bias
+    bound = x.double().abs() @ values.abs().T * 1e-6 + 1e-5
+    assert ((whole.double() - expected).abs() <= bound).all()
+    for count in (1, 2, 3, 4, 5, 13):
+        part = ops.grouped_linear(x[7 : 7 + count], packed, bias, torch.float32)
+        assert torch.equal(part, whole[7 : 7 + count])
+
+
+@pytest.mark.parametrize("name", cases())
+def test_look_ups(name: str) -> None:
+    torch.manual_seed(2)
+    grouped = cases()[name]()
+    packed, values = ops.pack_grouped(grouped), expand(grouped)
+    ids = torch.tensor([0, grouped.num_outputs - 1, 3, 0])
+    looked = ops.grouped_lookup(packed, ids, torch.float32)
+    if name == "fractional zeros":
+        torch.testing.assert_close(looked, values[ids])
+    else:
+        assert torch.equal(looked, values[ids])
+    elsewhere = ops.grouped_lookup(packed, ids + 100, torch.bfloat16, 100)
+    assert torch.equal(elsewhere, looked.bfloat16())
+    assert not ops.grouped_lookup(packed, ids, torch.float32, 1000).any()
+    with pytest.raises(IndexError, match="outside the table"):
+        ops.grouped_lookup(packed, torch.tensor([grouped.num_outputs]), torch.float32)
+
+
+def test_a_packed_weight_takes_as_much_memory_as_its_codes_and_scales() -> None:
+    for bits in (2, 3, 4, 5, 6, 8):
+        grouped = weight(bits, 256, 512, 128, torch.float16)
+        assert ops.pack_grouped(grouped).nbytes <= 1.05 * (256 * 512 * bits // 8 + 256 * 4 * 2)
+
+
+def test_numbers_that_are_none_stay() -> None:
+    codes = torch.full((3, 32), 127, dtype=torch.uint8)
+    packed = ops.pack_grouped(make_grouped(codes, torch.ones(3, 1), 8, table=E4M3))
+    assert ops.grouped_linear(torch.ones(2, 32), packed).isnan().all()

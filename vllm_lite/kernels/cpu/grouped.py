@@ -1,0 +1,208 @@
+"""Linear layers and look-ups by grouped weights, by the compiled CPU kernels.
+
+Codes are packed in panels of outputs (csrc/cpu/kernels/grouped_codes.h), scales beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import vllm_lite._cpu as _cpu
+from vllm_lite.kernels.cpu.arguments import (
+    DTYPES,
+    check_dense,
+    check_product,
+    dtype_number,
+    result_of,
+    row_stride,
+)
+from vllm_lite.kernels.cpu.calls import calls
+from vllm_lite.kernels.cpu.mapped_memory import packed_weights
+from vllm_lite.kernels.grouped_weight import GroupedWeight, all_codes
+
+# Inputs of a unit of codes, and outputs whose codes lie side by side.
+_UNIT, _HALF = 32, _cpu.PANEL // 2
+# Outputs packed at a time: copies stay small.
+_OUTPUTS_AT_ONCE = 64 * _cpu.PANEL
+_TABLE, _INT8, _E4M3, _E5M2 = range(4)
+# In the order of ScaleKind in csrc/cpu/kernel_table.h.
+_SCALES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e8m0fnu,
+)
+# Bits of each plane of codes.
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGrouped:
+    """A weight [M, N] of codes in panels."""
+
+    codes: Tensor
+    planes: tuple[Tensor, ...]  # all but the codes
+    fields: Tensor  # int64: GroupedWeight (csrc/cpu/kernel_table.h)
+    table: Tensor | None
+    bits: int
+    num_outputs: int  # M
+    num_inputs: int  # N
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.codes.nbytes + sum(plane.nbytes for plane in self.planes)
+
+
+def pack_grouped(weight: GroupedWeight) -> PackedGrouped:
+    kind, zero = _code_kind(weight)
+    scales, minimums, zeros = _scaling(weight)
+    super_scales = None if weight.super_scales is None else weight.super_scales.float()
+    if super_scales is not None and (len(super_scales) > 1 or scales.dtype is torch.float32):
+        super_scales = None  # multiplied into the scales
+    num_groups = len(scales)
+    size = weight.group_size if num_groups > 1 else -(-weight.num_inputs // 16) * 16
+    data = _pack_codes(weight, kind)
+    planes = (
+        _in_panels(scales),
+        _in_panels(super_scales),
+        _in_panels(zeros),
+        _in_panels(minimums),
+        _table(weight, kind),
+        weight.permutation,
+    )
+    addresses = [0 if plane is None else plane.data_ptr() for plane in (data, *planes)]
+    numbers = (kind, weight.bits, _SCALES.index(scales.dtype), zero, size)
+    sizes = (weight.num_outputs, weight.num_inputs)
+    kept = tuple(plane for plane in planes if plane is not None)
+    fields = torch.tensor([*addresses, *numbers, *sizes])
+    return PackedGrouped(data, kept, fields, weight.table, weight.bits, *sizes)
+
+
+def _code_kind(weight: GroupedWeight) -> tuple[int, int]:
+    """The CodeKind and what zeros are added to."""
+    if weight.bits < 8:
+        return _TABLE, 0
+    if weight.table is None:
+        return _INT8, weight.offset - 128
+    for kind, dtype in ((_E4M3, torch.float8_e4m3fn), (_E5M2, torch.float8_e5m2)):
+        numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+        if torch.equal(weight.table.nan_to_num(), numbers.nan_to_num()):
+            # The kernels have no NaN of e4m3.
+            has_nan = kind == _E4M3 and bool(((weight.codes & 127) == 127).any())
+            return (_TABLE if has_nan else kind), 0
+    return _TABLE, 0
+
+
+def _table(weight: GroupedWeight, kind: int) -> Tensor | None:
+    if kind != _TABLE:
+        return None
+    table = weight.table
+    if table is None:
+        table = torch.arange(2**weight.bits, dtype=torch.float32) - weight.offset
+    return table.repeat(max(1, 64 // len(table)))
+
+
+def _scaling(weight: GroupedWeight) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Scales as the kernels take them, minimums float32, and zeros uint8, [G, M] each."""
+    scales, minimums, zeros = weight.scales, weight.minimums, weight.zeros
+    whole = scales.float()
+    if weight.super_scales is not None:
+        whole = _times(whole, weight.super_scales, weight)
+    is_wide = scales.dtype is torch.float32
+    has_rows = weight.super_scales is not None and (len(weight.super_scales) > 1 or is_wide)
+    if has_rows or scales.dtype not in _SCALES or whole.isnan().any():
+        scales = whole
+    if minimums is not None:
+        minimums = minimums.float()
+        if weight.super_minimums is not None:
+            minimums = _times(minimums, weight.super_minimums, weight)
+    if zeros is not None and zeros.dtype is not torch.uint8:
+        taken = zeros.float() * whole
+        minimums = taken if minimums is None else minimums + taken
+        zeros = None
+    return scales, minimums, zeros
+
+
+def _times(plane: Tensor, supers: Tensor, weight: GroupedWeight) -> Tensor:
+    groups = -(-weight.super_group // weight.group_size)
+    return plane * supers.float().repeat_interleave(groups, dim=0)[: len(plane)]
+
+
+def _in_panels(plane: Tensor | None) -> Tensor | None:
+    """Lay out a plane [G, M] as [panels, G, PANEL]."""
+    if plane is None:
+        return None
+    dtype = plane.dtype
+    if dtype.itemsize == 1:
+        plane = plane.view(torch.uint8)
+    padded = torch.nn.functional.pad(plane, (0, -plane.shape[1] % _cpu.PANEL))
+    panels = padded.view(len(plane), -1, _cpu.PANEL).transpose(0, 1)
+    return panels.contiguous().view(dtype)
+
+
+def _pack_codes(weight: GroupedWeight, kind: int) -> Tensor:
+    units = -(-weight.num_inputs // _UNIT)
+    panels = -(-weight.num_outputs // _cpu.PANEL)
+    unit_bytes = weight.bits * _cpu.PANEL * _UNIT // 8
+    data = packed_weights.take(panels * units * unit_bytes)
+    packed = data.view(panels, units, unit_bytes)
+    for first in range(0, weight.num_outputs, _OUTPUTS_AT_ONCE):
+        end = min(first + _OUTPUTS_AT_ONCE, weight.num_outputs)
+        codes = all_codes(weight, slice(first, end))
+        missing = (0, units * _UNIT - weight.num_inputs, 0, -(end - first) % _cpu.PANEL)
+        lanes = torch.nn.functional.pad(codes, missing).view(-1, 2, _HALF, units, _UNIT)
+        panel = first // _cpu.PANEL
+        packed[panel : panel + len(lanes)] = _lines(lanes, weight.bits, kind)
+    return data
+
+
+def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
+    """Pack codes [P, 2, 16, U, 32] to [P, U, bytes of a unit]."""
+    if kind in (_E4M3, _E5M2):
+        return codes.unflatten(-1, (-1, 2)).permute(0, 3, 1, 4, 2, 5).flatten(2)
+    if bits == 8:
+        signed = codes ^ 128 if kind == _INT8 else codes
+        return signed.permute(0, 3, 1, 4, 2).flatten(2)
+    planes, shift = [], 0
+    for width in _PLANES[bits]:
+        parts = ((codes >> shift) & (2**width - 1)).unflatten(-1, (4 * width, 8 // width))
+        places = torch.arange(0, 8, width, dtype=torch.uint8)
+        words = (parts << places).sum(-1, dtype=torch.uint8).unflatten(-1, (width, 4))
+        planes.append(words.permute(0, 3, 1, 4, 2, 5).flatten(2))
+        shift += width
+    return torch.cat(planes, 2)
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: PackedGrouped,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    check_product("grouped_linear", x, bias, weight.num_outputs, weight.num_inputs)
+    shape = (len(x), weight.num_outputs)
+    out = result_of("grouped_linear", out, shape, out_dtype or x.dtype)
+    calls.get().grouped_linear(
+        *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
+        *(weight.fields, bias, DTYPES[out.dtype], out, row_stride("grouped_linear", out)),
+    )
+    return out
+
+
+def grouped_lookup(
+    weight: PackedGrouped, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+) -> Tensor:
+    check_dense("grouped_lookup", ids, torch.int64, len(ids))
+    out = torch.empty(len(ids), weight.num_inputs, dtype=dtype)
+    first = -1 if first_row is None else first_row
+    calls.get().grouped_lookup(
+        *(len(ids), weight.fields, ids, first),
+        *(dtype_number("grouped_lookup", out), out, weight.num_inputs),
+    )
+    return out
