@@ -339,6 +339,14 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
         )
     parts = [weights["AWQ"], weights["Q8_0"]]
     x, ids = torch.randn(rows, 256).to(dtype), torch.randint(64, (rows,))
+    yield Case(
+        f"grouped_lookup {dtype}",
+        spec,
+        lambda o, t, dtype: [o.grouped_lookup(t[0], t[1], dtype)],
+        [weights["table of 4 bits"], ids],
+        dtype,
+        ROUNDING[dtype],
+    )
     parts[1] = from_gguf(blocks[:, :8].flatten(), 8, 64)
     yield Case(
         f"quantized_linear {dtype}",

@@ -23,9 +23,11 @@ NOT_KERNELS = {
     "gated_linear",
     "linear",
     "pack_experts",
+    "pack_grouped",
     "pack_heads",
     "pack_linear",
     "pack_quantized",
+    "round_activations",
 }
 
 

@@ -287,9 +287,16 @@ def grouped_linear(
     weight: GroupedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    product = _product(x, weight, bias, x.dtype if out_dtype is None else out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def _product(
+    x: Tensor, weight: GroupedWeight, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     num_rows, num_outputs = len(x), weight.num_outputs
-    out_dtype = x.dtype if out_dtype is None else out_dtype
     if num_rows >= MANY_ROWS and out_dtype is x.dtype:
         rounded = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
