@@ -164,15 +164,16 @@ def _pack_codes(weight: GroupedWeight, kind: int) -> Tensor:
 def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
     """Pack codes [P, 2, 16, U, 32] to [P, U, bytes of a unit]."""
     if kind in (_E4M3, _E5M2):
-        return codes.unflatten(-1, (-1, 2)).permute(0, 3, 1, 4, 2, 5).flatten(2)
+        pairs = codes.reshape(*codes.shape[:4], -1, 2)
+        return pairs.permute(0, 3, 1, 4, 2, 5).flatten(2)
     if bits == 8:
         signed = codes ^ 128 if kind == _INT8 else codes
         return signed.permute(0, 3, 1, 4, 2).flatten(2)
     planes, shift = [], 0
     for width in _PLANES[bits]:
-        parts = ((codes >> shift) & (2**width - 1)).unflatten(-1, (4 * width, 8 // width))
+        parts = ((codes >> shift) & (2**width - 1)).reshape(*codes.shape[:4], -1, 8 // width)
         places = torch.arange(0, 8, width, dtype=torch.uint8)
-        words = (parts << places).sum(-1, dtype=torch.uint8).unflatten(-1, (width, 4))
+        words = (parts << places).sum(-1, dtype=torch.uint8).view(*codes.shape[:4], width, 4)
         planes.append(words.permute(0, 3, 1, 4, 2, 5).flatten(2))
         shift += width
     return torch.cat(planes, 2)
