@@ -28,7 +28,7 @@ _HALF = tl.constexpr(CHUNK // 2)
 
 @triton.jit
 def _plane_codes(ptr, row, mask, half: tl.constexpr, BITS: tl.constexpr):
-    """What a plane holds of the codes [32, outputs] of half a chunk."""
+    """The bits of a plane in the codes [32, outputs] of half a chunk."""
     BYTES: tl.constexpr = 8 * BITS
     inside = tl.arange(0, _HALF)
     ptrs = ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
