@@ -1,7 +1,6 @@
 """Writers of floats and integers with scales, as tools store them, and of rounded activations.
 
-Written from the formats' descriptions, independently of the readers under test; compared once with
-compressed-tensors 0.17 (see `test_stored_codes.py`).
+Written from the formats' descriptions, independently of the readers under test.
 """
 
 from __future__ import annotations

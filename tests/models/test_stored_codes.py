@@ -1,7 +1,6 @@
 """Every form of floats and integers with scales is worth what its format says, bit for bit.
 
-The writers' tensors were read once by compressed-tensors 0.17's own compressors, whose values are
-the same after their rounding to bfloat16.
+The formats are those of this directory's own writers; no tool's package has read their tensors.
 """
 
 from __future__ import annotations
