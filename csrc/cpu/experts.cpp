@@ -114,53 +114,97 @@ void multiply(const Linear& p, const ExpertWeight* weights, std::span<const Bloc
              });
 }
 
-// As `multiply`, by quantised weights; `before`, if any, makes the rows.
-void multiply_quantized(const Linear& p, const ExpertWeight* weights, std::span<const Block> blocks,
-                        const RowOperation* before) {
-  const KernelTable& table = kernels();
-  const auto parts_of = [&](const Block& block) {
-    return static_cast<const QuantizedPart*>(weights[block.expert].data);
-  };
-  const int64_t groups_of_row = p.num_inputs / kQuantizedGroup;
+// As `multiply`, by weights that take rows in a form of their own: Form makes a block's rows, after
+// `before`, if any, has made x, and multiplies them.
+template <class Form>
+void multiply_formed(const Linear& p, const ExpertWeight* weights, std::span<const Block> blocks,
+                     const RowOperation* before) {
   const int64_t num_blocks = static_cast<int64_t>(blocks.size()), rows = rows_of_block(blocks);
-  QuantizedGroup* groups = group_buffer(count_rows(blocks) * groups_of_row);
-  // A block's rows side by side.
-  const auto groups_of = [&](const Block& block) {
-    return groups + (block.begin - blocks.front().begin) * groups_of_row;
-  };
+  const Form form(p, weights, count_rows(blocks));
   const int64_t work = p.num_inputs + (before == nullptr ? 0 : work_of_row(*before));
   parallel_rows(num_blocks, work * rows, [&](int64_t begin, int64_t end) {
     for (const Block& block : blocks.subspan(begin, end - begin)) {
       if (before != nullptr) run_rows(*before, block.begin, block.end);
       const char* x = static_cast<const char*>(p.x) + block.begin * p.x_stride * bytes_of(p.dtype);
-      const int64_t count = block.end - block.begin;
-      table.quantize_rows({p.dtype, x, p.x_stride, groups_of(block), count, p.num_inputs}, 0,
-                          count);
+      form.make_rows(weights[block.expert], x, block.begin - blocks.front().begin,
+                     block.end - block.begin);
     }
   });
   int64_t num_panels = 0;
   for (const Block& block : blocks) {
-    const int64_t num_parts = weights[block.expert].num_parts;
-    num_panels = std::max(num_panels, count_panels(parts_of(block), num_parts));
+    num_panels = std::max(num_panels, form.panels(weights[block.expert]));
   }
   const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
   each_range(blocks, num_panels, panels_of_range(rows, p.num_inputs),
              [&](const Block& block, int64_t panel, int64_t last) {
-               const ExpertWeight& weight = weights[block.expert];
-               table.quantized_product(
-                   {groups_of(block), block.end - block.begin, p.num_inputs, parts_of(block),
-                    weight.num_parts, weight.bias, p.out_dtype,
-                    static_cast<char*>(p.out) + block.begin * out_bytes, p.out_stride},
-                   panel, last);
+               form.multiply(weights[block.expert], block.begin - blocks.front().begin,
+                             block.end - block.begin,
+                             static_cast<char*>(p.out) + block.begin * out_bytes, panel, last);
              });
 }
 
-// Calls body(blocks) on blocks with kQuantizedRows rows together, or less.
+struct QuantizedForm {
+  const Linear& p;
+  int64_t groups_of_row;
+  QuantizedGroup* groups;  // a block's rows side by side
+
+  QuantizedForm(const Linear& linear, const ExpertWeight*, int64_t num_rows)
+      : p(linear),
+        groups_of_row(linear.num_inputs / kQuantizedGroup),
+        groups(group_buffer(num_rows * groups_of_row)) {}
+
+  static const QuantizedPart* parts(const ExpertWeight& weight) {
+    return static_cast<const QuantizedPart*>(weight.data);
+  }
+  int64_t panels(const ExpertWeight& weight) const {
+    return count_panels(parts(weight), weight.num_parts);
+  }
+  void make_rows(const ExpertWeight&, const void* x, int64_t first, int64_t count) const {
+    kernels().quantize_rows(
+        {p.dtype, x, p.x_stride, groups + first * groups_of_row, count, p.num_inputs}, 0, count);
+  }
+  void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
+                int64_t end) const {
+    kernels().quantized_product({groups + first * groups_of_row, count, p.num_inputs, parts(weight),
+                                 weight.num_parts, weight.bias, p.out_dtype, out, p.out_stride},
+                                begin, end);
+  }
+};
+
+// Groups of all experts have one size.
+struct GroupedForm {
+  const Linear& p;
+  int64_t floats_of_row;
+  float* rows;
+
+  GroupedForm(const Linear& linear, const ExpertWeight* weights, int64_t num_rows)
+      : p(linear),
+        floats_of_row(wide_row_floats(of(*weights))),
+        rows(row_buffer(num_rows * floats_of_row)) {}
+
+  static const GroupedWeight& of(const ExpertWeight& weight) {
+    return *static_cast<const GroupedWeight*>(weight.data);
+  }
+  int64_t panels(const ExpertWeight& weight) const {
+    return ceil_divide(of(weight).num_outputs, kPanel);
+  }
+  float* row(int64_t first) const { return rows + first * floats_of_row; }
+  void make_rows(const ExpertWeight& weight, const void* x, int64_t first, int64_t count) const {
+    kernels().widen_rows({p.dtype, x, p.x_stride, &of(weight), row(first)}, 0, count);
+  }
+  void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
+                int64_t end) const {
+    kernels().grouped_product(
+        {row(first), count, &of(weight), weight.bias, p.out_dtype, out, p.out_stride}, begin, end);
+  }
+};
+
+// Calls body(blocks) on blocks with `most` rows together, or less.
 template <class Body>
-void each_batch(std::span<const Block> blocks, Body&& body) {
+void each_batch(std::span<const Block> blocks, int64_t most, Body&& body) {
   for (size_t count = 0; !blocks.empty(); blocks = blocks.subspan(count)) {
     count = 1;
-    while (count < blocks.size() && count_rows(blocks.first(count + 1)) <= kQuantizedRows) ++count;
+    while (count < blocks.size() && count_rows(blocks.first(count + 1)) <= most) ++count;
     body(blocks.first(count));
   }
 }
@@ -169,9 +213,13 @@ void each_batch(std::span<const Block> blocks, Body&& body) {
 
 void experts(const Experts& p, int64_t num_tokens) {
   const int64_t inner = p.intermediate_size, made = p.has_gates ? 2 * inner : inner;
-  const bool is_gated = p.has_gates && !p.is_quantized && p.act == ActivationKind::kSilu &&
+  const bool is_plain = p.storage == ExpertStorage::kPlain;
+  const bool is_gated = p.has_gates && is_plain && p.act == ActivationKind::kSilu &&
                         p.limit == INFINITY && inner % kPanel == 0;
-  const auto blocks = sort_pairs(p, num_tokens, p.is_quantized ? kQuantizedRows : kRowsPerBlock);
+  const int64_t most = is_plain                                     ? kRowsPerBlock
+                       : p.storage == ExpertStorage::kQuantized ? kQuantizedRows
+                                                                : kGroupedRows;
+  const auto blocks = sort_pairs(p, num_tokens, most);
   gather_rows(p, num_tokens);
   const Linear first = {p.dtype, p.rows,  p.size,   nullptr, nullptr, is_gated ? inner : made,
                         p.size,  p.dtype, p.hidden, made};
@@ -180,9 +228,11 @@ void experts(const Experts& p, int64_t num_tokens) {
   // Over the gates: each is read before it is written.
   const RowOperation activation = Activation{p.dtype, p.act, p.has_gates, p.hidden, p.hidden, inner,
                                              made,    made,  {},          p.limit,  p.shift};
-  if (p.is_quantized) {
-    each_batch(blocks, [&](auto batch) { multiply_quantized(first, p.gate_up, batch, nullptr); });
-    each_batch(blocks, [&](auto batch) { multiply_quantized(second, p.down, batch, &activation); });
+  if (!is_plain) {
+    const auto formed = p.storage == ExpertStorage::kQuantized ? multiply_formed<QuantizedForm>
+                                                               : multiply_formed<GroupedForm>;
+    each_batch(blocks, most, [&](auto batch) { formed(first, p.gate_up, batch, nullptr); });
+    each_batch(blocks, most, [&](auto batch) { formed(second, p.down, batch, &activation); });
   } else {
     multiply(first, p.gate_up, blocks, is_gated);
     if (!is_gated) run(activation, count_rows(blocks));

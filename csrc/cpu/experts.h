@@ -9,10 +9,12 @@ namespace vllm_lite {
 
 // One expert's packed weight. 64-bit numbers, so that Python can write a table of them.
 struct ExpertWeight {
-  const void* data;   // panels, or QuantizedParts
+  const void* data;   // panels, QuantizedParts, or a GroupedWeight
   int64_t num_parts;  // of QuantizedParts
   const float* bias;  // of the outputs, or null
 };
+
+enum class ExpertStorage : int { kPlain, kQuantized, kGrouped };
 
 struct Experts {
   DType dtype;  // of x and hidden
@@ -20,7 +22,7 @@ struct Experts {
   ActivationKind act;
   float limit;  // as of Activation
   float shift;
-  bool is_quantized;
+  ExpertStorage storage;
   bool has_gates;      // else down(act(up(x)))
   bool scales_inputs;  // whether weights scale an expert's input rather than its output
   const void* x;  // [T, N]
@@ -42,7 +44,7 @@ struct Experts {
 };
 
 // The weighted sum, in the order of a token's choices, of down(act(gate(x)) * up(x)) of each. Every
-// row of a GEMM equals what linear(), gated_linear() or quantized_linear() computes.
+// row of a GEMM equals what linear(), gated_linear(), quantized_linear() or grouped_linear() computes.
 void experts(const Experts& p, int64_t num_tokens);
 
 }  // namespace vllm_lite

@@ -8,12 +8,7 @@
 #include "cpu/thread_pool.h"
 
 namespace vllm_lite {
-namespace {
 
-// Elements that one thread looks up in some microseconds.
-constexpr int64_t kElementsPerRange = 32 * 1024;
-
-// This thread's memory for wide rows, valid until its next call; grows to the largest need.
 float* row_buffer(int64_t count) {
   struct Buffer {
     std::unique_ptr<float[]> rows;
@@ -27,6 +22,11 @@ float* row_buffer(int64_t count) {
   }
   return buffer.rows.get();
 }
+
+namespace {
+
+// Elements that one thread looks up in some microseconds.
+constexpr int64_t kElementsPerRange = 32 * 1024;
 
 const char* row_of(const void* rows, DType dtype, int64_t stride, int64_t row) {
   return static_cast<const char*>(rows) + row * stride * bytes_of(dtype);

@@ -148,6 +148,19 @@ struct RowLevel {
   float bound;
 };
 
+// Rows rounded to codes of a type times a scale: that given, or those of each group of a row, by
+// which its largest magnitude becomes the type's largest number.
+struct RowRounding {
+  DType dtype;
+  DType number;  // kInt8, kFloat8E4M3 or kFloat8E5M2
+  const void* x;  // [T, N]
+  float* out;     // [T, N], dense
+  int64_t size;   // N
+  int64_t x_stride;
+  int64_t group_size;
+  const float* scale;  // null, or [1]
+};
+
 // x times the activation of gate, each group of a row scaled to unit root mean square; the gate is
 // the last factor if norm_first. Without a weight, the product alone.
 struct GatedNorm {
@@ -729,6 +742,7 @@ struct Dequantize {
 // Every kernel but attention's: KERNEL(result, name, parameters...).
 #define VLLM_LITE_KERNELS(KERNEL)                                                                \
   KERNEL(void, norm, const Norm&, int64_t begin, int64_t end)                                    \
+  KERNEL(void, round_rows, const RowRounding&, int64_t begin, int64_t end)                       \
   KERNEL(void, rotary, const Rotary&, int64_t begin, int64_t end)                                \
   KERNEL(void, activate, const Activation&, int64_t begin, int64_t end)                          \
   KERNEL(void, scaled_add, const ScaledAdd&, int64_t begin, int64_t end)                         \

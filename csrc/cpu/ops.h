@@ -133,6 +133,9 @@ void grouped_linear(const GroupedLinear& p, int64_t num_rows, const BesideProduc
 
 void linear_rows(const GroupedLinear& p, int64_t begin, int64_t end);
 
+// This thread's memory for wide rows, valid until its next call; grows to the largest need.
+float* row_buffer(int64_t count);
+
 void grouped_lookup(const GroupedLookup& p, int64_t num_ids);
 
 // Throws std::invalid_argument for a type that cannot be expanded.

@@ -12,8 +12,8 @@
 namespace vllm_lite {
 
 using RowOperation =
-    std::variant<Norm, Activation, ScaledAdd, RowMix, RowLevel, Rotary, CacheWrite, Route,
-                 GatedNorm>;
+    std::variant<Norm, Activation, ScaledAdd, RowMix, RowLevel, RowRounding, Rotary, CacheWrite,
+                 Route, GatedNorm>;
 
 // Throws std::out_of_range for positions and slots of num_rows rows that are outside.
 void check(const RowOperation& operation, int64_t num_rows);

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
@@ -137,7 +138,7 @@ def test_experts_mlp(dtype: torch.dtype, form: ExpertForm, has_bias: bool, has_g
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["plain", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("storage", ["plain", "Q8_0", "Q4_1", "groups"])
 def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, storage: str) -> None:
     for case in [(430, 3, 2, 64, 64), (40, 30, 5, 64, 96), (33, 8, 8, 32, 32)]:
         x, ids, weights, *stacks = make(case, dtype)
@@ -157,14 +158,26 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, sto
 
 
 def quantized(stack: Tensor, storage: str, biases: list[Tensor] | None = None) -> Any:
+    if storage == "groups":
+        return cpu.pack_experts([cpu.pack_grouped(grouped(weight)) for weight in stack], biases)
     convert, kind = {"Q8_0": (to_q8_0, 8), "Q4_1": (to_q4_1, 3)}[storage]
     rows = [QuantizedRows(convert(weight), kind, weight.shape[1]) for weight in stack]
     return cpu.pack_experts([cpu.pack_quantized([weight]) for weight in rows], biases)
 
 
+def grouped(weight: Tensor) -> GroupedWeight:
+    """Four bits in groups of 32, with zero points and inputs in another order."""
+    groups = weight.float().view(len(weight), -1, 32)
+    scales = groups.abs().amax(2) / 8
+    codes = (groups / scales[..., None] + 8).round().clamp(0, 15).to(torch.uint8).flatten(1)
+    zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
+    order = torch.randperm(weight.shape[1])
+    return make_grouped(codes, scales, 4, zeros=zeros, permutation=order)
+
+
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "groups"])
 def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage: str) -> None:
     x, ids, weights, *stacks = make((21, 6, 3, 64, 96), dtype)
     biases = [torch.randn(stack.shape[:2]) for stack in stacks]
@@ -173,15 +186,12 @@ def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage
     )
     actual = cpu.experts_mlp(x, ids, weights, gate_up, down, ExpertForm(act="gelu"))
     expected = torch.zeros(x.shape)
+    linear = cpu.grouped_linear if storage == "groups" else cpu.quantized_linear
     for token, experts in enumerate(ids.tolist()):
         for choice, expert in enumerate(experts):
-            hidden = cpu.quantized_linear(
-                x[token : token + 1], gate_up.weights[expert], biases[0][expert]
-            )
+            hidden = linear(x[token : token + 1], gate_up.weights[expert], biases[0][expert])
             hidden = cpu.act_and_mul(hidden, "gelu")
-            made = cpu.quantized_linear(
-                hidden, down.weights[expert], biases[1][expert], torch.float32
-            )
+            made = linear(hidden, down.weights[expert], biases[1][expert], torch.float32)
             expected[token] += made[0] * weights[token, choice]
     # The same products, bit by bit; sums may be rounded once less.
     tolerance = 1e-6 if dtype is torch.float32 else 8e-3

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from vllm_lite.kernels.cpu import ops
+from vllm_lite.kernels.cpu.program import StepInput, record_step
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, make_grouped
+from vllm_lite.kernels.reference.ops import Ops as reference
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -118,3 +122,37 @@ def test_numbers_that_are_none_stay() -> None:
     codes = torch.full((3, 32), 127, dtype=torch.uint8)
     packed = ops.pack_grouped(make_grouped(codes, torch.ones(3, 1), 8, table=E4M3))
     assert ops.grouped_linear(torch.ones(2, 32), packed).isnan().all()
+
+
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_activations_equal_the_reference(number: torch.dtype, dtype: torch.dtype) -> None:
+    x = torch.randn(9, 160).to(dtype)
+    x[3] = 0
+    x[4, 100] = torch.nan
+    x[5, 7] = torch.inf
+    for rounding in (
+        ActivationRounding(number),
+        ActivationRounding(number, 32),
+        ActivationRounding(number, scale=torch.tensor([0.01])),
+    ):
+        ours, theirs = (o.round_activations(x, rounding) for o in (ops, reference))
+        if number is torch.int8 and rounding.scale is not None:  # NaN has no code
+            ours, theirs = (torch.cat([t[:4], t[5:]]) for t in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_products_are_recorded() -> None:
+    table = ops.pack_grouped(weight(8, 50, 64, 64))
+    product = ops.pack_grouped(weight(4, 40, 64, 32, permutation=torch.randperm(64)))
+    rounding = ActivationRounding(torch.int8)
+
+    def forward(step: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        x = ops.grouped_lookup(table, step["ids"], torch.bfloat16)
+        rounded = ops.round_activations(x, rounding)
+        return ops.grouped_linear(rounded, product, None, torch.float32)
+
+    inputs = {"ids": StepInput(torch.int64, ("T",))}
+    recorded = record_step(forward, {"ids": torch.arange(3)}, 20, inputs)
+    step = {"ids": torch.randint(50, (17,))}
+    assert torch.equal(recorded.run(step), forward(step))

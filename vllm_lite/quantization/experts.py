@@ -20,7 +20,7 @@ from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel, plain_kernel
+from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,6 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
         weight = torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
         biases = _biases(kernels)
         return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
-    if is_compiled() and all(isinstance(kernel, GroupedKernel) for kernel in kernels):
-        kernels = [_expanded(kernel) for kernel in kernels]
     kinds = (PackedKernel, GroupedKernel) + ((QuantizedKernel,) if is_compiled() else ())
     if any(getattr(kernel, "rounding", None) is not None for kernel in kernels) or not any(
         all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds
@@ -90,13 +88,6 @@ def drop_bias(kernel: LinearKernel) -> None:
     bias: Tensor | None = getattr(kernel, "bias", None)
     if bias is not None:
         bias.zero_()
-
-
-def _expanded(kernel: LinearKernel) -> LinearKernel:
-    assert isinstance(kernel, GroupedKernel)
-    rows = torch.arange(kernel.weight.num_outputs)
-    values = kernel.ops.grouped_lookup(kernel.weight, rows, torch.float32)
-    return plain_kernel(values, kernel.bias, kernel.out_dtype)
 
 
 def _biases(kernels: Sequence[LinearKernel]) -> list[Tensor] | None:

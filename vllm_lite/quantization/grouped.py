@@ -100,7 +100,7 @@ class GroupedTable:
 
 
 class GroupedLinearMethod(UnquantizedLinearMethod):
-    """Multiplies by a checkpoint's packed integers; an embedding is expanded."""
+    """Multiplies by a checkpoint's packed integers, and looks them up."""
 
     def __init__(self, layout: PackedLayout, dtype: torch.dtype, keeps_packed: bool = True) -> None:
         """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
@@ -115,7 +115,10 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         return self
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        return PlainTable(expand(self._read(weights)).to(self._dtype))
+        weight = self._read(weights)
+        if self._keeps_packed:
+            return GroupedTable(weight, self._dtype)
+        return PlainTable(expand(weight).to(self._dtype))
 
     def _read(self, weights: Mapping[str, StoredTensor]) -> GroupedWeight:
         try:

@@ -22,7 +22,8 @@ constexpr int kFewRows = 1, kTileRows = 2;
 #endif
 constexpr int kTileVectors = 2;
 constexpr int kHalfUnit = kUnit / 2;
-constexpr int64_t kAhead = 8192;  // bytes to prefetch
+// Prefetch distances in bytes: into the second cache, and from there into the first.
+constexpr int64_t kFarAhead = 8192, kNearAhead = 1024;
 
 template <int kRows>
 using Sums = Vec[kRows][kTileVectors];
@@ -61,7 +62,8 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
   Sums<kRows> totals = {}, even = {}, odd = {};
   for (int64_t first = 0, end = segment_end(w, 0); first < w.num_inputs; unit += unit_bytes) {
     for (int64_t line = 0; v == 0 && line < unit_bytes; line += kLine) {
-      __builtin_prefetch(unit + kAhead + line);
+      __builtin_prefetch(unit + kFarAhead + line, 0, 2);
+      __builtin_prefetch(unit + kNearAhead + line);
     }
     const typename Codes::Reader readers[kTileVectors] = {codes.reader(unit, v),
                                                           codes.reader(unit, v + 1)};

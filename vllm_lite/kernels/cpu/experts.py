@@ -15,28 +15,32 @@ import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import check_dense, dtype_number, refuse, row_stride
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.elementwise import KINDS
+from vllm_lite.kernels.cpu.grouped import PackedGrouped
 from vllm_lite.kernels.reference.experts import EXPERT_SCORES, SWIGLU, ExpertForm, Routing
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
 
+ExpertWeight = PackedLinear | QuantizedWeight | PackedGrouped
+
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Weights [M, N] of E experts, all plain or all quantised."""
+    """Weights [M, N] of E experts, all plain, quantised or grouped."""
 
-    weights: tuple[PackedLinear | QuantizedWeight, ...]
+    weights: tuple[ExpertWeight, ...]
     biases: tuple[Tensor, ...]
     table: Tensor  # [E, 3] int64: ExpertWeight (csrc/cpu/experts.h)
     num_outputs: int  # M
     num_inputs: int  # N
 
     @property
-    def is_quantized(self) -> bool:
-        return isinstance(self.weights[0], QuantizedWeight)
+    def storage(self) -> int:
+        """ExpertStorage in csrc/cpu/experts.h."""
+        return (PackedLinear, QuantizedWeight, PackedGrouped).index(type(self.weights[0]))
 
 
 def pack_experts(
-    weights: Sequence[PackedLinear | QuantizedWeight], biases: Sequence[Tensor] | None = None
+    weights: Sequence[ExpertWeight], biases: Sequence[Tensor] | None = None
 ) -> PackedExperts:
     first = weights[0]
     sizes = (first.num_outputs, first.num_inputs)
@@ -50,6 +54,10 @@ def pack_experts(
             bias = biases[i].data_ptr()
         if isinstance(weight, QuantizedWeight):
             entries.append((weight.table.data_ptr(), len(weight.parts), bias))
+        elif isinstance(weight, PackedGrouped):
+            if not isinstance(first, PackedGrouped) or weight.group_size != first.group_size:
+                raise refuse("pack_experts", "experts must have groups of one size")
+            entries.append((weight.fields.data_ptr(), 0, bias))
         else:
             entries.append((weight.data.data_ptr(), 0, bias))
     return PackedExperts(tuple(weights), tuple(biases or ()), torch.tensor(entries), *sizes)
@@ -102,7 +110,7 @@ def experts_mlp(
     has_gates = gate_up.num_outputs == 2 * inner
     calls.get().experts_mlp(
         *(num_tokens, dtype, result, KINDS[form.act], form.limit, form.shift),
-        *(gate_up.is_quantized, has_gates, form.scales_inputs),
+        *(gate_up.storage, has_gates, form.scales_inputs),
         *(x, row_stride("experts_mlp", x), ids, weights, gate_up.table, down.table),
         *(places, rows, hidden, out),
         *(top_k, first_expert, len(gate_up.weights), size, inner),
@@ -119,7 +127,7 @@ def _check(
         x.shape[1] == gate_up.num_inputs == down.num_outputs
         and gate_up.num_outputs in (2 * down.num_inputs, down.num_inputs)
         and len(gate_up.weights) == len(down.weights)
-        and gate_up.is_quantized == down.is_quantized
+        and gate_up.storage == down.storage
     )
     if not fits:
         raise refuse("experts_mlp", "x and the experts' weights do not fit together")

@@ -14,6 +14,7 @@ import vllm_lite._cpu as _cpu
 from vllm_lite.kernels.cpu.arguments import (
     DTYPES,
     check_dense,
+    check_floats,
     check_product,
     dtype_number,
     result_of,
@@ -22,6 +23,8 @@ from vllm_lite.kernels.cpu.arguments import (
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.kernels.grouped_weight import GroupedWeight, all_codes
+from vllm_lite.kernels.reference import rounding as reference
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 
 # Inputs of a unit of codes, and outputs whose codes lie side by side.
 _UNIT, _HALF = 32, _cpu.PANEL // 2
@@ -36,6 +39,8 @@ _SCALES = (
     torch.float8_e4m3fn,
     torch.float8_e8m0fnu,
 )
+# DType of csrc/cpu/kernel_table.h.
+_NUMBERS = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 # Bits of each plane of codes.
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
 
@@ -49,6 +54,7 @@ class PackedGrouped:
     fields: Tensor  # int64: GroupedWeight (csrc/cpu/kernel_table.h)
     table: Tensor | None
     bits: int
+    group_size: int
     num_outputs: int  # M
     num_inputs: int  # N
 
@@ -80,7 +86,7 @@ def pack_grouped(weight: GroupedWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     kept = tuple(plane for plane in planes if plane is not None)
     fields = torch.tensor([*addresses, *numbers, *sizes])
-    return PackedGrouped(data, kept, fields, weight.table, weight.bits, *sizes)
+    return PackedGrouped(data, kept, fields, weight.table, weight.bits, size, *sizes)
 
 
 def _code_kind(weight: GroupedWeight) -> tuple[int, int]:
@@ -205,5 +211,20 @@ def grouped_lookup(
     calls.get().grouped_lookup(
         *(len(ids), weight.fields, ids, first),
         *(dtype_number("grouped_lookup", out), out, weight.num_inputs),
+    )
+    return out
+
+
+def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
+    num_rows, size = x.shape
+    group_size, scale = rounding.group_size or size, rounding.scale
+    is_plain = rounding.values is None and rounding.scales == "float32" and not rounding.is_shifted
+    if not is_plain or size % group_size or (scale is not None and rounding.group_size):
+        return reference.round_activations(x, rounding)
+    check_floats("round_activations", "scale", scale, 1)
+    out = torch.empty(num_rows, size, dtype=torch.float32)
+    calls.get().round_activations(
+        *(num_rows, dtype_number("round_activations", x), _NUMBERS[rounding.number], x, out),
+        *(size, row_stride("round_activations", x), group_size, scale),
     )
     return out

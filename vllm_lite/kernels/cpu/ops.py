@@ -20,7 +20,12 @@ from vllm_lite.kernels.cpu.elementwise import (
 from vllm_lite.kernels.cpu.encoder import encoder_attention, encoder_embedding, segment_sum
 from vllm_lite.kernels.cpu.experts import experts_mlp, pack_experts, route_topk
 from vllm_lite.kernels.cpu.gguf import dequantize_gguf
-from vllm_lite.kernels.cpu.grouped import grouped_linear, grouped_lookup, pack_grouped
+from vllm_lite.kernels.cpu.grouped import (
+    grouped_linear,
+    grouped_lookup,
+    pack_grouped,
+    round_activations,
+)
 from vllm_lite.kernels.cpu.linear import (
     embedding,
     gated_linear,
@@ -59,4 +64,3 @@ from vllm_lite.kernels.cpu.state import (
     gated_rms_norm,
     selective_scan,
 )
-from vllm_lite.kernels.reference.rounding import round_activations
