@@ -13,20 +13,6 @@ constexpr int kMaxRows = 6;
 // kMaxRows * kMaxVectors accumulators fill the register file: 32 registers, or 16.
 constexpr int kMaxVectors = kLanes == 16 ? 4 : 2;
 
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
-
-// Calls body(Constant<n>) for 1 <= n <= N.
-template <int N, class Body>
-inline void with_constant(int64_t n, Body&& body) {
-  if constexpr (N > 1) {
-    if (n < N) return with_constant<N - 1>(n, body);
-  }
-  body(Constant<N>{});
-}
-
 // ---- arithmetic
 
 template <class Dot, int R, int V>

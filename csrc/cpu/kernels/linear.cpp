@@ -114,14 +114,14 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   store_rows<kTileOutputs>(p, row, output, kRows, num_outputs, tile);
 }
 
-template <class Steps, int kRows = kTileRows>
-void multiply_rows(const Linear& p, int64_t row, int64_t count, int64_t output, const void* w) {
-  if constexpr (kRows == 1) {
-    multiply_tile<Steps, 1>(p, row, output, w);
-  } else if (count >= kRows) {
-    multiply_tile<Steps, kRows>(p, row, output, w);
-  } else {
-    multiply_rows<Steps, kRows - 1>(p, row, count, output, w);
+// Calls body(row, Constant<rows>) for tiles of nearly equal height: a last tile of one row would be
+// as slow as a full one.
+template <class Body>
+inline void for_each_tile(int64_t row, int64_t end_row, Body&& body) {
+  for (int64_t tiles = ceil_divide(end_row - row, kTileRows); tiles > 0; --tiles) {
+    const int64_t count = ceil_divide(end_row - row, tiles);
+    with_constant<kTileRows>(count, [&](auto rows) { body(row, rows); });
+    row += count;
   }
 }
 
@@ -129,23 +129,116 @@ template <class Steps>
 void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin,
                      int64_t end) {
   const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
-  // Tiles of nearly equal height: a last tile of one row would be as slow as a full one.
-  const int64_t num_tiles = ceil_divide(end_row - first_row, kTileRows);
   for (int64_t panel = begin; panel < end; ++panel) {
     for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
       const int64_t output = panel * kPanel + part;
       if (output >= p.num_outputs) break;
       const char* weights =
           static_cast<const char*>(p.packed_weight) + panel * panel_bytes + part * 4;
-      int64_t row = first_row;
-      for (int64_t tiles = num_tiles; tiles > 0; --tiles) {
-        const int64_t count = ceil_divide(end_row - row, tiles);
-        multiply_rows<Steps>(p, row, count, output, weights);
-        row += count;
-      }
+      for_each_tile(first_row, end_row, [&](int64_t row, auto rows) {
+        multiply_tile<Steps, rows.value>(p, row, output, weights);
+      });
     }
   }
 }
+
+#if !defined(__AVX512BF16__)
+// A block of a product whose rows and weights are widened once for all tiles that share them. Sums
+// are added up in the same order as those of one tile.
+struct WideBlock {
+  static constexpr int64_t kRows = 96;
+  static constexpr int64_t kInputs = 128;
+  static constexpr int64_t kPanels = 12;
+
+  void take_rows(const BFloat16* from, int64_t stride, int64_t num_rows, int64_t size) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for_each_vector(size, [&](int64_t i, int64_t count) {
+        store(x + r * kInputs + i, load_upto(from + r * stride + i, count));
+      });
+    }
+  }
+  void take_weights(const char* panel, int64_t ahead, int64_t size) {
+    for (int64_t pair = 0; pair < ceil_divide(size, 2); ++pair) {
+      for (int64_t i = 0; i < kPanel; i += kLanes, panel += sizeof(BitsVec)) {
+        BitsVec pairs;
+        memcpy(&pairs, panel, sizeof pairs);
+        __builtin_prefetch(panel + ahead);
+        store(weights + 2 * pair * kPanel + i, bit_cast<Vec>(pairs << 16));
+        store(weights + (2 * pair + 1) * kPanel + i, bit_cast<Vec>(pairs & 0xffff0000u));
+      }
+    }
+  }
+  // Adds the products of `size` inputs to sums of kTileOutputs of a panel's outputs.
+  template <int kTile>
+  void add_tile(int64_t row, int64_t part, int64_t size, float* of_panel) const {
+    const float* value = x + row * kInputs;
+    const float* weight = weights + part;
+    float* to = of_panel + row * kPanel + part;
+    Vec total[kTile][kTileVectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < kTile; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) total[r][v] = load(to + r * kPanel + v * kLanes);
+    }
+    for (int64_t i = 0; i < size; ++i, weight += kPanel) {
+      Vec w[kTileVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) w[v] = load(weight + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kTile; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) add_product(total[r][v], w[v], value[r * kInputs + i]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kTile; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) store(to + r * kPanel + v * kLanes, total[r][v]);
+    }
+  }
+
+  alignas(64) float x[kRows * kInputs];
+  alignas(64) float weights[kInputs * kPanel];
+  alignas(64) float sums[kPanels][kRows * kPanel];
+};
+
+// The product of up to WideBlock::kRows rows and kPanels panels.
+void multiply_block(const Linear& p, int64_t row, int64_t num_rows, int64_t begin, int64_t end,
+                    WideBlock& block) {
+  const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
+  memset(block.sums, 0, (end - begin) * sizeof *block.sums);
+  for (int64_t first = 0; first < p.num_inputs; first += WideBlock::kInputs) {
+    const int64_t size = min_of(WideBlock::kInputs, p.num_inputs - first);
+    const BFloat16* x = static_cast<const BFloat16*>(p.x) + row * p.x_stride + first;
+    block.take_rows(x, p.x_stride, num_rows, size);
+    const char* weights = static_cast<const char*>(p.packed_weight) + first / 2 * kPanel * 4;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      block.take_weights(weights + panel * panel_bytes, panel_bytes, size);
+      for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
+        for_each_tile(0, num_rows, [&](int64_t at, auto rows) {
+          block.add_tile<rows.value>(at, part, size, block.sums[panel - begin]);
+        });
+      }
+    }
+  }
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t output = panel * kPanel;
+    store_rows(p, row, output, num_rows, min_of(kPanel, p.num_outputs - output),
+               block.sums[panel - begin]);
+  }
+}
+
+void multiply_widened(const Linear& p, int64_t row, int64_t end_row, int64_t begin, int64_t end) {
+  WideBlock block;
+  for (int64_t blocks = ceil_divide(end_row - row, WideBlock::kRows); blocks > 0; --blocks) {
+    const int64_t num_rows = ceil_divide(end_row - row, blocks);
+    for (int64_t panel = begin; panel < end; panel += WideBlock::kPanels) {
+      multiply_block(p, row, num_rows, panel, min_of(panel + WideBlock::kPanels, end), block);
+    }
+    row += num_rows;
+  }
+}
+#endif
 
 template <class T>
 void pack_panel(const PackLinear& p, int64_t panel) {
@@ -178,6 +271,12 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
 #if VLLM_LITE_HAS_TILES
     linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
 #else
+#if !defined(__AVX512BF16__)
+    // Fewer rows than some tiles wait for weights.
+    if (end_row - first_row > 2 * kTileRows) {
+      return multiply_widened(p, first_row, end_row, begin_panel, end_panel);
+    }
+#endif
     multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
 #endif
   } else {

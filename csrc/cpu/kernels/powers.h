@@ -14,12 +14,12 @@ constexpr float kRoughPowers[] = {6.9312419323e-1f, 2.4024098618e-1f, 5.59064262
 constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.5503324707e-2f,
                                  9.6184373585e-3f, 1.3398874588e-3f, 1.5353362055e-4f};
 
-// 2^x for x <= 0, exactly 1 at 0; 0 from some -126 down. Vectors go side by side, as one alone
-// waits for itself.
+// 2^x for x <= 0, exactly 1 at 0; 0 below -126, where results would be subnormal: processors take
+// hundreds of cycles for one. Vectors go side by side, as one alone waits for itself.
 template <int kDegree, int N>
 inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
-  constexpr float kLowest = kLanes == 16 ? -200.0f : -127.0f;
+  constexpr float kLowest = -127.0f;
   Vec shifted[N], rest[N], sum[N];
   for (int i = 0; i < N; ++i) x[i] = max_lanes(x[i], broadcast(kLowest));
   for (int i = 0; i < N; ++i) shifted[i] = x[i] + kRounder;
@@ -31,13 +31,10 @@ inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
   }
   for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(1.0f));
   for (int i = 0; i < N; ++i) {
-#if defined(__AVX512F__)
-    x[i] = _mm512_maskz_scalef_ps(0xffff, sum[i], shifted[i] - kRounder);
-#else
-    const IntVec exponent = bit_cast<IntVec>(shifted[i]) - bit_cast<int32_t>(kRounder);
-    const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(sum[i]) + (exponent << 23));
+    // The rounder is nothing but bits that the shift drops.
+    const IntVec exponent = bit_cast<IntVec>(shifted[i]) << 23;
+    const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(sum[i]) + exponent);
     x[i] = x[i] < broadcast(-126.0f) ? Vec{} : scaled;
-#endif
   }
 }
 

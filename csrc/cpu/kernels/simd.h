@@ -50,6 +50,20 @@ static inline To bit_cast(From from) {
   return to;
 }
 
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
+// Calls body(Constant<n>) for 1 <= n <= N.
+template <int N, class Body>
+static inline void with_constant(int64_t n, Body&& body) {
+  if constexpr (N > 1) {
+    if (n < N) return with_constant<N - 1>(n, body);
+  }
+  body(Constant<N>{});
+}
+
 static inline Vec broadcast(float x) { return x - Vec{}; }
 
 // ---- memory
