@@ -179,6 +179,9 @@ class ScriptedExecutor(Executor):
 
     def refill_weights(self) -> None: ...
 
+    def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
+        return ""
+
     def release(self, tags: Collection[MemoryTag]) -> int:
         self._cache = [0] * len(self._cache)
         return len(self._cache)

@@ -178,6 +178,16 @@ class LLM(PoolingCalls):
         """End sleep(), unless `tags` name weights alone, which stayed."""
         self.llm_engine.wake_up(tags)
 
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int = 5 << 30
+    ) -> None:
+        """Write the weights as each rank holds them, for load_format="sharded_state".
+
+        Files in the directory `path` hold at most `max_size` bytes, and are named by `pattern`
+        with {rank} and {part}. Raises RequestError.
+        """
+        self.llm_engine.save_sharded_state(path, pattern, max_size)
+
     def get_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         return self.llm_engine.get_stats()

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.e2e.server_process import ServerProcess
+from tests.models.checkpoints import make_model, save
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -28,7 +31,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_examples_stay_short() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) < 40, f"{example.name} is too long"
 
@@ -37,6 +40,17 @@ def test_offline() -> None:
     printed = run("offline.py")
     assert "'The capital of France is' -> ' Paris" in printed
     assert "reply:" in printed
+
+
+def test_save_sharded_state(tmp_path: Path) -> None:
+    save(make_model("llama"), tmp_path / "model")
+    words = Tokenizer(WordLevel({f"t{i}": i for i in range(131)}, unk_token="t0"))
+    words.save(str(tmp_path / "model" / "tokenizer.json"))
+    lines = run(
+        "save_sharded_state.py", str(tmp_path / "model"), str(tmp_path / "new"), "2"
+    ).splitlines()
+    assert lines[:2] == [f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1)]
+    assert lines[2].split()
 
 
 def test_async_engine() -> None:

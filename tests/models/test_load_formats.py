@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,8 @@ from safetensors.torch import load_file
 
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
-from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite import LLM, SamplingParams
+from vllm_lite.errors import CheckpointError, RequestError, UsageError
 from vllm_lite.loader import prefetch
 
 IDS = [5, 9, 2, 77, 130, 0, 31]
@@ -216,3 +220,114 @@ def test_threads_that_load_are_as_many_as_said(tiny: Path, monkeypatch: pytest.M
     assert "concurrency" in refusal(tiny, model_loader_extra_config={"concurrency": 4})
     given = {"load_format": "dummy", "model_loader_extra_config": {"num_threads": 1}}
     assert "dummy" in refusal(tiny, **given)
+
+
+# Packages that tests do without, and the files that each reads.
+PACKAGES = {
+    "runai_streamer": "runai_model_streamer",
+    "fastsafetensors": "fastsafetensors",
+    "tensorizer": "tensorizer",
+}
+
+
+@pytest.fixture(params=PACKAGES)
+def packaged(request: pytest.FixtureRequest, tiny: Path, tmp_path: Path) -> tuple[str, Path]:
+    """A format, and a directory with weights that its package reads."""
+    load_format: str = request.param
+    package = pytest.importorskip(PACKAGES[load_format])
+    path = describe_like(tiny, tmp_path / "packaged")
+    if load_format != "tensorizer":
+        (path / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes())
+        return load_format, path
+    writer = package.TensorSerializer(path / "model.tensors")
+    for i, (name, tensor) in enumerate(load_file(tiny / "model.safetensors").items()):
+        writer.write_tensor(i, name, package.TensorType.PARAM, tensor)
+    writer.close()
+    return load_format, path
+
+
+def test_packages_read_the_same_weights(packaged: tuple[str, Path], expected: torch.Tensor) -> None:
+    load_format, path = packaged
+    assert torch.equal(logits(path, load_format=load_format), expected)
+    (file,) = (*path.glob("*.safetensors"), *path.glob("*.tensors"))
+    data = file.read_bytes()
+    for size in (3, 300, len(data) - 2000):
+        file.write_bytes(data[:size])
+        assert file.name in refusal(path, load_format=load_format)
+
+
+def test_the_streamers_settings_reach_it(tiny: Path) -> None:
+    pytest.importorskip("runai_model_streamer")
+    extra = {"concurrency": 3, "memory_limit": 1 << 20}
+    load(tiny, load_format="runai_streamer", model_loader_extra_config=extra)
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_char_p
+    assert find(b"RUNAI_STREAMER_CONCURRENCY") == b"3"
+    assert find(b"RUNAI_STREAMER_MEMORY_LIMIT") == b"1048576"
+
+
+@pytest.mark.parametrize("load_format", PACKAGES)
+def test_a_missing_package_is_named_with_its_extra(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_format: str
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[load_format], None)
+    path = describe_like(tiny, tmp_path / "other")
+    (path / "model.tensors").write_bytes((tiny / "model.safetensors").read_bytes())
+    (path / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes())
+    assert "pip install 'vllm-lite[" in refusal(path, load_format=load_format)
+
+
+def describe_like(tiny: Path, path: Path) -> Path:
+    """A directory with the checkpoint's configuration alone."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_bytes((tiny / "config.json").read_bytes())
+    return path
+
+
+OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 64, "num_gpu_blocks_override": 20}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16", "quantization": "int8"},
+        {"dtype": "float32", "tensor_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_a_sharded_state_gives_the_same_tokens(
+    tiny: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    prompt, params = {"prompt_token_ids": IDS}, SamplingParams(max_tokens=8, temperature=0)
+    if "quantization" in options:
+        wide = make_model("llama", hidden_size=64, intermediate_size=96)
+        tiny = save(wide, tmp_path / "wide")
+    path = describe_like(tiny, tmp_path / "sharded")
+    with LLM(str(tiny), **OPTIONS, **options) as llm:
+        llm.save_sharded_state(str(path), max_size=20_000)
+        before = llm.generate(prompt, params)[0].outputs[0].token_ids
+        with pytest.raises(RequestError, match="nowhere"):
+            llm.save_sharded_state(str(tmp_path / "nowhere"))
+        with pytest.raises(RequestError, match="pattern"):
+            llm.save_sharded_state(str(path), pattern="../{rank}-{part}")
+    ranks = options.get("tensor_parallel_size", 1)
+    for rank in range(ranks):
+        assert len(list(path.glob(f"model-rank-{rank}-part-*.safetensors"))) > 1
+    with LLM(str(path), load_format="sharded_state", **OPTIONS, **options) as llm:
+        assert llm.generate(prompt, params)[0].outputs[0].token_ids == before
+
+
+def test_a_sharded_state_that_does_not_fit_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = describe_like(tiny, tmp_path / "sharded")
+    extra = {"pattern": "own-{rank}-{part}.safetensors"}
+    with LLM(str(tiny), dtype="float32", **OPTIONS) as llm:
+        llm.save_sharded_state(str(path), pattern=extra["pattern"], max_size=20_000)
+    given: dict[str, Any] = {"load_format": "sharded_state", "model_loader_extra_config": extra}
+    load(path, **given)
+    assert "--dtype" in refusal(path, **given | {"dtype": "bfloat16"})
+    assert "model-rank-0" in refusal(path, load_format="sharded_state")
+    (path / "own-0-1.safetensors").unlink()
+    assert "lack" in refusal(path, **given)
+    (path / "own-0-0.safetensors").write_bytes(b"1234")
+    assert "own-0-0.safetensors" in refusal(path, **given)

@@ -49,6 +49,7 @@ _RELATIVE = {
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.
 _SCALED_LENGTH = {"linear", "dynamic", "yarn"}
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.tensors")
 # No format in use stores a weight in less than two bits.
 _MOST_WEIGHTS_PER_BYTE = 4
 
@@ -255,7 +256,7 @@ def check_sizes(facts: ModelFacts) -> None:
     """
     path = Path(facts.path)
     parts = [Path(part) for part in read_gguf(path).data] if facts.format == "gguf" else []
-    found = (sorted(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    found = (sorted(path.glob(pattern)) for pattern in _WEIGHTS)
     files = parts or next(filter(None, found), [])
     held = sum(file.stat().st_size for file in files)
     # The embedding, the queries of every layer and one matrix of the MLP.

@@ -26,7 +26,19 @@ _QUANTIZATIONS = (
 
 # Settings of --model-loader-extra-config, by load format; those of others are _THREADS.
 _THREADS: dict[str, type] = {"enable_multithread_load": bool, "num_threads": int}
-EXTRA_SETTINGS: dict[str, dict[str, type]] = {"dummy": {}}
+_STREAMER: dict[str, type] = {"concurrency": int, "memory_limit": int}
+EXTRA_SETTINGS: dict[str, dict[str, type]] = {
+    "dummy": {},
+    "sharded_state": {"pattern": str},
+    "runai_streamer": _STREAMER,
+    "runai_streamer_sharded": {"pattern": str, **_STREAMER},
+    "tensorizer": {
+        "tensorizer_uri": str,
+        "verify_hash": bool,
+        "num_readers": int,
+        "encryption_keyfile": str,
+    },
+}
 
 
 @config
@@ -177,8 +189,13 @@ class LoadConfig:
     ] = option(
         "auto",
         "Format of the weights; auto, hf: safetensors, else pickled ones (pt); npcache: pickled "
-        "ones, copied to files for NumPy beside them; dummy: random ones.",
-        works=("auto", "hf", "safetensors", "pt", "npcache", "dummy", "gguf"),
+        "ones, copied to files for NumPy beside them; sharded_state: files that "
+        "LLM.save_sharded_state wrote; mistral: consolidated.safetensors; dummy: random ones. "
+        "Those of packages need them: tensorizer, runai_streamer, fastsafetensors.",
+        works=(
+            *("auto", "hf", "safetensors", "pt", "npcache", "dummy", "gguf", "sharded_state"),
+            *("tensorizer", "runai_streamer", "runai_streamer_sharded", "fastsafetensors"),
+        ),
         remedy="use auto with safetensors or GGUF weights",
     )
     safetensors_load_strategy: Literal["lazy", "eager", "prefetch", "torchao"] | None = option(

@@ -72,4 +72,25 @@ class RefillWeights(msgspec.Struct, tag=True):
         worker.refill_weights()
 
 
-Command = GetKVCacheSpec | GetAvailableMemory | InitializeCache | Describe | Release | RefillWeights
+class SaveShardedState(msgspec.Struct, tag=True):
+    """Write the worker's part of the weights to files; why that failed, or ""."""
+
+    answer: ClassVar[Any] = str
+
+    directory: str
+    pattern: str
+    max_size: int
+
+    def run(self, worker: StepWorker) -> str:
+        return worker.save_sharded_state(self.directory, self.pattern, self.max_size)
+
+
+Command = (
+    GetKVCacheSpec
+    | GetAvailableMemory
+    | InitializeCache
+    | Describe
+    | Release
+    | RefillWeights
+    | SaveShardedState
+)

@@ -18,7 +18,9 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.pickled import open_cached, open_pickled
 from vllm_lite.loader.prefetch import is_worth_it, prefetch
 from vllm_lite.loader.safetensors import SafetensorsFile, read_whole
+from vllm_lite.loader.sharded_state import shard_files
 from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
+from vllm_lite.loader.streamed import open_fast, open_streamed, open_tensorized
 from vllm_lite.platform import free_memory
 
 _SAFETENSORS, _CONSOLIDATED = "model.safetensors", "consolidated.safetensors"
@@ -78,9 +80,14 @@ _FORMATS = {
     "mistral": _Format(_CONSOLIDATED, ("consolidated*.safetensors",), _open_safetensors),
     "pt": _pickled(open_pickled),
     "npcache": _pickled(open_cached),
+    "runai_streamer": _safetensors(open_streamed),
+    "fastsafetensors": _safetensors(open_fast),
+    "tensorizer": _Format("model.tensors", ("*.tensors",), open_tensorized),
 }
 # Suffixes of the tensors that make a layer's matrix.
 _MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed")
+# Formats of a rank's own files, and what opens those.
+SHARDED = {"sharded_state": "safetensors", "runai_streamer_sharded": "runai_streamer"}
 # What auto looks for.
 _FOUND = ("safetensors", "mistral", "pt")
 
@@ -115,19 +122,31 @@ def open_tensors(directory: Path, load: LoadConfig, wanted: Wanted) -> list[Stor
 
 def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
     """Whether a layer's weights are floating-point numbers, by the names of all layers."""
-    chosen, files = _files_of(directory, load, lambda name: torch.float32)
+    if load.load_format in SHARDED:
+        opened = open_shards(directory, load)
+    else:
+        chosen, files = _files_of(directory, load, lambda name: torch.float32)
+        opened = [chosen.open(path, load) for path in files]
     return {
         name.rpartition(".")[0]: file.entry(name)[0] in FLOATS
-        for file in (chosen.open(path, load) for path in files)
+        for file in opened
         for name in file.names()
         if name.rpartition(".")[2] in _MATRICES
     }
+
+
+def open_shards(directory: Path, load: LoadConfig) -> list[TensorFile]:
+    """This rank's files of a sharded state."""
+    opened = _FORMATS[SHARDED[load.load_format]]
+    return [opened.open(path, load) for path in shard_files(directory, load)]
 
 
 def _files_of(
     directory: Path, load: LoadConfig, wanted: Wanted
 ) -> tuple[_Format, dict[Path, set[str] | None]]:
     chosen = _FORMATS[format_of(directory, load)]
+    if uri := load.model_loader_extra_config.get("tensorizer_uri"):
+        return chosen, {Path(uri): None}
     files = chosen.files(directory, wanted)
     if not files:
         shown = " or ".join(chosen.patterns)

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vllm_lite.config.architectures import ARCHITECTURES
@@ -30,9 +31,10 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.dummy import make_dummies
-from vllm_lite.loader.formats import open_tensors, plain_layers
+from vllm_lite.loader.formats import SHARDED, open_shards, open_tensors, plain_layers
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
+from vllm_lite.loader.sharded_state import shard_tensors, write_shards
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.ternary import TernaryTensor, join_ternary
@@ -68,7 +70,7 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             _fills(config, rules, weight_targets(model))
             raise
         numbers = {id(module): number for number, module in enumerate(model.modules())}
-        jobs = _jobs(_fills(config, rules, weight_targets(model)), numbers)
+        jobs = _jobs(_fills(config, rules, weight_targets(model)).values(), numbers)
         _run_jobs(jobs, config.load)
         # Layers that depend on others' tensors come last, and those without any.
         filled = {id(job.layer) for job in jobs if not _depends_on_others(job.layer)}
@@ -77,6 +79,32 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
                 packed_weights.begin_layer(numbers[id(module)])
                 module.process_weights_after_loading()
     return model
+
+
+@torch.inference_mode()
+def save_sharded_state(config: VllmConfig, directory: str, pattern: str, max_size: int) -> str:
+    """Write this rank's part of the weights of `config`; why that failed, or "".
+
+    They are read again: a layer that is ready to run has packed its own.
+    """
+    if config.facts.format == "gguf":
+        return f"{config.facts.path} is a GGUF file, which every rank maps; serve it as it is"
+    try:
+        with _refusals_name(config.facts.path):
+            model, rules = _build(config, "meta")
+            fills = _fills(config, rules, weight_targets(model))
+            write_shards(map(_read, fills.items()), Path(directory), pattern, max_size)
+    except (CheckpointError, OSError, SafetensorError) as error:
+        return str(error)
+    return ""
+
+
+def _read(item: tuple[str, _Fill]) -> tuple[str, Tensor]:
+    name, fill = item
+    slot = fill.target.slot
+    tensor = torch.empty(slot.tensor.shape, dtype=slot.tensor.dtype, device="cpu")
+    fill.tensor.fill(replace(slot, tensor=tensor, keep=None), fill.part)
+    return name, tensor
 
 
 def cache_spec(config: VllmConfig) -> KVCacheSpec:
@@ -105,6 +133,8 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
     )
     stored = _plain_layers(config, scheme)
+    if config.load.load_format in SHARDED:  # whose names are the model's own
+        stored = {rules.source_of(layer): is_plain for layer, is_plain in stored.items()}
     held = {rules.name_of(layer): is_plain for layer, is_plain in stored.items()}
     methods = LinearMethods(config.model.quantization, dtype, scheme, held)
     options = BuildOptions(
@@ -161,12 +191,18 @@ class _Fill:
     part: Part
 
 
-def _fills(config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]) -> list[_Fill]:
+def _fills(
+    config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
+) -> dict[str, _Fill]:
     """The tensors to read for each target; raises CheckpointError unless the checkpoint fits."""
     facts = config.facts
     if config.load.load_format == "dummy":
         dummies = make_dummies(targets, config.model.seed)
-        return [_Fill(dummy, targets[dummy.name], WHOLE) for dummy in dummies]
+        return {dummy.name: _Fill(dummy, targets[dummy.name], WHOLE) for dummy in dummies}
+    if config.load.load_format in SHARDED:
+        files = open_shards(Path(facts.path), config.load)
+        shards = shard_tensors(files, targets)
+        return {name: _Fill(shard, targets[name], WHOLE) for name, shard in shards.items()}
     if facts.format == "gguf":
         opened = open_gguf(facts.path, rules)
         held = (tensor for tensor in opened if not _is_for_drafts(facts, tensor.name))
@@ -224,7 +260,7 @@ def _match(
     targets: Mapping[str, Target],
     *,
     pools: bool,
-) -> list[_Fill]:
+) -> dict[str, _Fill]:
     """The checkpoint's tensors and their targets; each target has one, each tensor a target.
 
     A model that pools has no use for the language model's head.
@@ -253,7 +289,7 @@ def _match(
                 f"{path}: the tensor {fill.tensor.name!r} has the shape {list(stored)}, "
                 f"but its configuration asks for {fill.part.expected(slot)}"
             )
-    return list(fills.values())
+    return fills
 
 
 def _source_of(rules: WeightRules, name: str) -> str:

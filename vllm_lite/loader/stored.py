@@ -33,7 +33,7 @@ _NARROW = {
 }
 # Powers of two are read as their exponents, or as numbers.
 _DTYPES = FLOATS | _NARROW | {"F8_E8M0": torch.float8_e8m0fnu}
-_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 
 
 class TensorFile(Protocol):
@@ -68,7 +68,7 @@ class HeldTensors:
     def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
         tensor = self.tensors[name]
         word = str(tensor.dtype).removeprefix("torch.")
-        return _WORDS.get(tensor.dtype, word), tuple(tensor.shape)
+        return WORDS.get(tensor.dtype, word), tuple(tensor.shape)
 
     def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
         return self.tensors[name][region]

@@ -48,6 +48,10 @@ class StepWorker(Protocol):
         """Read the weights again into the memory that they had."""
         ...
 
+    def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
+        """Write this rank's part of the weights to files; why that failed, or ""."""
+        ...
+
     def describe(self) -> str:
         """One line for the log."""
         ...

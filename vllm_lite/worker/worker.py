@@ -26,7 +26,7 @@ from vllm_lite.kernels.cpu.mapped_memory import (
     release_pages,
     return_unused_heap,
 )
-from vllm_lite.loader.load import load_model
+from vllm_lite.loader.load import load_model, save_sharded_state
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
@@ -120,6 +120,10 @@ class Worker:
         with packed_weights.owned_by(self._weights):
             load_model(self._config, self._config.device)
         return_unused_heap()
+
+    def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
+        """Write this rank's part of the weights to files; why that failed, or ""."""
+        return save_sharded_state(self._config, directory, pattern, max_size)
 
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""

@@ -15,6 +15,7 @@ from vllm_lite.engine.link.messages import (
     Prepare,
     ResetPrefixCache,
     Resume,
+    SaveShardedState,
     WakeUp,
 )
 
@@ -55,6 +56,8 @@ def carry_out(core: EngineCore, command: Command[Any]) -> Generator[Future[Any] 
         case WakeUp():
             core.wake_up(command.tags)
             return None
+        case SaveShardedState():
+            return core.save_sharded_state(command.directory, command.pattern, command.max_size)
         case Prepare():
             found = core.constraints.prepare(command.params)
             while not found.done():

@@ -34,7 +34,7 @@ from vllm_lite.engine.core.observe import Snapshots, StepLog, StepTotals
 from vllm_lite.engine.core.pause import PauseGate
 from vllm_lite.engine.link.messages import CoreReady, StepOutputs
 from vllm_lite.errors import EngineDeadError
-from vllm_lite.executor.commands import RefillWeights, Release
+from vllm_lite.executor.commands import RefillWeights, Release, SaveShardedState
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
 from vllm_lite.worker.interface import MemoryTag
@@ -172,11 +172,8 @@ class EngineCore:
     @property
     def is_quiet(self) -> bool:
         """Whether every sequence has ended or is held."""
-        if self._in_flight:
-            return False
-        if not self._gate.may_step:
-            return True
-        return not (self._scheduler.requests or self.constraints.num_waiting)
+        can_go_on = self._scheduler.requests or self.constraints.num_waiting
+        return not (self._in_flight or (self._gate.may_step and can_go_on))
 
     def pause(self, mode: PauseMode) -> None:
         """Hold new sequences; running ones are aborted, go on, or stand still."""
@@ -209,6 +206,11 @@ class EngineCore:
         if not self._released and (not was_whole or "kv_cache" in tags):
             self._stats_due = self._log_stats
             self.add_requests(self._gate.open())
+
+    def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
+        """Write each worker's part of the weights to files; why that failed, or ""."""
+        failures = self._executor.call(SaveShardedState(directory, pattern, max_size))
+        return next(filter(None, failures), "")
 
     def resume(self) -> None:
         """Wake up, and queue the held sequences."""

@@ -27,6 +27,7 @@ from vllm_lite.engine.link.messages import (
     Pause,
     Prepare,
     ResetPrefixCache,
+    SaveShardedState,
     WakeUp,
 )
 from vllm_lite.errors import EngineDeadError, RequestError, UsageError
@@ -212,6 +213,13 @@ class LLMEngine:
         """
         self._core.call(WakeUp(memory_to_wake(tags)))
         self._is_asleep = self._core.call(IsPaused())
+
+    def save_sharded_state(self, path: str, pattern: str | None, max_size: int) -> None:
+        """Write each worker's part of the weights to files in `path`; raises RequestError."""
+        chosen = pattern or "model-rank-{rank}-part-{part}.safetensors"
+        failure = self._core.call(SaveShardedState(path, chosen, max_size))
+        if failure:
+            raise RequestError(failure)
 
     def shutdown(self) -> None:
         """End the engine core; calling it again does nothing."""

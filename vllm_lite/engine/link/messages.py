@@ -80,6 +80,14 @@ class IsPaused(Command[bool]):
     """Whether new sequences are held."""
 
 
+class SaveShardedState(Command[str]):
+    """Write each worker's part of the weights to files; why that failed, or ""."""
+
+    directory: str
+    pattern: str
+    max_size: int
+
+
 class Prepare(Command[Refusal | None]):
     """Compile a canonical constraint; the answer says why it is refused, if it is.
 
@@ -94,7 +102,15 @@ class Prepare(Command[Refusal | None]):
 
 
 AnyCommand = (
-    ResetPrefixCache | GetStats | GetSnapshot | Pause | Resume | WakeUp | IsPaused | Prepare
+    ResetPrefixCache
+    | GetStats
+    | GetSnapshot
+    | Pause
+    | Resume
+    | WakeUp
+    | IsPaused
+    | SaveShardedState
+    | Prepare
 )
 
 
