@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from vllm_lite.config.pooling import BOTH, PoolingFacts
@@ -130,11 +130,13 @@ class Pooler:
         Of encoders, whose prompts are whole in a step.
         """
         assert prompts is not None
-        vector = self._answers(prompts[row : row + 1], replace(params, task="embed"))
+        vector = self._answers(
+            prompts[row : row + 1], msgspec.structs.replace(params, task="embed")
+        )
         if not places:
             return vector
         own = hidden[_index(places, hidden)]
-        weights = self._answers(own, replace(params, task="token_classify"))
+        weights = self._answers(own, msgspec.structs.replace(params, task="token_classify"))
         return np.concatenate((vector, weights.reshape(1, -1)), axis=1)
 
     @property
