@@ -91,9 +91,10 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     "config no JSON": (write("config.json", b'{"architectures": ['), ["config.json", "fetch"]),
     "config no text": (write("config.json", bytes(range(256))), ["config.json", "fetch"]),
     "architecture": (
-        configure(architectures=["VitsModel"]),
-        ["VitsModel", "LlamaForCausalLM"],
+        configure(architectures=["NoSuchForCausalLM"]),
+        ["NoSuchForCausalLM", "no such model"],
     ),
+    "another kind": (configure(architectures=["VitsModel"]), ["VitsModel", "cannot run here"]),
     "size": (configure(hidden_size="48"), ["hidden_size", "'48'"]),
     "epsilon": (configure(rms_norm_eps="tiny"), ["rms_norm_eps", "'tiny'"]),
     "rotary": (configure(rope_parameters="llama3"), ["rope_parameters", "'llama3'"]),

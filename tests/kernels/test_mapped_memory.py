@@ -40,3 +40,16 @@ def test_pieces_never_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
         piece.fill_(number + 1)
     for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
         assert piece.shape == (size,) and bool((piece == number + 1).all())
+
+
+def test_pieces_are_written_within_inference_mode_or_not() -> None:
+    pool = MappedPool()
+    with torch.inference_mode():
+        pieces = [pool.take(64), map_zeros(64)]
+    pieces += [pool.take(64), map_zeros(64)]
+    with torch.inference_mode():
+        for piece in pieces:
+            piece[:32] = 1
+    for piece in pieces:
+        piece[:32] = 2
+        assert bool((piece[:32] == 2).all())

@@ -21,6 +21,8 @@ _CACHE_LINE = 64
 _POOL_BYTES = 64 << 20
 
 
+# Outside inference mode, since whoever fills the next piece of a pool may not be in it.
+@torch.inference_mode(False)
 def map_zeros(num_bytes: int) -> Tensor:
     """Map [num_bytes] zeros, uint8, at the start of a huge page; unmapped with its last view.
 
@@ -100,6 +102,7 @@ class MappedPool:
         # Of each thread: the layer that it fills, and how many pieces that took.
         self._filled = threading.local()
 
+    @torch.inference_mode(False)
     def take(self, num_bytes: int) -> Tensor:
         """Take [num_bytes] uint8 at the start of a cache line; raises as `map_zeros`.
 
