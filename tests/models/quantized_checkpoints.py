@@ -32,19 +32,21 @@ def write_pair(
     family: str = "llama",
     left_plain: str = " ",
     heads: bool = False,
+    embeddings: bool = False,
     **sizes: Any,
 ) -> tuple[Path, Path]:
     """(quantised, plain): the layers' matrices stored by `quantise`, and their worth.
 
     Routers, and those whose names hold `left_plain`, are stored as they are, and so is the head
-    unless `heads`.
+    unless `heads`, and the embedding unless `embeddings`.
     """
     plain, packed = directory / "plain", directory / "packed"
     save(make_model(family, **sizes), plain)
     state, stored = load_file(plain / "model.safetensors"), {}
     for name, tensor in list(state.items()):
         is_head = heads and name == "lm_head.weight"
-        if is_head or (_MATRIX.search(name) and left_plain not in name):
+        is_table = embeddings and name == "model.embed_tokens.weight"
+        if is_head or is_table or (_MATRIX.search(name) and left_plain not in name):
             parts, worth = quantise(name, tensor)
             stored |= {_beside(name, suffix): part.contiguous() for suffix, part in parts.items()}
             state[name] = worth.contiguous()

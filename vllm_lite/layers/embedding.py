@@ -22,18 +22,23 @@ from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMe
 
 def _vocab_slots(weights: Mapping[str, StoredTensor], shard: Shard) -> Iterator[NamedSlot]:
     for name, stored in weights.items():
+        if stored.is_one_number:
+            yield NamedSlot("", name, WeightSlot(stored.data, (1,), (0,), output_dim=None))
+            continue
         full_shape, starts = list(stored.data.shape), [0] * stored.data.dim()
         if stored.output_dim is not None:
-            full_shape[stored.output_dim] = shard.full_size
-            starts[stored.output_dim] = shard.start
+            items = shard.in_items(stored.outputs_per_item)
+            full_shape[stored.output_dim] = items.full_size
+            starts[stored.output_dim] = items.start
         slot = WeightSlot(
             stored.data,
             tuple(full_shape),
             tuple(starts),
             None if stored.rows is None else partial(stored.rows.__setitem__, 0),
             stored.output_dim,
-            unpacking=stored.unpacking,
-            is_optional=stored.is_optional,
+            stored.outputs_per_item,
+            stored.unpacking,
+            stored.is_optional,
         )
         yield NamedSlot("", name, slot)
 

@@ -81,8 +81,10 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
     block, _, part = name.rpartition(".self_attn.")
     if part.split(".")[0] in _OF_KEYS and f"{block}.self_attn.q_norm.weight" in targets:
         return f"{block}.self_attn.k_norm.weight" not in targets
-    # A tied head has no target; some checkpoints have it all the same.
-    return name.endswith(_DERIVED) or name == "lm_head.weight"
+    if layer == "lm_head":
+        # A tied head has no target; some checkpoints have it all the same.
+        return suffix == "weight" or not any(target.startswith("lm_head.") for target in targets)
+    return name.endswith(_DERIVED)
 
 
 def parts_of_layer(path: str) -> list[str]:

@@ -61,11 +61,10 @@ class GroupedKernel:
         name = f"{kind}{self.weight.bits} groups"
         return (StoredWeight(name, self.weight.nbytes, self.weight.codes),)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.rounding is None:
-            return self.ops.grouped_linear(x, self.weight, self.bias, self.out_dtype)
-        rounded = self.ops.round_activations(x, self.rounding)
-        return self.ops.grouped_linear(rounded, self.weight, self.bias, self.out_dtype or x.dtype)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        out_dtype = self.out_dtype or x.dtype
+        rounded = x if self.rounding is None else self.ops.round_activations(x, self.rounding)
+        return self.ops.grouped_linear(rounded, self.weight, self.bias, out_dtype, out)
 
 
 def grouped_kernel(
@@ -73,10 +72,14 @@ def grouped_kernel(
     bias: Tensor | None,
     out_dtype: torch.dtype | None,
     rounding: ActivationRounding | None = None,
+    is_exact: bool = False,
 ) -> LinearKernel:
-    """The fastest kernel by `weight` that is exact but for `rounding`."""
+    """The fastest kernel by `weight`, with `rounding`.
+
+    Unless `is_exact`, it may be one of GGUF's types, which rounds activations to bytes.
+    """
     wide = None if bias is None else bias.float()
-    if rounding is None and gpu_only_ops() is None:
+    if rounding is None and not is_exact and gpu_only_ops() is None:
         rows = as_rows(weight)
         if rows is not None:
             return quantized_kernel([rows], bias, out_dtype)
@@ -102,31 +105,30 @@ class GroupedTable:
 class GroupedLinearMethod(UnquantizedLinearMethod):
     """Multiplies by a checkpoint's packed integers, and looks them up."""
 
-    def __init__(self, layout: PackedLayout, dtype: torch.dtype, keeps_packed: bool = True) -> None:
-        """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
+    def __init__(
+        self,
+        layout: PackedLayout,
+        dtype: torch.dtype,
+        keeps_packed: bool = True,
+        is_exact: bool = False,
+    ) -> None:
+        """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded.
+
+        If `is_exact`, activations are not rounded.
+        """
         self._layout = layout
         super().__init__(dtype)
         self._keeps_packed = keeps_packed
+        self._is_exact = is_exact
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
 
     def for_vocabulary(self) -> LinearMethod:
-        return self
+        return GroupedLinearMethod(self._layout, self._dtype, self._keeps_packed, is_exact=True)
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
-        weight = self._read(weights)
-        if self._keeps_packed:
-            return GroupedTable(weight, self._dtype)
-        return PlainTable(expand(weight).to(self._dtype))
-
-    def _read(self, weights: Mapping[str, StoredTensor]) -> GroupedWeight:
-        try:
-            return self._layout.read(
-                {name: stored.on_device(stored.data) for name, stored in weights.items()}
-            )
-        except ValueError as error:
-            raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+        return make_table(read_weight(self._layout, weights), self._dtype, self._keeps_packed)
 
     def process_weights_after_loading(
         self,
@@ -134,10 +136,25 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        weight = self._read(weights)
+        weight = read_weight(self._layout, weights)
         if not self._keeps_packed:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        return grouped_kernel(weight, bias, out_dtype)
+        return grouped_kernel(weight, bias, out_dtype, is_exact=self._is_exact)
+
+
+def read_weight(layout: PackedLayout, weights: Mapping[str, StoredTensor]) -> GroupedWeight:
+    """Read the weight of a filled layer; raises CheckpointError."""
+    try:
+        return layout.read(
+            {name: stored.on_device(stored.data) for name, stored in weights.items()}
+        )
+    except ValueError as error:
+        raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+
+
+def make_table(weight: GroupedWeight, dtype: torch.dtype, keeps_packed: bool) -> EmbeddingTable:
+    """A table of the weight's rows, of dtype once they are looked up."""
+    return GroupedTable(weight, dtype) if keeps_packed else PlainTable(expand(weight).to(dtype))
 
 
 def as_rows(weight: GroupedWeight) -> QuantizedRows | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.dispatch import cpu_only_ops
+from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
@@ -45,4 +46,6 @@ def head_kernel(kernel: LinearKernel) -> HeadKernel | None:
             lambda x, out: ops.quantized_linear(x, rows, bias, wide, out),
             lambda x: ops.quantized_linear_argmax(x, rows, bias),
         )
+    if ops is not None and isinstance(kernel, GroupedKernel):
+        return HeadKernel(kernel, lambda x: kernel.ops.greedy_tokens(kernel(x)))
     return None

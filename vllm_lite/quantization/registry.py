@@ -45,17 +45,18 @@ class LinearMethods:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
         if self._scheme is None:
             return self._plain if _is_router(path) else self._by_form(None)
-        is_usually_plain = _is_router(path) or path.endswith(("lm_head", "embed_tokens"))
-        forms = {layer: self._form_of(layer, is_usually_plain) for layer in layers}
+        is_embedding = path.endswith("embed_tokens")
+        is_usually_plain = is_embedding or _is_router(path) or path.endswith("lm_head")
+        forms = {
+            layer: self._scheme.form_of(layer, is_embedding)
+            for layer in layers
+            if not self._plain_layers.get(layer, is_usually_plain)
+        }
+        forms = {layer: forms.get(layer) for layer in layers}
         if len(set(forms.values())) > 1:
             raise _unlike(forms)
         form = forms[layers[0]]
         return self._plain if form is None else self._by_form(_without_rounding(path, form))
-
-    def _form_of(self, layer: str, is_usually_plain: bool) -> Form | None:
-        assert self._scheme is not None
-        is_plain = self._plain_layers.get(layer, is_usually_plain)
-        return None if is_plain else self._scheme.form_of(layer)
 
 
 def _without_rounding(path: str, form: Form) -> Form:

@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import Rounding, StoredCodes
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
-from vllm_lite.quantization.grouped import grouped_kernel
+from vllm_lite.quantization.grouped import grouped_kernel, make_table, read_weight
 from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.numbers import values_of
-from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.method import (
+    EmbeddingTable,
+    LinearKernel,
+    LinearMethod,
+    StoredTensor,
+)
 from vllm_lite.quantization.scaled import ScaledKernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
 
@@ -32,18 +36,34 @@ _ROUNDED = {
 
 
 class StoredCodesMethod(UnquantizedLinearMethod):
-    """Multiplies by a checkpoint's codes; embedding and output head are plain."""
+    """Multiplies by a checkpoint's codes, and looks them up."""
 
-    def __init__(self, form: StoredCodes, dtype: torch.dtype, keeps_codes: bool = True) -> None:
-        """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded."""
+    def __init__(
+        self,
+        form: StoredCodes,
+        dtype: torch.dtype,
+        keeps_codes: bool = True,
+        is_exact: bool = False,
+    ) -> None:
+        """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded.
+
+        If `is_exact`, activations are rounded only as the form says.
+        """
         super().__init__(dtype)
         self._form = form
         self._layout = CodesLayout(form)
         self._keeps_codes = keeps_codes
+        self._is_exact = is_exact
         self._ops = gpu_only_ops()
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
+
+    def for_vocabulary(self) -> LinearMethod:
+        return StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        return make_table(read_weight(self._layout, weights), self._dtype, self._keeps_codes)
 
     def process_weights_after_loading(
         self,
@@ -52,28 +72,26 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
         form = self._form
-        loaded = {name: stored.on_device(stored.data) for name, stored in weights.items()}
-        input_scale = loaded.get(form.input_scale)
-        if input_scale is not None:
+        input_scale = None
+        if form.input_scale:
+            stored_scale = weights[form.input_scale]
+            input_scale = stored_scale.on_device(stored_scale.data)
             # Parts of a fused layer read the same inputs: the largest scale covers all.
             scales = input_scale.reciprocal() if form.divides else input_scale
             input_scale = scales.max().view(1)
-        codes = loaded[form.weight]
+        codes = weights[form.weight].on_device(weights[form.weight].data)
         if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
-            scales = loaded[form.scale]
+            scales = weights[form.scale].on_device(weights[form.scale].data)
             scales = scales if scales.dim() == 2 else scales[:, None]
             group = SCALE_BLOCK if form.block[1] and scales.shape[1] > 1 else 0
             return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
-        try:
-            weight = self._layout.read(loaded)
-        except ValueError as error:
-            raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+        weight = read_weight(self._layout, weights)
         if not self._keeps_codes:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
         rounding = (
             None if form.rounding is None else _rounding(form.rounding, input_scale, codes.device)
         )
-        return grouped_kernel(weight, bias, out_dtype, rounding)
+        return grouped_kernel(weight, bias, out_dtype, rounding, self._is_exact)
 
 
 def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:

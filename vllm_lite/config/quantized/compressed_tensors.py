@@ -36,6 +36,7 @@ def read(path: str, values: Json) -> Scheme:
     if not groups:
         raise settings.refusal("no config_groups", "one or more")
     others: Form | None = None
+    embeddings: Form | None = None
     named: dict[str, Form | None] = {}
     ignored, patterns = [], []
     for group in groups:
@@ -43,6 +44,8 @@ def read(path: str, values: Json) -> Scheme:
         for target in group.get("targets") or ():
             if target == "Linear":
                 others = form
+            elif target == "Embedding":
+                embeddings = form
             elif str(target).startswith("re:"):
                 patterns.append((settings.pattern(target[3:]), form))
             else:
@@ -52,7 +55,8 @@ def read(path: str, values: Json) -> Scheme:
             ignored.append((settings.pattern(name[3:]), None))
         else:
             named[str(name)] = None
-    return Scheme(others, named, (*ignored, *patterns), has_cache_scales(settings))
+    caches = has_cache_scales(settings)
+    return Scheme(others, named, (*ignored, *patterns), caches, embeddings)
 
 
 def has_cache_scales(settings: Settings) -> bool:

@@ -112,8 +112,10 @@ class Scheme:
     patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = ()
     # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
     has_cache_scales: bool = False
+    # Of embeddings, where they are stored unlike the others.
+    embeddings: Form | None = None
 
-    def form_of(self, layer: str) -> Form | None:
+    def form_of(self, layer: str, is_embedding: bool = False) -> Form | None:
         """The form of a layer by its name in the checkpoint."""
         bare = layer.removeprefix("model.")
         names = [layer, *(mark + name for mark in _MARKS for name in (layer, bare))]
@@ -123,7 +125,7 @@ class Scheme:
         for pattern, form in self.patterns:
             if any(pattern.match(name) for name in names):
                 return form
-        return self.others
+        return (is_embedding and self.embeddings) or self.others
 
 
 class Settings:

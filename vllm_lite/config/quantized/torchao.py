@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from vllm_lite.config.quantized.awq import left_plain
@@ -21,7 +20,7 @@ def read(path: str, values: Json) -> Scheme:
     patterns = left_plain(settings, "modules_to_not_convert")
     if isinstance(kind, dict) and kind.get("_type") == "ModuleFqnToConfig":
         raise settings.refusal("quant_type ModuleFqnToConfig", " or ".join(_KINDS))
-    return Scheme(form, patterns=(*patterns, (re.compile(r"lm_head$"), None)))
+    return Scheme(form, patterns=patterns)
 
 
 def _form_of(settings: Settings, kind: Any) -> Form:
