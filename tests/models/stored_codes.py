@@ -5,6 +5,7 @@ Written from the formats' descriptions, independently of the readers under test.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,55 @@ def nvfp4(is_divided: bool, has_input_scale: bool, is_bare: bool = False) -> Qua
             own = torch.tensor([1 / INPUT_FACTOR if is_divided else INPUT_FACTOR])
             stored["input_global_scale" if is_divided else "input_scale"] = own
         return stored, (FP4[codes] * wide).flatten(1)
+
+    return quantise
+
+
+# bitsandbytes' values, in the order of its codes; those of fp4 from its bits.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+BNB_FP4 = tuple(
+    sign * value / 12.0
+    for sign in (1, -1)
+    for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+)
+BNB_VALUES = {"nf4": torch.tensor(NF4), "fp4": torch.tensor(BNB_FP4)}
+
+
+def bitsandbytes(kind: str, is_nested: bool, block: int = 64) -> Quantise:
+    """Four bits, the first of two in the upper half; blocks run from row to row."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        line, values = weight.flatten(), BNB_VALUES[kind]
+        blocks = torch.nn.functional.pad(line, (0, -len(line) % block)).view(-1, block)
+        absmax = blocks.abs().amax(1)
+        settings: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32"}
+        settings["shape"] = list(weight.shape)
+        stored = {"weight.quant_map": values.clone(), "weight.absmax": absmax}
+        if is_nested:
+            nested = torch.linspace(-1, 1, 256)
+            offset, size = float(absmax.mean()), 256
+            rest = absmax - offset
+            groups = torch.nn.functional.pad(rest, (0, -len(rest) % size)).view(-1, size)
+            largest = groups.abs().amax(1)
+            near = (groups / largest[:, None]).flatten()[: len(rest), None] - nested
+            codes = near.abs().argmin(1)
+            absmax = nested[codes] * largest.repeat_interleave(size)[: len(rest)] + offset
+            stored |= {"weight.absmax": codes.byte(), "weight.nested_absmax": largest}
+            stored["weight.nested_quant_map"] = nested
+            settings |= {"nested_blocksize": size, "nested_dtype": "float32"}
+            settings["nested_offset"] = offset
+        found = ((blocks / absmax[:, None])[..., None] - values).abs().argmin(-1)
+        worth = (values[found] * absmax[:, None]).flatten()[: len(line)].view(weight.shape)
+        codes = found.flatten()[: len(line)].byte().view(-1, 2)
+        stored["weight"] = (codes[:, :1] << 4) | codes[:, 1:]
+        text = json.dumps(settings).encode()
+        blob = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return stored | {f"weight.quant_state.bitsandbytes__{kind}": blob}, worth
 
     return quantise
 

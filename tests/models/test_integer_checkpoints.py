@@ -11,6 +11,7 @@ import torch
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
 from tests.models.runner import load
+from tests.models.stored_codes import bitsandbytes
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
 from vllm_lite.errors import CheckpointError, UsageError
 
@@ -105,6 +106,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         layouts.llm_int8,
         SIZES,
     ),
+    **{
+        f"bitsandbytes {kind}{' nested' * nested} {block}": (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind},
+            bitsandbytes(kind, nested, block),
+            SIZES,
+        )
+        for kind, nested, block in (("nf4", False, 64), ("nf4", True, 128), ("fp4", True, 64))
+    },
     "torchao int8": (torchao("Int8WeightOnlyConfig"), layouts.torchao_int8, SIZES),
     "torchao int4": (
         torchao("Int4WeightOnlyConfig", group_size=32),

@@ -23,13 +23,14 @@ from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme
-from vllm_lite.config.quantized.schemes import Scheme, Ternary
+from vllm_lite.config.quantized.schemes import FlatBlocks, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
+from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_shards, open_tensors, plain_layers
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
@@ -222,9 +223,11 @@ def _fills(
         return targets[takers[0]].slot.dtype_in_file if takers else None
 
     found = open_tensors(Path(facts.path), config.load, wanted)
-    stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor] = (
-        join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
-    )
+    stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor | BlockScales]
+    if isinstance(form, FlatBlocks):
+        stored = join_blocks(found, form)
+    else:
+        stored = join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
     for dense in facts.pooling.dense if facts.pooling is not None else ():
         stored = chain(stored, _of_folder(config, dense.folder))
     needed = (

@@ -11,11 +11,19 @@ from functools import cache, partial
 
 import torch
 
-from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, StoredCodes, Ternary
+from vllm_lite.config.quantized.schemes import (
+    FlatBlocks,
+    Form,
+    PackedIntegers,
+    Scheme,
+    StoredCodes,
+    Ternary,
+)
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.grouped import GroupedLinearMethod
+from vllm_lite.quantization.layouts.flat_blocks import FlatBlocksLayout
 from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
@@ -100,6 +108,8 @@ def get_linear_method(
         return StoredCodesMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
+    if isinstance(form, FlatBlocks):
+        return GroupedLinearMethod(FlatBlocksLayout(form), dtype, keeps)
     if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):
         return GGUFLinearMethod(dtype)
     if quantization in (None, "dequantize"):

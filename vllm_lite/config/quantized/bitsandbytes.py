@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from vllm_lite.config.quantized.awq import left_plain
-from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
+from vllm_lite.config.quantized.schemes import FlatBlocks, PackedIntegers, Scheme, Settings
 from vllm_lite.config.values import Json
 
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    settings.one_of("load_in_8bit", values.get("load_in_8bit"), (True,))
-    form = PackedIntegers("llm_int8", 8, None, is_symmetric=True)
-    return Scheme(form, patterns=left_plain(settings, "llm_int8_skip_modules"))
+    settings, left = Settings(path, values), "llm_int8_skip_modules"
+    switches = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
+    for name in switches:
+        settings.one_of(name, values.get(name, False), (False, True))
+    in_four = values.get("load_in_4bit") or values.get("_load_in_4bit")
+    if not in_four:
+        settings.one_of("load_in_8bit", values.get("load_in_8bit"), (True,))
+        form = PackedIntegers("llm_int8", 8, None, is_symmetric=True)
+        return Scheme(form, patterns=left_plain(settings, left))
+    name = "bnb_4bit_quant_storage"
+    settings.one_of(name, values.get(name, "uint8"), ("uint8",))
+    name = "bnb_4bit_quant_type"
+    number = settings.one_of(name, values.get(name, "fp4"), ("nf4", "fp4"))
+    return Scheme(FlatBlocks(number), patterns=left_plain(settings, left))

@@ -96,7 +96,14 @@ class Ternary:
     is_divided: bool
 
 
-Form = PackedIntegers | StoredCodes | Ternary
+@dataclass(frozen=True, slots=True)
+class FlatBlocks:
+    """bitsandbytes' codes of four bits: a matrix in one line, in which 64 values share a scale."""
+
+    number: Literal["nf4", "fp4"]
+
+
+Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks
 
 
 @dataclass(frozen=True, slots=True)
