@@ -150,6 +150,29 @@ def test_other_spellings_are_the_same_model(
     torch.testing.assert_close(got, expected(reference, ids)[0], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["GteNewModel", "New", "GteNew"])
+def test_gte_s_own_names_have_its_classes(name: str, tmp_path: Path) -> None:
+    has_classes = not name.endswith("Model")
+    case = "GteForSequenceClassification" if has_classes else "GteModel"
+    reference = make_encoder(case, rope_parameters=NTK)
+
+    def change(config: Json, tensors: Tensors) -> Tensors:
+        stored = of_alibaba_s_code(config, {} if has_classes else tensors)
+        config["architectures"] = [f"{name}ForSequenceClassification" if has_classes else name]
+        if not has_classes:
+            return stored
+        return {name.replace("gte.", "new.", 1): tensor for name, tensor in tensors.items()}
+
+    reference.save_pretrained(tmp_path)
+    model: Any = load(rewritten(tmp_path, change), runner="pooling")
+    ids = max(prompts(), key=len)
+    (got,) = hidden_states(model, [ids])
+    want, logits = expected(reference, ids)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+    if logits is not None:
+        torch.testing.assert_close(model.pooled("classify", got[:1])[0], logits, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "words"),
     [

@@ -25,6 +25,14 @@ _REWARD = {"module": "rewards", "tasks": ("token_classify",)}
 
 ROWS = (
     _of("Gemma3ForCausalLM", "Gemma3TextModel", model_class="Gemma3ForCausalLM", **_VECTORS),
+    _of(
+        "Qwen3ForCausalLM",
+        "JinaForRanking",
+        module="jina_ranking",
+        tasks=("token_embed",),
+        # A document ends with the first of these tokens, and the query with the second.
+        pooling={"answering_token_ids": (151670, 151671), "size": 512},
+    ),
     _of("LlamaForCausalLM", "LlamaBidirectionalModel", **_LLAMA, **_VECTORS),
     _of("LlamaForCausalLM", "LlamaBidirectionalForSequenceClassification", **_LLAMA, **_CLASSES),
     _of(

@@ -49,16 +49,6 @@ ROWS = (
         windows="switched",
     ),
     row(
-        "JinaForRanking",
-        "jina_ranking",
-        like="Qwen3ForCausalLM",
-        reads="use_sliding_window max_window_layers",
-        windows="switched",
-        tasks=("token_embed",),
-        # A document ends with the first of these tokens, and the query with the second.
-        pooling={"answering_token_ids": (151670, 151671), "size": 512},
-    ),
-    row(
         "PhiForCausalLM",
         "phi",
         gguf=("phi2",),
