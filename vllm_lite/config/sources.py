@@ -26,6 +26,8 @@ DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 WEIGHT_FILES = ["*.safetensors"]
 _PICKLED = ["*.bin", "*.pt"]
+# Layers of BGE-M3, whatever the format of the others.
+_HEADS = ["*_linear.pt"]
 # The files of a load format, by preference; of others WEIGHT_FILES.
 _FILES_OF = {
     "auto": [WEIGHT_FILES, _PICKLED],
@@ -78,7 +80,7 @@ def resolve_model_source(
             revision=revision,
             cache_dir=download_dir,
             token=hf_token,
-            allow_patterns=described + patterns,
+            allow_patterns=described + patterns + (_HEADS if weights else []),
             ignore_patterns=ignore_patterns,
         )
         if not weights or any(next(Path(folder).glob(pattern), None) for pattern in patterns):

@@ -5,8 +5,8 @@ Owns --load-format: a row of _FORMATS is a format, and knows the files that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -118,6 +118,20 @@ def open_tensors(directory: Path, load: LoadConfig, wanted: Wanted) -> list[Stor
         for name in file.names()
         if names is None or name in names
     ]
+
+
+def open_heads(directory: Path, layers: Iterable[str], load: LoadConfig) -> Iterator[StoredTensor]:
+    """The tensors of those `layers` that have a pickle of their own, as BGE-M3's, by full names.
+
+    Raises CheckpointError.
+    """
+    for layer in layers:
+        path = directory / f"{layer}.pt"
+        if path.parent == directory and path.is_file():
+            file = open_pickled(path, load)
+            for name in file.names():
+                tensor = stored_tensor(file, name, torch.float32)
+                yield replace(tensor, name=f"{layer}.{name}")
 
 
 def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:

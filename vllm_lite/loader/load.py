@@ -32,7 +32,7 @@ from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
 from vllm_lite.loader.dummy import make_dummies
-from vllm_lite.loader.formats import SHARDED, open_shards, open_tensors, plain_layers
+from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors, plain_layers
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
@@ -55,6 +55,8 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _LARGEST = 1e15
+# Before the names of the layers of a model that pools, behind the pooling.
+_HEADS = "heads."
 # Progress is shown only for loads longer than this; shorter ones would flicker.
 _QUIET_SECONDS = 1.0
 
@@ -230,6 +232,9 @@ def _fills(
         stored = join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
     for dense in facts.pooling.dense if facts.pooling is not None else ():
         stored = chain(stored, _of_folder(config, dense.folder))
+    heads = {name.rpartition(".")[0] for name in targets if name.startswith(_HEADS)}
+    layers = sorted(layer.removeprefix(_HEADS) for layer in heads)
+    stored = chain(stored, open_heads(Path(facts.path), layers, config.load))
     needed = (
         tensor
         for tensor in stored

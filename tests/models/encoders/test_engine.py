@@ -143,15 +143,22 @@ def test_other_sparse_vectors_are_refused(
         engine(tmp_path)
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in the file", "pickles beside it"])
 @torch.inference_mode()
-def test_bge_m3_has_three_outputs(tmp_path: Path) -> None:
+def test_bge_m3_has_three_outputs(is_beside: bool, tmp_path: Path) -> None:
     reference = make_encoder("XLMRobertaModel")
     reference.save_pretrained(tmp_path)
     torch.manual_seed(4)
     sparse, bias, colbert = torch.randn(1, 48), torch.randn(1), torch.randn(48, 48)
-    more = {"sparse_linear__weight": sparse, "sparse_linear__bias": bias}
-    more |= {"colbert_linear__weight": colbert, "colbert_linear__bias": torch.zeros(48)}
-    renamed(tmp_path, "BgeM3EmbeddingModel", **more)
+    layers = {
+        "sparse_linear": {"weight": sparse, "bias": bias},
+        "colbert_linear": {"weight": colbert, "bias": torch.zeros(48)},
+    }
+    more = {f"{k}__{part}": x for k, layer in layers.items() for part, x in layer.items()}
+    renamed(tmp_path, "BgeM3EmbeddingModel", **({} if is_beside else more))
+    if is_beside:
+        for name, layer in layers.items():
+            torch.save(layer, tmp_path / f"{name}.pt")
     batch = [[0, *ids, 2] for ids in prompts()] + [[7, 8, 9], [0, 2]]
     with engine(tmp_path) as llm:
         dense = answers(llm, batch, PoolingParams(task="embed"))
