@@ -37,7 +37,7 @@ _OF_POOLING = _names(
     is_causal use_bidirectional_attention id2label num_labels problem_type sentence_transformers
     sbert_ce_default_activation_function classifier_from_token method is_matryoshka
     matryoshka_dimensions head_dtype pooling seq_pooling use_sep_token use_pad_token
-    is_original_qwen3_reranker
+    is_original_qwen3_reranker has_class_rows
     """
 )
 # What configurations carry of training, of generation, of other tasks and of other programs.

@@ -9,6 +9,7 @@ from vllm_lite.config.families.architecture import Architecture
 from vllm_lite.config.family_config import READ_BY_ALL
 from vllm_lite.config.gguf_families import REFINEMENTS
 from vllm_lite.config.gguf_header import GGUFArray, GGUFFile, shortest
+from vllm_lite.config.gguf_pooling import add_pooling
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
@@ -109,6 +110,7 @@ def hf_config_of(gguf: GGUFFile) -> Json:
     _add_family(config, row, gguf)
     if refine := REFINEMENTS.get(str(name)):
         refine(gguf, config)
+    add_pooling(gguf, config)
     for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
         is_read = key == "intermediate_size" and row.name in _OF_WIDTHS
         if isinstance(config[key], list) and not is_read:

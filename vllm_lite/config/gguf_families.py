@@ -98,20 +98,9 @@ def _by_layer(value: Any, count: int) -> list[int]:
     return [value] * count if isinstance(value, int) else value.tolist()
 
 
-# By the format's numbers; 4 is a reranker's.
-_POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}
-
-
 def _encoder(gguf: GGUFFile, config: Json) -> None:
-    """Files have what sentence-transformers says of pooling, in numbers."""
-    types, kind = gguf.tensors.get("token_types.weight"), gguf.of_architecture("pooling_type", 0)
-    if kind not in (0, *_POOLING) or "cls.weight" in gguf.tensors:
-        raise CheckpointError(
-            f"{gguf.path} is a reranker, and its classes are not supported in GGUF files; use the "
-            "safetensors checkpoint"
-        )
+    types = gguf.tensors.get("token_types.weight")
     config["type_vocab_size"] = 0 if types is None else types.shape[0]
-    config["seq_pooling"] = _POOLING.get(kind)
     period = gguf.of_architecture("attention.sliding_window_pattern")
     if isinstance(period, int):
         config["global_attn_every_n_layers"] = period

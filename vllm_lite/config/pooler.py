@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.families.architecture import Architecture, fallback
+from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import JsonOption, config, option
@@ -339,10 +340,26 @@ def _activation(facts: ModelFacts) -> str:
 
 
 def _token_ids(tokenizer: Path, words: Any) -> tuple[int, ...]:
-    """The ids of tokens by their text, of a tokenizer.json."""
+    """The ids of tokens by their text, of a tokenizer.json or a GGUF file."""
     if not words:
         return ()
-    file = tokenizer / "tokenizer.json"
+    file = tokenizer
+    if tokenizer.suffix == ".gguf":
+        tokens = read_gguf(str(tokenizer)).metadata.get("tokenizer.ggml.tokens", ())
+        known = {token: i for i, token in enumerate(tokens)}
+    else:
+        file = tokenizer / "tokenizer.json"
+        known = _vocabulary(file)
+    missing = [word for word in words if word not in known]
+    if missing:
+        raise UsageError(
+            f"--hf-overrides.classifier_from_token: {', '.join(map(str, missing))} is no token of "
+            f"{file}"
+        )
+    return tuple(known[word] for word in words)
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
     if not file.is_file():
         raise UsageError(
             f"--hf-overrides.classifier_from_token needs {file}, which has the tokens' ids"
@@ -352,14 +369,7 @@ def _token_ids(tokenizer: Path, words: Any) -> tuple[int, ...]:
     if isinstance(vocabulary, list):  # of [token, score]
         vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
     added = {entry["content"]: entry["id"] for entry in stored.get("added_tokens") or []}
-    known = {**vocabulary, **added}
-    missing = [word for word in words if word not in known]
-    if missing:
-        raise UsageError(
-            f"--hf-overrides.classifier_from_token: {', '.join(map(str, missing))} is no token of "
-            f"{file}"
-        )
-    return tuple(known[word] for word in words)
+    return {**vocabulary, **added}
 
 
 def _check_fits(name: str, pooling: PoolingFacts, vocab_size: int) -> None:

@@ -102,6 +102,18 @@ _NAMES = {
     "altup_unembd_proj.*": "model.altup_unembed_projections.*",
     **{f"blk.*.{name}": f"model.layers.*.{own}" for name, own in _BLOCK_NAMES.items()},
 }
+# Heads of classes.
+_CLASSES = {
+    "BertForSequenceClassification": {
+        "cls": "heads.bert.pooler.dense",
+        "cls.output": "heads.classifier",
+    },
+    "ModernBertForSequenceClassification": {
+        "cls": "heads.head.dense",
+        "cls.norm": "heads.head.norm",
+        "cls.output": "heads.classifier",
+    },
+}
 # Types whose blocks layers compute with; others are expanded.
 _KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1} - {"MXFP4"}
 # Numbers by layer that the metadata hold, to the models' names.
@@ -181,7 +193,7 @@ def gguf_rules(facts: ModelFacts, own: Iterable[AnyRule]) -> list[AnyRule]:
     query, key = (count * facts.head_size for count in (facts.num_heads, facts.num_kv_heads))
     sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
     return [
-        *renamed(_NAMES),
+        *renamed({**_NAMES, **_CLASSES.get(facts.architecture, {})}),
         *renamed({"blk.*.ssm_a": "model.layers.*.mixer"}, transform=log_of_negative),
         replace(fused("blk.*.attn_qkv", "model.layers.*.self_attn", sizes), is_alternative=True),
         # Called weights, and filling slots of other names.

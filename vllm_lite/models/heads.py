@@ -95,6 +95,8 @@ def head_of_tokens(rules: Iterable[AnyRule], facts: ModelFacts) -> list[AnyRule]
     """`rules`, in which the language model's rows of classes' tokens fill the head."""
     pooling = facts.pooling
     assert pooling is not None
+    if facts.hf_config.get("has_class_rows"):  # of a GGUF file: yes, no
+        return [*rules, Rule("cls.output", (Part("heads.score", torch.tensor([1, 0]), 2),))]
     tied = facts.hf_config.get("tie_word_embeddings")
     source = "model.embed_tokens" if tied else "lm_head"
     ids = torch.tensor(pooling.classifier_from_token)

@@ -14,9 +14,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
+from tests.models.checkpoints import make_model
 from tests.models.encoders.cases import TINY, make_encoder
 from tests.models.encoders.test_encoders import expected, hidden_states, prompts
+from tests.models.encoders.test_engine import answers, engine
 from tests.models.runner import load
+from vllm_lite import PoolingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.score_terms import alibi_slopes
@@ -26,7 +29,12 @@ IDS = max(prompts(), key=len)
 
 
 def write(
-    path: Path, name: str, config: dict[str, Any], tensors: dict[str, Tensor], **fields: Any
+    path: Path,
+    name: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    tokens: list[str] | None = None,
+    **fields: Any,
 ) -> Path:
     """The file of a model with Hugging Face's names, with `fields` beside its sizes."""
     writer = gguf.GGUFWriter(path, name)
@@ -43,12 +51,16 @@ def write(
     writer.add_float32(f"{name}.attention.layer_norm_epsilon", eps)
     writer.add_bool(f"{name}.attention.causal", False)
     for key, value in fields.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        adders = {float: writer.add_float32, list: writer.add_array}
+        add = adders.get(type(value), writer.add_uint32)
         add(f"{name}.{key.replace('__', '.')}", value)
+    if tokens:
+        writer.add_token_list(tokens)
     arch = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for key, tensor in tensors.items():
         written = names.get_name(key, (".weight", ".bias"))
+        written = key if key.startswith("cls.") else written
         if written is not None:
             writer.add_tensor(written, tensor.float().contiguous().numpy())
     writer.write_header_to_file()
@@ -85,9 +97,109 @@ def test_files_are_transformers_models(
     assert facts.pooling is not None and facts.pooling.seq_pooling_type == pooling
 
 
-def test_rerankers_in_files_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", "bert", {**TINY, "layer_norm_eps": 1e-5}, {}, pooling_type=4)
-    with pytest.raises(CheckpointError, match=r"is a reranker, .* use the safetensors checkpoint"):
+def without_padding(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """RoBERTa's tensors as llama.cpp has them: the positions of padding are cut off."""
+    first, table = config["pad_token_id"] + 1, "embeddings.position_embeddings.weight"
+    config["max_position_embeddings"] -= first
+    own = {name.removeprefix("roberta."): tensor for name, tensor in tensors.items()}
+    return own | {table: own[table][first:]}
+
+
+def of_modern_bert(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix("model.").replace("classifier.", "classifier.out_proj."): tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def stored(case: str, path: Path, **changes: Any) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
+    """A reference, its configuration and its tensors."""
+    reference = make_encoder(case, **changes)
+    reference.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    return reference, config, load_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", ["RobertaModel", "XLMRobertaModel"])
+def test_a_file_of_bert_may_hold_roberta(case: str, tmp_path: Path) -> None:
+    reference, config, tensors = stored(case, tmp_path)
+    tensors = without_padding(config, tensors)
+    path = write(tmp_path / "model.gguf", "bert", config, tensors, pooling_type=2)
+    (got,) = hidden_states(load(path, runner="pooling"), [IDS])
+    torch.testing.assert_close(got, expected(reference, IDS)[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "change", "fields"),
+    [
+        ("XLMRobertaForSequenceClassification", "bert", without_padding, {}),
+        (
+            "ModernBertForSequenceClassification",
+            "modern-bert",
+            of_modern_bert,
+            WINDOWS | THETAS,
+        ),
+    ],
+)
+def test_rerankers_have_classes(
+    case: str, name: str, change: Any, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    own = {"classifier_pooling": "mean"} if name == "modern-bert" else {}
+    reference, config, tensors = stored(case, tmp_path, **own)
+    fields = {**fields, "pooling_type": 4, "classifier__output_labels": ["no", "maybe", "yes"]}
+    path = write(tmp_path / "model.gguf", name, config, change(config, tensors), **fields)
+    with engine(path) as llm:
+        assert llm.llm_engine.config.facts.pooling.id2label == ("no", "maybe", "yes")
+        found = answers(llm, prompts(), PoolingParams(task="classify", use_activation=False))
+    for ids, logits in zip(prompts(), found, strict=True):
+        want = expected(reference, ids)[1]
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=0)
+
+
+def qwen3_file(path: Path, reference: Any, tensors: dict[str, Tensor], **fields: Any) -> Path:
+    """The file of a tiny Qwen3 with words for answers, and further tensors."""
+    config = {**reference.config.to_dict(), "layer_norm_eps": 1e-6}
+    sizes = {
+        "head_count_kv": config["num_key_value_heads"],
+        "key_length": config["head_dim"],
+        "value_length": config["head_dim"],
+        "layer_norm_rms_epsilon": config["rms_norm_eps"],
+    }
+    fields |= {f"attention__{key}": value for key, value in sizes.items()}
+    fields["rope__freq_base"] = float(config["rope_parameters"]["rope_theta"])
+    own = {k: x for k, x in reference.state_dict().items() if k != "lm_head.weight"}
+    tokens = [{11: "no", 42: "yes"}.get(i, f"<{i}>") for i in range(config["vocab_size"])]
+    return write(path / "model.gguf", "qwen3", config, own | tensors, tokens, **fields)
+
+
+@torch.inference_mode()
+def test_qwen3_s_rerankers_compare_yes_with_no(tmp_path: Path) -> None:
+    reference = make_model("qwen3", num_hidden_layers=1)
+    tensors = {"cls.output.weight": reference.lm_head.weight[[42, 11]]}
+    fields = {"pooling_type": 4, "classifier__output_labels": ["yes", "no"]}
+    with engine(qwen3_file(tmp_path, reference, tensors, **fields)) as llm:
+        found = answers(llm, prompts(), PoolingParams())
+    for ids, got in zip(prompts(), found, strict=True):
+        want = reference(torch.tensor([ids])).logits[0, -1, [11, 42]].softmax(-1)[1:]
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_decoder_s_file_that_pools_embeds(tmp_path: Path) -> None:
+    reference = make_model("qwen3")
+    with engine(qwen3_file(tmp_path, reference, {}, pooling_type=3)) as llm:
+        found = answers(llm, prompts(), PoolingParams(task="embed"))
+    for ids, got in zip(prompts(), found, strict=True):
+        want = reference.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        torch.testing.assert_close(got, F.normalize(want, dim=0), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("left_out", ["classifier.dense", "classifier.out_proj", "classifier"])
+def test_rerankers_without_their_layers_are_refused(left_out: str, tmp_path: Path) -> None:
+    _, config, tensors = stored("XLMRobertaForSequenceClassification", tmp_path)
+    kept = {k: x for k, x in without_padding(config, tensors).items() if left_out not in k}
+    path = write(tmp_path / "m.gguf", "bert", config, kept, pooling_type=4)
+    with pytest.raises(CheckpointError, match=r"is a reranker .* use the safetensors checkpoint"):
         load(path, runner="pooling")
 
 
