@@ -195,7 +195,7 @@ struct GroupedForm {
   void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
     kernels().grouped_product(
-        {row(first), count, &of(weight), weight.bias, p.out_dtype, out, p.out_stride}, begin, end);
+        {row(first), p.dtype, count, &of(weight), weight.bias, p.out_dtype, out, p.out_stride}, begin, end);
   }
 };
 

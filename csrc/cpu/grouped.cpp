@@ -34,7 +34,7 @@ const char* row_of(const void* rows, DType dtype, int64_t stride, int64_t row) {
 
 GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x) {
   void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
-  return {x, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
+  return {x, p.dtype, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
 }
 
 WidenRows widening_of(const GroupedLinear& p, int64_t row, float* rows) {

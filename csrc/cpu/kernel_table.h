@@ -589,6 +589,7 @@ struct GroupedWeight {
 
 // A group's products are added up by segments: a group, or what of it lies within kSegment inputs.
 // Rows of x are float32, padded with zeros to whole units of inputs; the sum of each segment follows.
+// Behind them is the room of padded_inputs bfloat16, for the level with tiles.
 constexpr int64_t kSegment = 128;
 constexpr int64_t kCodesOfUnit = 32;
 static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
@@ -604,7 +605,7 @@ static inline int64_t padded_inputs(const GroupedWeight& w) {
 static inline int64_t wide_row_floats(const GroupedWeight& w) {
   const int64_t segments =
       ceil_divide(w.num_inputs, w.group_size) + ceil_divide(w.num_inputs, kSegment);
-  return padded_inputs(w) + ceil_divide(segments, 16) * 16;
+  return padded_inputs(w) + ceil_divide(segments, 16) * 16 + padded_inputs(w) / 2;
 }
 
 // Makes such rows, with inputs in the weight's order.
@@ -621,6 +622,7 @@ constexpr int64_t kGroupedRows = 64;
 
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
+  DType dtype;       // of the rows that were widened
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

@@ -32,12 +32,14 @@ INCLUDES = (f"-I{CSRC}", f"-I{EMULATION}")
 FILES = (
     *(
         "attention.cpp",
+        "grouped.cpp",
         "ops.cpp",
         "quantized.cpp",
         "row_operations.cpp",
         "thread_pool.cpp",
     ),
     *("kernels/attention.cpp", "kernels/linear.cpp", "kernels/quantized_linear.cpp"),
+    "kernels/grouped_linear.cpp",
     *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
 )
 OPTIONS = (
@@ -77,6 +79,9 @@ class EmulatedTiles:
 
     def quantized_linear(self, *fields: Any) -> None:
         self._call("quantized_linear", *fields)
+
+    def grouped_linear(self, *fields: Any) -> None:
+        self._call("grouped_linear", *fields)
 
     def paged_attention(self, *fields: Any) -> None:
         self._call("paged_attention", *fields)

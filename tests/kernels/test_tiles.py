@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType as GGML
 
 from tests.kernels import emulated_tiles
 from tests.kernels.emulated_tiles import EmulatedTiles
+from tests.kernels.test_grouped_linear import cases as grouped_cases
 from tests.kernels.test_quantized import EVERY_KIND, awkward_rows, weights
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
@@ -85,6 +86,23 @@ def test_a_row_is_the_same_at_every_height(tiles: EmulatedTiles) -> None:
             for start in {0, 200 - height, (200 - height) // 2}:
                 part = cpu.linear(x[start : start + height], packed, None, torch.float32)
                 assert torch.equal(part, whole[start : start + height])
+
+
+@pytest.mark.parametrize("name", ["4 bits", "3 bits", "8 bits", "e4m3 blocks", "nvfp4", "permuted"])
+def test_grouped_weights_give_a_row_the_same_at_every_height(
+    name: str, tiles: EmulatedTiles
+) -> None:
+    weight = grouped_cases()[name]()
+    packed = cpu.pack_grouped(weight)
+    x = torch.randn(70, weight.num_inputs).bfloat16()
+    want = reference.grouped_linear(x.float(), weight)
+    with tiles.chosen():
+        whole = cpu.grouped_linear(x, packed, None, torch.float32)
+        for height in (1, 2, 16, 33):
+            assert torch.equal(
+                cpu.grouped_linear(x[:height], packed, None, torch.float32), whole[:height]
+            )
+    torch.testing.assert_close(whole, want, rtol=4e-3, atol=0.2)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

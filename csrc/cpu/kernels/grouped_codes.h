@@ -17,6 +17,11 @@ static inline int64_t grouped_panel_bytes(const GroupedWeight& w) {
   return padded_inputs(w) * kPanel * w.bits / 8;
 }
 
+// Inputs of a step on tiles, all of one group.
+static inline int64_t step_of(const GroupedWeight& w) {
+  return w.group_size >= w.num_inputs || w.group_size % kUnit == 0 ? kUnit : kUnit / 2;
+}
+
 // The numbers of a table of up to 64: codes may have other bits above their own.
 template <int kBits>
 struct NumberTable {
@@ -80,8 +85,9 @@ struct TableCodes {
   static constexpr int kLow = kBits < 4 ? 2 : 4, kHigh = kBits - kLow;
   static constexpr float kFactor = 1.0f;
   NumberTable<kBits> table;
+  const float* from;
 
-  explicit TableCodes(const GroupedWeight& w) : table(w.table) {}
+  explicit TableCodes(const GroupedWeight& w) : table(w.table), from(w.table) {}
 
   struct Reader {
     const NumberTable<kBits>& table;
@@ -90,7 +96,9 @@ struct TableCodes {
 
     // Number i, known when this is compiled.
     __attribute__((always_inline)) Vec operator[](int i) const {
-      BitsVec codes = load_words(low + i * kLow / 32 * kLine) >> (i * kLow % 32);
+      // Words from a byte on: loads are free where shifts are not.
+      const uint8_t* words = low + i * kLow / 32 * kLine + i * kLow % 32 / 8;
+      BitsVec codes = load_words(words) >> (i * kLow % 8);
       if constexpr (kHigh > 0) {
         const BitsVec words = load_words(high + i * kHigh / 32 * kLine);
         const int shift = i * kHigh % 32 - kLow;

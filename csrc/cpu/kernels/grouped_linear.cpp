@@ -4,7 +4,7 @@
 // sum += scale * products - minimum * sum of x, segment by segment. So a row's result depends neither
 // on other rows nor on how the work is divided. Few rows are multiplied by numbers as they are made;
 // for more, those of kSegment inputs are made once.
-#include "cpu/kernels/grouped_codes.h"
+#include "cpu/kernels/amx/grouped_products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/store_rows.h"
 
@@ -49,8 +49,37 @@ __attribute__((always_inline)) inline void add_segment(Sums<kRows>& even, Sums<k
   }
 }
 
+// Adds a step's sums to those of the steps before it.
+template <int kRows>
+__attribute__((always_inline)) inline void add_step(Sums<kRows>& even, Sums<kRows>& odd,
+                                                    Sums<kRows>& steps) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kTileVectors; ++k) {
+      steps[r][k] += even[r][k] + odd[r][k];
+      even[r][k] = odd[r][k] = Vec{};
+    }
+  }
+}
+
+// The usual order of sums: even inputs of a segment, odd ones, both together.
+struct BySegments {
+  static constexpr int kDistance = 1;
+  static constexpr bool kHasSteps = false;
+};
+
+#if VLLM_LITE_HAS_GROUPED_TILES
+// The tile unit's: so for each step, then step after step.
+template <class Codes>
+struct BySteps {
+  static constexpr int kDistance = kPairDistance<Codes>;
+  static constexpr bool kHasSteps = true;
+};
+#endif
+
 // kRows rows by the vectors of a panel from `v` on.
-template <class Codes, int kRows>
+template <class Order, class Codes, int kRows>
 void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, int v,
                   float* results) {
   const GroupedWeight& w = *p.weight;
@@ -59,7 +88,8 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
   const float* x_sums = p.x + padded_inputs(w);
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const bool has_minimum = has_minimums(w);
-  Sums<kRows> totals = {}, even = {}, odd = {};
+  Sums<kRows> totals = {}, even = {}, odd = {}, steps = {};
+  const int64_t step = step_of(w);
   for (int64_t first = 0, end = segment_end(w, 0); first < w.num_inputs; unit += unit_bytes) {
     for (int64_t line = 0; v == 0 && line < unit_bytes; line += kLine) {
       __builtin_prefetch(unit + kFarAhead + line, 0, 2);
@@ -79,18 +109,23 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
           const Vec value = broadcast(x[r * stride + i]);
 #pragma GCC unroll 2
           for (int k = 0; k < kTileVectors; ++k) {
-            Vec& sum = i % 2 == 0 ? even[r][k] : odd[r][k];
+            Vec& sum = i / Order::kDistance % 2 == 0 ? even[r][k] : odd[r][k];
             sum = multiply_add(numbers[k], value, sum);
           }
         }
       }
       x += kHalfUnit;
       first += kHalfUnit;
+      if constexpr (Order::kHasSteps) {
+        if (half == 1 || step == kHalfUnit || first == end) add_step<kRows>(even, odd, steps);
+      }
       if (first == end) {
+        if constexpr (Order::kHasSteps) memcpy(even, steps, sizeof even);
         const int64_t group = (first - 1) / w.group_size;
         const GroupScale of[kTileVectors] = {group_scale(w, panel, group, v),
                                              group_scale(w, panel, group, v + 1)};
         add_segment<kRows>(even, odd, of, Codes::kFactor, has_minimum, x_sums++, stride, totals);
+        if constexpr (Order::kHasSteps) memset(steps, 0, sizeof steps);
         end = segment_end(w, first);
       }
     }
@@ -99,16 +134,16 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
   for (int r = 0; r < kRows; ++r) memcpy(results + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
 }
 
-template <class Codes, int kRows = kFewRows>
+template <class Order, class Codes, int kRows = kFewRows>
 void multiply_few_rows(const GroupedProduct& p, const Codes& codes, int64_t panel, int num_vectors,
                        float* results) {
   if constexpr (kRows > 1) {
     if (p.num_rows < kRows) {
-      return multiply_few_rows<Codes, kRows - 1>(p, codes, panel, num_vectors, results);
+      return multiply_few_rows<Order, Codes, kRows - 1>(p, codes, panel, num_vectors, results);
     }
   }
   for (int v = 0; v < num_vectors; v += kTileVectors) {
-    multiply_few<Codes, kRows>(p, codes, panel, v, results);
+    multiply_few<Order, Codes, kRows>(p, codes, panel, v, results);
   }
 }
 
@@ -250,17 +285,43 @@ void widen_row(const WidenRows& p, int64_t row) {
     });
   }
   for (int64_t i = w.num_inputs; i < padded; ++i) to[i] = 0.0f;
-  if (!has_minimums(w)) return;
   float* sum = to + padded;
-  for (int64_t first = 0; first < w.num_inputs; ++sum) {
+  for (int64_t first = 0; has_minimums(w) && first < w.num_inputs; ++sum) {
     const int64_t end = segment_end(w, first);
     Vec total = {};
     for (; first < end; first += kLanes) total += load(to + first);
     *sum = reduce_add(total);
   }
+#if VLLM_LITE_HAS_GROUPED_TILES
+  if (p.dtype == DType::kBFloat16) pair_row(w, to);
+#endif
 }
 
 }  // namespace
+
+#if VLLM_LITE_HAS_GROUPED_TILES
+static void multiply_panels_on_tiles(GroupedProduct p, int64_t begin, int64_t end,
+                                     float* results) {
+  const WithoutSubnormals mode;
+  const BriefWeight brief(*p.weight);
+  p.weight = &brief.weight;
+  GroupedTiles tiles(p.num_rows, step_of(*p.weight));
+  with_codes(*p.weight, [&](const auto& codes) {
+    using Codes = std::remove_cvref_t<decltype(codes)>;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t output = panel * kPanel;
+      if (p.num_rows <= kFewTileRows) {
+        multiply_few_rows<BySteps<Codes>, Codes, kFewTileRows>(p, codes, panel, 2, results);
+      } else {
+        memset(results, 0, p.num_rows * kPanel * sizeof(float));
+        multiply_on_tiles(p, codes, panel, tiles, results);
+      }
+      const int64_t num_outputs = min_of<int64_t>(kPanel, p.weight->num_outputs - output);
+      store_rows(p, 0, output, p.num_rows, num_outputs, results);
+    }
+  });
+}
+#endif
 
 void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
   with_type(p.dtype, [&](auto number) {
@@ -270,6 +331,12 @@ void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
 
 void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_panel) {
   alignas(64) float results[kGroupedRows * kPanel];
+#if VLLM_LITE_HAS_GROUPED_TILES
+  if (p.dtype == DType::kBFloat16) {
+    multiply_panels_on_tiles(p, begin_panel, end_panel, results);
+    return;
+  }
+#endif
   with_codes(*p.weight, [&](const auto& codes) {
     for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
       const int64_t output = panel * kPanel;
@@ -277,7 +344,7 @@ void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_p
       const int num_vectors =
           static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
       if (p.num_rows <= kFewRows) {
-        multiply_few_rows(p, codes, panel, num_vectors, results);
+        multiply_few_rows<BySegments>(p, codes, panel, num_vectors, results);
       } else {
         memset(results, 0, p.num_rows * kPanel * sizeof(float));
         multiply_many_rows(p, codes, panel, num_vectors, results);

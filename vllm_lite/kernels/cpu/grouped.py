@@ -155,7 +155,9 @@ def _pack_codes(weight: GroupedWeight, kind: int) -> Tensor:
     units = -(-weight.num_inputs // _UNIT)
     panels = -(-weight.num_outputs // _cpu.PANEL)
     unit_bytes = weight.bits * _cpu.PANEL * _UNIT // 8
-    data = packed_weights.take(panels * units * unit_bytes)
+    num_bytes = panels * units * unit_bytes
+    # Kernels read the last word from each of its bytes on.
+    data = packed_weights.take(num_bytes + 4)[:num_bytes]
     packed = data.view(panels, units, unit_bytes)
     for first in range(0, weight.num_outputs, _OUTPUTS_AT_ONCE):
         end = min(first + _OUTPUTS_AT_ONCE, weight.num_outputs)

@@ -26,6 +26,8 @@ const KernelTable& kernels() {
     made.linear = amx::linear;
     made.quantize_rows = amx::quantize_rows;
     made.quantized_product = amx::quantized_product;
+    made.widen_rows = amx::widen_rows;
+    made.grouped_product = amx::grouped_product;
     return made;
   }();
   return table;
@@ -88,6 +90,11 @@ EXPORT void vllm_lite_gated_linear(const Word* words) {
 EXPORT void vllm_lite_quantized_linear(const Word* words) {
   const auto call = struct_of<LinearFields<QuantizedLinear>, 0>(words);
   quantized_linear(call.p, call.num_tokens);
+}
+
+EXPORT void vllm_lite_grouped_linear(const Word* words) {
+  const auto call = struct_of<LinearFields<GroupedLinear>, 0>(words);
+  grouped_linear(call.p, call.num_tokens);
 }
 
 EXPORT void vllm_lite_paged_attention(const Word* words) {

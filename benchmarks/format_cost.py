@@ -1,0 +1,247 @@
+"""Times the products of a decoder's step for every form of stored weights, beside bfloat16's.
+
+    python benchmarks/format_cost.py
+    python benchmarks/format_cost.py --only nvfp4,mxfp4 --rounds 5 --layers 1
+
+A step is the four products of each layer, with activations rounded where the format says so, and
+the head's: no attention, no norms. The forms take turns, so that they share whatever else the
+machine does and no weight is still in a cache; times are medians over the rounds. The floor of one
+row is the time to read the bytes that are stored, at the speed that the same run measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels.case import SHAPES
+from kernels.limits import Limits, best, measure_limits
+from kernels.linear import layer_sizes
+from peers.machine import describe_machine
+from torch import Tensor
+
+from vllm_lite import _cpu
+from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.grouped_weight import make_grouped
+from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.platform import num_compute_threads
+from vllm_lite.quantization.grouped import grouped_kernel
+from vllm_lite.quantization.layouts.numbers import values_of
+from vllm_lite.quantization.quantized import quantized_kernel
+from vllm_lite.quantization.unquantized import plain_kernel
+
+ROWS = (1, 64)
+GROUPS, FLOATS, TABLES, GGUF = "integers in groups", "block floats", "code tables", "GGUF"
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+# [M, N] -> a kernel by weights of their own.
+Make = Callable[[int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of weights, and the bits that a checkpoint has of each."""
+
+    name: str
+    storage: str
+    file_bits: float
+    make: Make
+
+
+def integers(
+    bits: int,
+    group: int,
+    zeros: bool = False,
+    order: bool = False,
+    rounding: ActivationRounding | None = None,
+) -> Make:
+    """Codes with float16 scales; `group` 0 is all inputs."""
+
+    def make(num_outputs: int, num_inputs: int) -> Any:
+        shape = (num_outputs, num_inputs // (group or num_inputs))
+        weight = make_grouped(
+            torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8),
+            (torch.rand(shape) * 0.01 + 0.001).half(),
+            bits,
+            0 if zeros else 2 ** (bits - 1),
+            zeros=torch.randint(0, 2**bits, shape, dtype=torch.uint8) if zeros else None,
+            permutation=torch.randperm(num_inputs) if order else None,
+        )
+        return grouped_kernel(weight, None, None, rounding)
+
+    return make
+
+
+def floats(
+    number: str, bits: int, group: int, scales: torch.dtype, rounding: ActivationRounding | None
+) -> Make:
+    """Codes of a table with scales of some type; float8 ones have one of the whole besides."""
+
+    def make(num_outputs: int, num_inputs: int) -> Any:
+        count = num_inputs // (group or num_inputs)
+        values = torch.rand(num_outputs, count) * 0.01 + 0.001
+        codes = torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8)
+        if bits == 8:
+            codes &= 0xBF  # no NaN
+        weight = make_grouped(
+            codes,
+            values.to(scales) if scales is not E4M3 else (values * 1000).to(E4M3),
+            bits,
+            super_scales=torch.full((num_outputs, 1), 0.001) if scales is E4M3 else None,
+            table=values_of(number),
+        )
+        return grouped_kernel(weight, None, None, rounding)
+
+    return make
+
+
+def gguf(name: str, ggml_type: int, num_outputs: int, num_inputs: int) -> Any:
+    elements, size = _cpu.ggml_block(ggml_type)
+    shape = (num_outputs, num_inputs // elements * size)
+    blocks = torch.randint(0, 60, shape, dtype=torch.uint8)
+    return quantized_kernel([QuantizedRows(blocks, ggml_type, num_inputs)], None, None)
+
+
+def plain(num_outputs: int, num_inputs: int) -> Any:
+    return plain_kernel(torch.randn(num_outputs, num_inputs, dtype=torch.bfloat16), None, None)
+
+
+def forms() -> list[Form]:
+    """bfloat16 first."""
+    of_tokens = ActivationRounding(torch.int8)
+    of_fp8 = ActivationRounding(E4M3)
+    of_blocks = ActivationRounding(E4M3, 128)
+    found = [
+        Form("bf16", "plain", 16, plain),
+        Form("int4 g128", GROUPS, 4 + 16 / 128, integers(4, 128)),
+        Form("int4 g32 zeros", GROUPS, 4 + 20 / 32, integers(4, 32, zeros=True)),
+        Form("int4 g128 act-order", GROUPS, 4 + 16 / 128, integers(4, 128, order=True)),
+        Form("int3 g128", GROUPS, 3 + 16 / 128, integers(3, 128)),
+        Form("int2 g64", GROUPS, 2 + 16 / 64, integers(2, 64)),
+        Form("int8 channel", GROUPS, 8, integers(8, 0)),
+        Form("W8A8", GROUPS, 8, integers(8, 0, rounding=of_tokens)),
+        Form("fp8 channel", FLOATS, 8, floats("float8_e4m3fn", 8, 0, torch.float32, of_fp8)),
+        Form("fp8 128x128", FLOATS, 8, floats("float8_e4m3fn", 8, 128, torch.float32, of_blocks)),
+        Form("NVFP4", FLOATS, 4.5, floats("float4_e2m1", 4, 16, E4M3, None)),
+        Form("MXFP4", FLOATS, 4.25, floats("float4_e2m1", 4, 32, E8M0, None)),
+        Form("nf4 g64", TABLES, 4.5, floats("nf4", 4, 64, torch.float32, None)),
+    ]
+    types = {"Q4_0": 2, "Q4_K": 12, "Q6_K": 14, "IQ4_XS": 23}
+    for name, ggml_type in types.items():
+        try:
+            elements, size = _cpu.ggml_block(ggml_type)
+        except (ValueError, KeyError):
+            continue  # not computed as it is
+        found.append(Form(name, GGUF, size * 8 / elements, partial(gguf, name, ggml_type)))
+    return found
+
+
+class Step:
+    """All products of a step by weights of one form."""
+
+    def __init__(self, form: Form, num_layers: int) -> None:
+        self.form = form
+        sizes = list(layer_sizes(SHAPES["1.1b"]).values())
+        in_order = [*sizes[:-1] * num_layers, sizes[-1]]
+        self._products = [(inputs, form.make(outputs, inputs)) for inputs, outputs in in_order]
+        self.num_values = sum(inputs * outputs for inputs, outputs in in_order)
+        stored = [weight for _, kernel in self._products for weight in kernel.stored]
+        self.stored = stored[0].format
+        self.num_bytes = sum(weight.num_bytes for weight in stored)
+        self.taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
+
+    def run(self, x: dict[int, Tensor], rows: int) -> None:
+        """Time a step of so many rows of x, by their number of inputs."""
+        begin = time.perf_counter()
+        for inputs, kernel in self._products:
+            kernel(x[inputs])
+        self.taken[rows].append(time.perf_counter() - begin)
+
+    def seconds(self, rows: int) -> float:
+        return statistics.median(self.taken[rows])
+
+
+def record(step: Step, plain: Step, limits: Limits | None) -> dict[str, Any]:
+    """A form's results; `of_floor` is the share of the read limit at one row."""
+    one, many = (step.seconds(rows) for rows in ROWS)
+    gb_s = step.num_bytes / one * 1e-9
+    return {
+        "form": step.form.name,
+        "storage": step.form.storage,
+        "stored_as": step.stored,
+        "megabytes": round(step.num_bytes / 1e6, 1),
+        "of_file": round(step.num_bytes * 8 / step.num_values / step.form.file_bits, 3),
+        "one_row_ms": round(one * 1e3, 3),
+        "of_floor": limits and round(gb_s / limits.read_gb_s, 3),
+        "one_row_of_bf16": round(plain.seconds(1) / one, 3),
+        "rows_64_ms": round(many * 1e3, 3),
+        "rows_64_of_bf16": round(plain.seconds(64) / many, 3),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    head = ["form", "stored as", "bytes of file", "one row, ms", "of floor", "x bf16"]
+    lines = [[*head, "64 rows, ms", "x bf16"], ["---"] * 8]
+    for each in results:
+        share = "-" if each["of_floor"] is None else f"{each['of_floor']:.0%}"
+        numbers = [f"{each['of_file']:.2f}", f"{each['one_row_ms']:.2f}", share]
+        numbers += [f"{each['one_row_of_bf16']:.2f}", f"{each['rows_64_ms']:.1f}"]
+        lines.append([each["form"], each["stored_as"], *numbers, f"{each['rows_64_of_bf16']:.2f}"])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", metavar="NAME,...", help="beside bf16")
+    parser.add_argument("--layers", type=int, default=2, help="of 22; the head is whole")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    num_threads = num_compute_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(num_threads)
+    dispatch.select_ops("cpu")
+    dispatch.set_num_threads(num_threads)
+    wanted = [name for name in args.only.split(",") if name]
+    steps = []
+    for form in forms():
+        if form.name == "bf16" or not wanted or form.name in wanted:
+            steps.append(Step(form, args.layers))
+            sys.stderr.write(f"{form.name}: {steps[-1].num_bytes / 1e6:.0f} MB\n")
+    shape = SHAPES["1.1b"]
+    sizes = (shape.hidden_size, shape.intermediate_size)
+    x = {rows: {n: torch.randn(rows, n, dtype=torch.bfloat16) for n in sizes} for rows in ROWS}
+    found = [measure_limits(num_threads)]
+    for _ in range(args.rounds):
+        for rows in ROWS:
+            for step in steps:
+                step.run(x[rows], rows)
+    found.append(measure_limits(num_threads))
+    limits = best(found)
+    results = [record(step, steps[0], limits) for step in steps]
+    reads = "unknown" if limits is None else f"{limits.read_gb_s:.1f} GB/s"
+    print(f"kernels: {dispatch.describe()}; reads {reads}\n\n{table(results)}")
+    if args.output_json:
+        content = {
+            "machine": describe_machine(),
+            "kernels": dispatch.describe(),
+            "layers": args.layers,
+            "rounds": args.rounds,
+            "limits": limits and asdict(limits),
+            "forms": results,
+        }
+        args.output_json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
