@@ -129,6 +129,8 @@ EFFECTS = {
     "--generation-config": _SAMPLING_DEFAULTS,
     "--override-generation-config": _SAMPLING_DEFAULTS,
     # LoadConfig
+    "--quantization-config": "tests/models/test_in_flight.py::"
+    "test_settings_say_which_layers_are_rounded_and_how",
     "--load-format": _FORMATS + "test_pickled_weights_are_read_with_a_warning",
     "--pt-load-map-location": _FORMATS + "test_a_device_that_is_not_there_is_named",
     "--safetensors-load-strategy": _FORMATS + "test_threads_prefetch_in_blocks",

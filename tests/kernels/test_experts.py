@@ -14,7 +14,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
-from vllm_lite.quantization.online import to_q4_1, to_q8_0
+from vllm_lite.quantization.ggml_blocks import to_q4_1, to_q8_0
 
 DTYPES = [torch.float32, torch.bfloat16]
 # tokens, experts, experts of a token, inputs, hidden: whole panels, parts of them, odd sizes,

@@ -94,7 +94,15 @@ def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (path / "config.json").write_text(json.dumps(config))
-    torch.testing.assert_close(logits(load(path)), expected(reference, IDS), atol=1e-4, rtol=0)
+    want = expected(reference, IDS)
+    for name in (None, "mxfp4", "gpt_oss_mxfp4"):
+        model = load(path, quantization=name)
+        torch.testing.assert_close(logits(model), want, atol=1e-4, rtol=0)
+        kinds = {weight.format for weight in stored_weights(model)}
+        assert {kind for kind in kinds if "groups" in kind} == {"float4 groups"}
+    whole = load(path, quantization="dequantize")
+    torch.testing.assert_close(logits(whole), want, atol=1e-4, rtol=0)
+    assert {weight.format for weight in stored_weights(whole)} == {"float32"}
 
 
 @compiled

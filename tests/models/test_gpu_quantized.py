@@ -17,7 +17,7 @@ from tests.models.gpu_ops import reference_ops, selected, triton_ops
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS, SIZES, write_gguf
-from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.grouped import GroupedKernel
@@ -124,12 +124,6 @@ def test_codes_of_checkpoints(name: str, tmp_path: Path) -> None:
     assert sum(isinstance(kernel, ScaledKernel) for kernel in kernels(model)) == 4
     exact = continued(load(plain))[1][0]
     assert float((continued(model)[1][0] - exact).norm() / exact.norm()) < 0.3
-
-
-def test_fp8_needs_a_gpu(tmp_path: Path) -> None:
-    path = save(make_model("llama", **ODD), tmp_path)
-    with pytest.raises(UsageError, match="fp8 multiplies on a GPU alone; use int8"):
-        load(path, quantization="fp8")
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

@@ -25,7 +25,6 @@ enable_prompt_embeds | send text or token ids
 logits_processors:list? | use logit_bias, bad_words or allowed_token_ids of a request
 logits_processor_pattern:str? | leave it out: code from requests is never run
 override_attention_dtype:str? | use --dtype: attention computes in that dtype
-quantization_config:json? | use a checkpoint quantized as wanted, or --quantization
 model_class_overrides:json | leave it out: model classes are built in
 enable_return_routed_experts | leave it out: routed experts are not returned
 return_sampling_mask | ask for logprobs with --logprobs-mode processed_logprobs

@@ -234,6 +234,8 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
         values["quantization"] = values.get("quantization") or "dequantize"
     elif facts.quantization:
         values["quantization"] = values.get("quantization") or facts.quantization
+    elif values.get("load_format") == "bitsandbytes":
+        values["quantization"] = values.get("quantization") or "bitsandbytes"
 
 
 def _derive_reasoning(values: Json, facts: ModelFacts) -> None:

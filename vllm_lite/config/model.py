@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_lite.config.option import config, option
+from vllm_lite.config.quantized.in_flight import IN_FLIGHT
 from vllm_lite.config.quantized.registry import HARDWARE, READABLE
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
@@ -13,7 +14,7 @@ from vllm_lite.errors import UsageError
 MAX_CHARACTERS_PER_TOKEN = 256
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 # Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.
-_OWN_QUANTIZATIONS = ("dequantize", "int8", "int4")
+_OWN_QUANTIZATIONS = ("dequantize", *IN_FLIGHT)
 # Every method that a release of vLLM has known; which of them work is said at the option.
 _QUANTIZATIONS = (
     *("aqlm", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors"),
@@ -126,16 +127,22 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         "Format of weights in memory. gguf, awq, gptq, compressed-tensors: as in the "
-        "checkpoint; dequantize: a quantized checkpoint expanded to --dtype; int8, int4: those "
-        "of a plain one rounded as they are loaded, in groups of 32; fp8, and int8 on a GPU: with "
-        "a scale for each output, or as in an fp8 checkpoint. Except with dequantize, "
-        "CPU kernels round activations to int8 in groups of 32; on a GPU int8, fp8 and "
-        "compressed-tensors round them by token.",
+        "checkpoint; dequantize: a quantized checkpoint expanded to --dtype. Those of a plain one "
+        "are rounded as they are loaded: int8, int4 and GGUF's types in groups, fp8 (and int8 on "
+        "a GPU) with a scale for each output, nf4, bitsandbytes, mxfp4, nvfp4 as checkpoints of "
+        "these. CPU kernels round activations to int8 in groups of 32 for GGUF's types; on a GPU "
+        "int8, fp8 and compressed-tensors round them by token.",
         auto="the checkpoint's, but dequantize for a .gguf file",
         aliases=("-q",),
         choices=tuple(dict.fromkeys((*_QUANTIZATIONS, *READABLE, *_OWN_QUANTIZATIONS))),
         works=(None, *READABLE, *HARDWARE, "gguf", *_OWN_QUANTIZATIONS),
         remedy="use int8, int4 or fp8 with an unquantized checkpoint, or a quantized one",
+    )
+    quantization_config: Json | None = option(
+        None,
+        "JSON of how a plain checkpoint is rounded as it is loaded: linear and moe (names of "
+        "--quantization for layers and for experts), ignore and targets (lists of names of "
+        "layers, or re:PATTERN: those left plain, and those alone that are rounded).",
     )
     enforce_eager: bool = option(False, "Run layer by layer, without captured graphs.")
     max_logprobs: int = option(
@@ -190,10 +197,12 @@ class LoadConfig:
         "auto",
         "Format of the weights; auto, hf: safetensors, else pickled ones (pt); npcache: pickled "
         "ones, copied to files for NumPy beside them; sharded_state: files that "
-        "LLM.save_sharded_state wrote; mistral: consolidated.safetensors; dummy: random ones. "
+        "LLM.save_sharded_state wrote; mistral: consolidated.safetensors; dummy: random ones; "
+        "bitsandbytes: as --quantization bitsandbytes. "
         "Those of packages need them: tensorizer, runai_streamer, fastsafetensors.",
         works=(
             *("auto", "hf", "safetensors", "pt", "npcache", "dummy", "gguf", "sharded_state"),
+            "bitsandbytes",
             *("tensorizer", "runai_streamer", "runai_streamer_sharded", "fastsafetensors"),
         ),
         remedy="use auto with safetensors or GGUF weights",

@@ -95,7 +95,7 @@ class VllmConfig:
                 f"--load-format {named} does not fit {self.facts.path}, which is "
                 f"{'a' if is_gguf else 'no'} GGUF file; use auto"
             )
-        check_quantization(self.model.quantization, self.facts)
+        check_quantization(self.model.quantization, self.facts, self.model.quantization_config)
         self._check_states()
         if self.model.deterministic and self.facts.implementation == "transformers":
             raise UsageError(

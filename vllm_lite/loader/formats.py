@@ -94,7 +94,7 @@ _FOUND = ("safetensors", "mistral", "pt")
 
 def format_of(directory: Path, load: LoadConfig) -> str:
     """The format of the weights in `directory`; raises CheckpointError where there are none."""
-    if load.load_format not in ("auto", "hf"):
+    if load.load_format not in ("auto", "hf", "bitsandbytes"):
         return load.load_format
     for name in _FOUND:
         if _FORMATS[name].is_in(directory):

@@ -22,7 +22,7 @@ from torch import Tensor
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import LoadConfig
-from vllm_lite.config.quantized.registry import read_scheme
+from vllm_lite.config.quantized.registry import read_scheme, rounding_of
 from vllm_lite.config.quantized.schemes import FlatBlocks, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
@@ -139,7 +139,10 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     if config.load.load_format in SHARDED:  # whose names are the model's own
         stored = {rules.source_of(layer): is_plain for layer, is_plain in stored.items()}
     held = {rules.name_of(layer): is_plain for layer, is_plain in stored.items()}
-    methods = LinearMethods(config.model.quantization, dtype, scheme, held)
+    if scheme is not None and scheme.in_flight is not None and held and all(held.values()):
+        scheme, held = Scheme(scheme.in_flight, patterns=scheme.patterns), {}
+    rounding = rounding_of(config.model.quantization, config.model.quantization_config, facts)
+    methods = LinearMethods(config.model.quantization, dtype, scheme, held, rounding)
     options = BuildOptions(
         dtype=dtype,
         cache_format=CACHE_FORMATS.get(

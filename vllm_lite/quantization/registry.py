@@ -11,10 +11,12 @@ from functools import cache, partial
 
 import torch
 
+from vllm_lite.config.quantized.in_flight import BLOCKS, CODES, InFlight
 from vllm_lite.config.quantized.schemes import (
     FlatBlocks,
     Form,
     PackedIntegers,
+    Rounded,
     Scheme,
     StoredCodes,
     Ternary,
@@ -27,6 +29,7 @@ from vllm_lite.quantization.layouts.flat_blocks import FlatBlocksLayout
 from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
+from vllm_lite.quantization.rounded import RoundedLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
 from vllm_lite.quantization.stored_codes import StoredCodesMethod
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
@@ -41,18 +44,27 @@ class LinearMethods:
         dtype: torch.dtype,
         scheme: Scheme | None,
         plain_layers: Mapping[str, bool],
+        in_flight: InFlight,
     ) -> None:
-        """`plain_layers`: whether a quantised checkpoint's layer is not, as far as is known."""
+        """`plain_layers`: whether a quantised checkpoint's layer is not, as far as is known.
+
+        `in_flight` is for a plain checkpoint.
+        """
         self._plain = UnquantizedLinearMethod(dtype)
         self._scheme = scheme
         self._plain_layers = plain_layers
-        # One object for each form: it is shared by its layers.
+        self._in_flight = in_flight
+        # One object for each form, and for each name: it is shared by its layers.
         self._by_form = cache(partial(get_linear_method, quantization, dtype))
+        self._by_name = cache(partial(get_linear_method, dtype=dtype))
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
         if self._scheme is None:
-            return self._plain if _is_router(path) else self._by_form(None)
+            names = {layer: self._in_flight.name_of(layer) for layer in layers}
+            if len(set(names.values())) > 1:
+                raise _unlike(names)
+            return self._plain if _is_router(path) else self._by_name(names[layers[0]])
         is_embedding = path.endswith("embed_tokens")
         is_usually_plain = is_embedding or _is_router(path) or path.endswith("lm_head")
         forms = {
@@ -74,7 +86,7 @@ def _without_rounding(path: str, form: Form) -> Form:
     return form
 
 
-def _unlike(forms: Mapping[str, Form | None]) -> CheckpointError:
+def _unlike(forms: Mapping[str, Form | str | None]) -> CheckpointError:
     plain = [layer for layer, form in forms.items() if form is None]
     if plain:
         return CheckpointError(
@@ -108,6 +120,8 @@ def get_linear_method(
         return StoredCodesMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
+    if isinstance(form, Rounded) and keeps:
+        return RoundedLinearMethod(form.codes, dtype)
     if isinstance(form, FlatBlocks):
         return GroupedLinearMethod(FlatBlocksLayout(form), dtype, keeps)
     if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):
@@ -117,10 +131,10 @@ def get_linear_method(
     on_gpu = gpu_only_ops()
     if quantization in SCALED_NUMBERS and on_gpu is not None:
         return ScaledLinearMethod(SCALED_NUMBERS[quantization], dtype, on_gpu)
-    if quantization in ("int8", "int4"):
+    if quantization in CODES:
+        return RoundedLinearMethod(CODES[quantization], dtype)
+    if quantization in BLOCKS:
         return OnlineLinearMethod(quantization, dtype)
-    if quantization == "fp8":
-        raise UsageError("--quantization fp8 multiplies on a GPU alone; use int8 or int4 on a CPU")
     raise UsageError(
         f"--quantization {quantization} is not supported; use int8, int4 or fp8, or a checkpoint "
         "that is quantised"

@@ -23,7 +23,10 @@ from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 # Types of weights by the name in --quantization.
-SCALED_NUMBERS: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SCALED_NUMBERS: Final = {
+    "int8": torch.int8,
+    **dict.fromkeys(("fp8", "fp8_per_channel", "ptpc_fp8"), torch.float8_e4m3fn),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_lite.config.quantized.awq import left_plain
-from vllm_lite.config.quantized.schemes import FlatBlocks, PackedIntegers, Scheme, Settings
+from vllm_lite.config.quantized.schemes import (
+    NF4,
+    FlatBlocks,
+    PackedIntegers,
+    Rounded,
+    Scheme,
+    Settings,
+    StoredCodes,
+)
 from vllm_lite.config.values import Json
 
 
@@ -17,9 +27,12 @@ def read(path: str, values: Json) -> Scheme:
     if not in_four:
         settings.one_of("load_in_8bit", values.get("load_in_8bit"), (True,))
         form = PackedIntegers("llm_int8", 8, None, is_symmetric=True)
-        return Scheme(form, patterns=left_plain(settings, left))
+        rounded = Rounded(StoredCodes("int", 8, block=(1, None)))
+        return Scheme(form, patterns=left_plain(settings, left), in_flight=rounded)
     name = "bnb_4bit_quant_storage"
     settings.one_of(name, values.get(name, "uint8"), ("uint8",))
     name = "bnb_4bit_quant_type"
     number = settings.one_of(name, values.get(name, "fp4"), ("nf4", "fp4"))
-    return Scheme(FlatBlocks(number), patterns=left_plain(settings, left))
+    rounded = Rounded(replace(NF4, number=number))
+    patterns = left_plain(settings, left)
+    return Scheme(FlatBlocks(number), patterns=patterns, in_flight=rounded)

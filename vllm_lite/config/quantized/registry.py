@@ -25,6 +25,7 @@ from vllm_lite.config.quantized import (
     quark,
     torchao,
 )
+from vllm_lite.config.quantized.in_flight import IN_FLIGHT, InFlight, in_flight
 from vllm_lite.config.quantized.schemes import Scheme
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
@@ -50,6 +51,7 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
 # Other names of --quantization, mostly of kernels, for what checkpoints call otherwise.
 OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "deepseek_v4_fp8": ("fp8",),
+    "gpt_oss_mxfp4": ("mxfp4",),
     **dict.fromkeys(
         ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "petit_nvfp4"), ("modelopt",)
     ),
@@ -74,8 +76,6 @@ HARDWARE: Final = {
     "humming": "NVIDIA GPUs by kernels of its own",
     "fp_quant": "Blackwell GPUs",
 }
-# Names that mean a plain checkpoint's weights too.
-_IN_FLIGHT = ("fp8",)
 
 
 def with_quantization(hf_config: Json, directory: Path) -> Json:
@@ -111,13 +111,35 @@ def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
         ) from None
 
 
-def check_quantization(quantization: str | None, facts: ModelFacts) -> None:
-    """Raise UsageError for a --quantization that does not fit the checkpoint of `facts`."""
+def rounding_of(quantization: str | None, settings: Json | None, facts: ModelFacts) -> InFlight:
+    """How layers of a plain checkpoint are rounded as they are loaded; raises UsageError."""
+    stored = _method(facts)
+    if settings and (stored is not None or facts.format == "gguf"):
+        raise UsageError(
+            f"--quantization-config is for plain checkpoints, and {facts.path} is quantised; "
+            "leave it out"
+        )
+    return in_flight(quantization, settings, stored)
+
+
+def _method(facts: ModelFacts) -> str | None:
+    """The name of what quantised the checkpoint, or its experts alone; None for a plain one."""
+    settings = facts.hf_config.get("quantization_config")
+    return settings.get("quant_method") if isinstance(settings, dict) else None
+
+
+def check_quantization(
+    quantization: str | None, facts: ModelFacts, settings: Json | None = None
+) -> None:
+    """Raise UsageError for options of quantisation that do not fit the checkpoint of `facts`."""
+    rounding_of(quantization, settings, facts)
     given, is_gguf = f"--quantization {quantization}", facts.format == "gguf"
     stored = facts.quantization
     if quantization == "gguf" and not is_gguf:
         raise UsageError(f"{given} needs a .gguf file as the model")
-    if quantization == "dequantize" and not is_gguf and stored is None:
+    if quantization == "gpt_oss_mxfp4" and _method(facts) == "mxfp4":
+        return
+    if quantization == "dequantize" and not is_gguf and _method(facts) is None:
         raise UsageError(f"{given} needs a .gguf file or another quantised checkpoint")
     if is_gguf and quantization not in (None, "gguf", "dequantize"):
         raise UsageError(
@@ -134,7 +156,7 @@ def check_quantization(quantization: str | None, facts: ModelFacts) -> None:
             f"{given} does not fit {facts.path}, which is quantised by {stored}; "
             "leave the option out, or use dequantize"
         )
-    if stored is None and quantization in READABLE and quantization not in _IN_FLIGHT:
+    if stored is None and quantization in READABLE and quantization not in IN_FLIGHT:
         raise UsageError(
             f"{given} needs a checkpoint that {quantization} quantised; "
             "use int8, int4 or fp8 with a plain one"

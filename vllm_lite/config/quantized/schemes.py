@@ -103,7 +103,16 @@ class FlatBlocks:
     number: Literal["nf4", "fp4"]
 
 
-Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Plain weights, rounded to codes as they are loaded."""
+
+    codes: StoredCodes
+
+
+Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks | Rounded
+# bitsandbytes' default, and QLoRA's.
+NF4 = StoredCodes("nf4", 4, block=(1, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,8 @@ class Scheme:
     has_cache_scales: bool = False
     # Of embeddings, where they are stored unlike the others.
     embeddings: Form | None = None
+    # What layers of a plain checkpoint with these settings are rounded to; None: they stay.
+    in_flight: Rounded | None = None
 
     def form_of(self, layer: str, is_embedding: bool = False) -> Form | None:
         """The form of a layer by its name in the checkpoint."""

@@ -1,0 +1,200 @@
+"""Plain checkpoints rounded as they are loaded: worth, memory, which layers, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as GGML
+from gguf.quants import dequantize
+from torch import Tensor
+
+from tests.models.checkpoints import make_model, save
+from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
+from tests.models.runner import load
+from tests.models.stored_codes import bitsandbytes, mx, nvfp4
+from tests.models.test_quantized_checkpoints import SIZES, layers, logits
+from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.quantization.ggml_blocks import CONVERTERS
+from vllm_lite.quantization.grouped import GroupedKernel
+from vllm_lite.quantization.method import StoredTensor
+from vllm_lite.quantization.quantized import QuantizedKernel
+from vllm_lite.quantization.registry import get_linear_method
+
+E4M3 = torch.float8_e4m3fn
+WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
+WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+# What a published writer makes of the same weights, and bits a value with its scales.
+FORMS: dict[str, tuple[Quantise, float]] = {
+    "fp8": (scaled(E4M3, "channel", False), 8),
+    "fp8_per_channel": (scaled(E4M3, "channel", False), 8),
+    "ptpc_fp8": (scaled(E4M3, "channel", False), 8),
+    "fp8_per_tensor": (scaled(E4M3, "tensor", False), 8),
+    "fp8_per_block": (scaled(E4M3, "block", False), 8),
+    "mxfp8": (mx("fp8"), 8.25),
+    "int8_per_channel_weight_only": (scaled(torch.int8, "channel", False), 8),
+    "nf4": (bitsandbytes("nf4", False), 4.5),
+    "bitsandbytes": (bitsandbytes("nf4", False), 4.5),
+    "mxfp4": (mx("fp4"), 4.25),
+    "nvfp4": (nvfp4(False, False), 4.5),
+}
+
+
+def finished(name: str, weight: Tensor) -> Any:
+    """The kernel of a layer with `weight` that is rounded by `name`."""
+    method = get_linear_method(name, torch.float32)
+    stored = method.create_weights(weight.shape[1], len(weight))
+    stored["weight"].data.copy_(weight)
+    return method.process_weights_after_loading(stored, None)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_codes_are_those_of_the_formats_writer_and_take_its_memory(name: str) -> None:
+    quantise, bits = FORMS[name]
+    weight = torch.randn(160, 192) * torch.rand(160, 1)
+    weight[5] = 0
+    _, worth = quantise("", weight)
+    worth = worth.nan_to_num()  # of a row of zeros
+    kernel = finished(name, weight)
+    assert isinstance(kernel, GroupedKernel)
+    x = torch.randn(7, 192)
+    want = x @ worth.T
+    torch.testing.assert_close(kernel(x), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+    scales = len(weight) * (4 * 2 + 4) + 1024  # of outputs, and a table
+    assert kernel.weight.nbytes <= weight.numel() * bits / 8 + scales
+
+
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_blocks_are_gguf_s_and_near_the_weights(name: str) -> None:
+    weight = torch.randn(32, 512)
+    weight[1] = 0
+    blocks = CONVERTERS[name](weight)
+    number = next(number for number, kind in GGML_TYPES.items() if kind.name == name)
+    kind = GGML_TYPES[number]
+    assert blocks.shape == (32, 512 // kind.block_size * kind.block_bytes)
+    values = torch.from_numpy(np.array(dequantize(blocks.numpy(), GGML(number))))
+    limit = {"2": 0.4, "3": 0.25, "4": 0.11, "5": 0.06, "6": 0.03, "8": 0.01}[name[1]]
+    assert not bool(values[1].any())
+    assert float((values - weight).norm() / weight.norm()) < limit
+    for spelled in (name, name.lower()):
+        kernel = finished(spelled, weight)
+        assert isinstance(kernel, QuantizedKernel)
+        assert kernel.weight.nbytes <= blocks.nbytes * 1.2
+        x = torch.randn(3, 512)
+        torch.testing.assert_close(kernel(x), x @ values.T, rtol=0, atol=1.5)
+
+
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"fp8_per_tensor", "nvfp4"}))
+def test_a_model_computes_as_if_its_checkpoint_held_the_values(name: str, tmp_path: Path) -> None:
+    """Two have a scale for the whole of a fused layer, where a checkpoint has one for each part."""
+    sizes = WIDE if name != "fp8_per_block" else WIDE | {"head_dim": 128}
+    original = save(make_model("llama", **sizes), tmp_path / "original")
+    _, worth = write_pair(tmp_path / "pair", {}, FORMS[name][0], **sizes)
+    want = logits(load(worth))
+    torch.testing.assert_close(
+        logits(load(original, quantization=name)), want, rtol=1e-4, atol=1e-4
+    )
+    assert not torch.equal(logits(load(original)), want)
+
+
+def test_kernels_keep_codes_alone(tmp_path: Path) -> None:
+    """Kernels keep nothing of the plain weights, whose memory ends with the layer's own."""
+    weight = torch.randn(256, 256)
+    method = get_linear_method("nf4", torch.float32)
+    stored: dict[str, StoredTensor] = method.create_weights(256, 256)
+    stored["weight"].data.copy_(weight)
+    begins = stored["weight"].data.untyped_storage().data_ptr()
+    kernel = method.process_weights_after_loading(stored, None)
+    assert isinstance(kernel, GroupedKernel)
+    packed: Any = kernel.weight
+    kept = [plane for plane in (packed.codes, *packed.planes) if plane is not None]
+    assert all(plane.untyped_storage().data_ptr() != begins for plane in kept)
+    assert sum(plane.nbytes for plane in kept) < weight.nbytes / 6
+
+
+def formats(model: Any) -> dict[str, list[str]]:
+    return {
+        name.removeprefix("model.layers.0."): [weight.format for weight in module.kernel.stored]
+        for name, module in layers(model).items()
+    }
+
+
+def test_settings_say_which_layers_are_rounded_and_how(tmp_path: Path) -> None:
+    path = save(make_model("llama", **WIDE), tmp_path)
+    found = formats(load(path, quantization_config={"linear": "nf4", "ignore": ["down_proj"]}))
+    assert found["mlp.gate_up_proj"] == ["float4 groups"] == found["self_attn.o_proj"]
+    assert found["mlp.down_proj"] == ["float32"]
+    targets = {"linear": "mxfp4", "targets": [r"re:.*self_attn\."]}
+    found = formats(load(path, quantization_config=targets))
+    assert found["self_attn.qkv_proj"] == ["float4 groups"]
+    assert found["mlp.gate_up_proj"] == found["mlp.down_proj"] == ["float32"]
+    found = formats(load(path, quantization="q4_k", quantization_config={"ignore": ["mlp"]}))
+    assert found["self_attn.qkv_proj"] == ["Q4_K"]
+    assert found["mlp.down_proj"] == ["float32"]
+    with pytest.raises(CheckpointError, match="q_proj is not quantised but fused with"):
+        load(path, quantization_config={"linear": "nf4", "ignore": ["q_proj"]})
+
+
+def test_experts_may_be_rounded_unlike_other_layers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
+    path = save(make_model("qwen3_moe", **sizes), tmp_path)
+    model: Any = load(path, quantization_config={"linear": "fp8", "moe": "mxfp4"})
+    experts = [m for m in model.modules() if type(m).__name__ == "SparseMLP"]
+    assert {w.format for m in experts for w in m.kernel.stored} == {"float4 groups"}
+    assert formats(model)["self_attn.qkv_proj"] == ["float8 groups"]
+    exact = logits(load(path))
+    assert float((logits(model) - exact).norm() / exact.norm()) < 0.6
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bitsandbytes_rounds_a_plain_checkpoint(bits: int, tmp_path: Path) -> None:
+    path = save(make_model("llama", **WIDE), tmp_path)
+    settings: dict[str, Any] = {"quant_method": "bitsandbytes", f"load_in_{bits}bit": True}
+    settings |= {"bnb_4bit_quant_type": "nf4", "llm_int8_skip_modules": ["down_proj"]}
+    model = load(path, hf_overrides={"quantization_config": settings})
+    found = formats(model)
+    assert found["mlp.down_proj"] == ["float32"]
+    assert found["self_attn.qkv_proj"] == ["float4 groups" if bits == 4 else "int8 groups"]
+    if bits == 4:
+        whole = formats(load(path, load_format="bitsandbytes"))
+        assert set(map(tuple, whole.values())) == {("float4 groups",)}
+        named = load(path, quantization="bitsandbytes")
+        assert torch.equal(
+            logits(named), logits(load(path, load_format="bitsandbytes", quantization="nf4"))
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"linears": "fp8"}, "quantization-config.linears is not known"),
+        ({"linear": "fp9"}, "quantization-config.linear 'fp9' has to be one of fp8,"),
+        ({"ignore": ["mlp"]}, "rounds nothing; give linear"),
+        ({"linear": "fp8", "ignore": "mlp"}, "ignore 'mlp' has to be a list of names"),
+        ({"linear": "fp8", "targets": ["re:*("]}, "targets has a pattern that is none"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(
+    settings: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    path = save(make_model("llama", **SIZES), tmp_path)
+    with pytest.raises(UsageError, match=cause):
+        load(path, quantization_config=settings)
+
+
+def test_what_is_quantised_is_not_rounded_again(tmp_path: Path) -> None:
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    packed, _ = write_pair(tmp_path, settings, scaled(E4M3, "tensor", False), **SIZES)
+    with pytest.raises(UsageError, match="is for plain checkpoints"):
+        load(packed, quantization_config={"linear": "nf4"})
+    with pytest.raises(UsageError, match=r"nf4 does not fit .*quantised by fp8"):
+        load(packed, quantization="nf4")
+    path = save(make_model("llama", **SIZES), tmp_path / "small")
+    with pytest.raises(UsageError, match="multiples of 256; this model has one of 96"):
+        load(path, quantization="Q4_K")
+    with pytest.raises(UsageError, match="multiples of 64; this model has one of 96"):
+        load(path, quantization="nf4")
