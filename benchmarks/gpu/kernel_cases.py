@@ -19,6 +19,7 @@ from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import GpuOps as reference
+from vllm_lite.quantization.layouts.numbers import values_of
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Two roundings to the type, and what a sum in float32 adds.
@@ -295,6 +296,22 @@ def side_by_side(weights: Sequence[GroupedWeight]) -> GroupedParts:
     return GroupedParts(parts, sum(w.num_outputs for w in weights), weights[0].num_inputs)
 
 
+def block_floats() -> dict[str, GroupedWeight]:
+    """NVFP4, MXFP4, and 8-bit floats in groups."""
+    codes = torch.randint(16, (64, 256), dtype=torch.uint8)
+    table = values_of("float4_e2m1")
+    two_level = torch.rand(64, 16).add(0.5).to(torch.float8_e4m3fn)
+    powers = torch.randint(120, 130, (64, 8), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    numbers = torch.randn(64, 256).to(torch.float8_e4m3fn).view(torch.uint8)
+    return {
+        "NVFP4": make_grouped(codes, two_level, 4, table=table, super_scales=torch.rand(64, 1)),
+        "MXFP4": make_grouped(codes, powers, 4, table=table),
+        "e4m3 groups": make_grouped(
+            numbers, torch.rand(64, 2), 8, table=values_of("float8_e4m3fn")
+        ),
+    }
+
+
 def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     """Grouped weights, and experts."""
     spec = reference_grouped
@@ -317,6 +334,14 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
             torch.rand(64, 1),
             3,
             table=torch.randn(8),
+        ),
+        **block_floats(),
+        "act-order of 2 bits": make_grouped(
+            torch.randint(4, (64, 256), dtype=torch.uint8),
+            torch.rand(64, 4).half(),
+            2,
+            zeros=torch.randint(4, (64, 4), dtype=torch.uint8),
+            permutation=torch.randperm(256),
         ),
     }
     for name, weight in weights.items():
