@@ -35,7 +35,7 @@ from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.platform import num_compute_threads
-from vllm_lite.quantization.grouped import grouped_kernel
+from vllm_lite.quantization.grouped import grouped_kernel, is_fast_in_groups
 from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.quantized import quantized_kernel
 from vllm_lite.quantization.unquantized import plain_kernel
@@ -76,7 +76,8 @@ def integers(
             zeros=torch.randint(0, 2**bits, shape, dtype=torch.uint8) if zeros else None,
             permutation=torch.randperm(num_inputs) if order else None,
         )
-        return grouped_kernel(weight, None, None, rounding)
+        is_exact = is_fast_in_groups(torch.bfloat16)
+        return grouped_kernel(weight, None, None, rounding, is_exact)
 
     return make
 

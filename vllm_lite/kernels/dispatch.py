@@ -100,6 +100,11 @@ def is_compiled() -> bool:
     return _plain_name is None
 
 
+def has_tiles() -> bool:
+    """Whether the compiled kernels multiply bfloat16 on AMX tiles."""
+    return is_compiled() and str(_module().selected_isa()) == "amx"
+
+
 def set_num_threads(count: int) -> None:
     """Let the operations use `count` threads, including the calling one."""
     ops()

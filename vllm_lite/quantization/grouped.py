@@ -1,7 +1,7 @@
 """Linear methods for checkpoints of packed codes, in the device's own format and exact.
 
-The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster: the
-smallest one that holds every value is chosen, if there is one.
+The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster, except for
+bfloat16 on tiles: the smallest one that holds every value is chosen, if there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.dispatch import gpu_only_ops, ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, has_tiles, ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
@@ -139,7 +139,13 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         weight = read_weight(self._layout, weights)
         if not self._keeps_packed:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        return grouped_kernel(weight, bias, out_dtype, is_exact=self._is_exact)
+        is_exact = self._is_exact or is_fast_in_groups(self._dtype)
+        return grouped_kernel(weight, bias, out_dtype, is_exact=is_exact)
+
+
+def is_fast_in_groups(dtype: torch.dtype) -> bool:
+    """Whether activations of dtype are multiplied as fast by groups as by GGUF's types."""
+    return dtype is torch.bfloat16 and has_tiles()
 
 
 def read_weight(layout: PackedLayout, weights: Mapping[str, StoredTensor]) -> GroupedWeight:

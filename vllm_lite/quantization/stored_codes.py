@@ -16,7 +16,12 @@ from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
-from vllm_lite.quantization.grouped import grouped_kernel, make_table, read_weight
+from vllm_lite.quantization.grouped import (
+    grouped_kernel,
+    is_fast_in_groups,
+    make_table,
+    read_weight,
+)
 from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.method import (
@@ -91,7 +96,8 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         rounding = (
             None if form.rounding is None else _rounding(form.rounding, input_scale, codes.device)
         )
-        return grouped_kernel(weight, bias, out_dtype, rounding, self._is_exact)
+        is_exact = self._is_exact or is_fast_in_groups(self._dtype)
+        return grouped_kernel(weight, bias, out_dtype, rounding, is_exact)
 
 
 def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
