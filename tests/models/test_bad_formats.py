@@ -17,11 +17,13 @@ from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import load
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, logits
+from tests.models.test_stored_codes import CASES
 from vllm_lite.errors import CheckpointError, UsageError
 
 MUTANTS = 20
 VALUES: list[Any] = [0, -7, 5, 48, 10**9, "x", "", None, [], {}, True, 2.5, ["x"], {"x": 0}, "*("]
 ALL = FORMATS | {name: (*CODES[name], SQUARE if "blocks" in name else SIZES) for name in CODES}
+ALL |= {name: (*CASES[name][:2], SQUARE if "blocks" in name else SIZES) for name in CASES}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -23,6 +23,7 @@ from tests.models.stored_codes import (
     round_by,
     round_mx,
     round_nvfp4,
+    round_shifted,
     round_tokens,
     words,
 )
@@ -70,6 +71,11 @@ CASES: dict[str, Case] = {
         compressed(INT, TENSOR | {"type": "int"}),
         scaled(INT8, "channel", True),
         round_by(0.05, 127.0),
+    ),
+    "W8A8 int asymmetric": (
+        compressed(INT, INT_TOKENS | {"symmetric": False}),
+        scaled(INT8, "channel", False),
+        round_shifted,
     ),
     "W4A16": (compressed(GROUPS), words(4, 32, True), None),
     "W4A16 asymmetric": (compressed(GROUPS | {"symmetric": False}), words(4, 32, False), None),

@@ -23,6 +23,8 @@ _SCALES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "e8m0": torch.uint8,
 }
+# Scales of floats of eight bits beyond this are damage.
+_LARGEST = 1e15
 
 
 class CodesLayout:
@@ -95,8 +97,11 @@ class CodesLayout:
         shared = self._form.block[0] or 1
         scales = scales.repeat_interleave(shared, dim=0)[:num_outputs] if shared > 1 else scales
         if self._form.scale_number == "e8m0":
-            return scales.view(torch.float8_e8m0fnu)
+            scales = scales.view(torch.float8_e8m0fnu)
         if scales.dtype is not torch.float32:
+            # Compared so that what is no number fails too.
+            if not bool((scales.float().abs() < _LARGEST).all()):
+                raise ValueError(f"{self._form.scale} holds scales that are no numbers, or huge")
             return scales
         half = scales.half()
         return half if torch.equal(half.float(), scales.float()) else scales
