@@ -274,3 +274,14 @@ def torchao_int4(group: int) -> Quantise:
         return stored, worth.reshape(weight.shape)
 
     return quantise
+
+
+def marlin_24_packed(group: int, bits: int) -> Quantise:
+    """As compressed-tensors names it."""
+    names = {"B_24": "weight_packed", "s": "scale_packed", "B_meta": "meta"}
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = marlin_24(group, bits)(name, weight)
+        return {names[key]: part for key, part in stored.items() if key in names}, worth
+
+    return quantise

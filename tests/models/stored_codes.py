@@ -88,6 +88,23 @@ def mx(kind: str, weight_name: str = "weight", scale_name: str = "weight_scale")
     return quantise
 
 
+def sparse(quantise: Quantise) -> Quantise:
+    """Without two of each four values, as sparse-24-bitmask stores what is left."""
+
+    def quantise_left(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        quads = weight.unflatten(1, (-1, 4))
+        dropped = quads.abs().argsort(-1)[..., :2]
+        stored, worth = quantise(name, quads.scatter(-1, dropped, 0.0).flatten(1))
+        codes = stored.pop("weight")
+        is_left = torch.ones_like(quads).scatter(-1, dropped, 0.0).flatten(1).bool()
+        bare = codes.view(torch.uint8 if codes.element_size() == 1 else codes.dtype)
+        stored["compressed"] = bare[is_left].view(codes.dtype).view(len(weight), -1)
+        stored["bitmask"] = in_bytes(is_left.long(), 1)
+        return stored | {"shape": torch.tensor(weight.shape)}, worth
+
+    return quantise_left
+
+
 def nvfp4(is_divided: bool, has_input_scale: bool, is_bare: bool = False) -> Quantise:
     """compressed-tensors' names and divisors, or ModelOpt's names and factors."""
 
@@ -166,10 +183,19 @@ def bitsandbytes(kind: str, is_nested: bool, block: int = 64) -> Quantise:
 INPUT_FACTOR = 2.0**-9
 
 
-def words(bits: int, group: int, is_symmetric: bool, is_ordered: bool = True) -> Quantise:
-    """compressed-tensors' pack-quantized: int32 along inputs, of zero points along outputs."""
+def words(
+    bits: int, group: int, is_symmetric: bool, is_ordered: bool = True, is_dense: bool = True
+) -> Quantise:
+    """compressed-tensors' pack-quantized: int32 along inputs, of zero points along outputs.
+
+    Codes run on from word to word; in earlier releases what was left of a word stayed empty.
+    """
 
     def packed(codes: Tensor) -> Tensor:
+        if is_dense and 32 % bits:
+            padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 32))
+            flat = in_bytes(padded, bits).view(torch.int32)
+            return flat[:, : -(-codes.shape[1] * bits // 32)]
         count = 32 // bits
         padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % count))
         places = padded.unflatten(1, (-1, count)) << (bits * torch.arange(count))

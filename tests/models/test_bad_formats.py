@@ -95,4 +95,5 @@ def _damage_tensor(rng: random.Random, tensors: dict[str, torch.Tensor], packed:
 
 
 def _names(what: str, message: str) -> bool:
-    return what.split()[1].rpartition(".")[0] in message or "a quantised layer" in message
+    layer = what.split()[1].rpartition(".")[0].removesuffix(".weight")
+    return layer in message or "a quantised layer" in message

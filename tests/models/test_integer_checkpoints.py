@@ -11,7 +11,7 @@ import torch
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
 from tests.models.runner import load
-from tests.models.stored_codes import bitsandbytes
+from tests.models.stored_codes import bitsandbytes, compressed
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
 from vllm_lite.errors import CheckpointError, UsageError
 
@@ -82,6 +82,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     "marlin 24 whole": (
         MARLIN | {"checkpoint_format": "marlin_24", "group_size": -1, "bits": 8},
         layouts.marlin_24(-1, 8),
+        TILED,
+    ),
+    "compressed marlin 24": (
+        compressed(
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64},
+            format="marlin-24",
+        ),
+        layouts.marlin_24_packed(64, 4),
         TILED,
     ),
     "auto-round": (

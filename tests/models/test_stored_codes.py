@@ -25,6 +25,7 @@ from tests.models.stored_codes import (
     round_nvfp4,
     round_shifted,
     round_tokens,
+    sparse,
     words,
 )
 from tests.models.test_quantized_checkpoints import SIZES, SQUARE, layers, logits
@@ -44,6 +45,7 @@ FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_siz
 MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 BLOCK = FLOAT8 | {"strategy": "block", "block_structure": [128, 128]}
 AS_NVFP4 = {"format": "nvfp4-pack-quantized"}
+AS_MXFP6 = "mxfp6-pack-quantized"
 AS_MXFP4 = {"format": "mxfp4-pack-quantized"}
 ROUND8, ROUND127 = round_tokens(448.0), round_tokens(127.0)
 CASES: dict[str, Case] = {
@@ -86,6 +88,39 @@ CASES: dict[str, Case] = {
     ),
     "W8A16": (compressed(GROUPS | {"num_bits": 8}), words(8, 32, True), None),
     "W3A16": (compressed(GROUPS | {"num_bits": 3}), words(3, 32, True), None),
+    "W3A16 before": (
+        compressed(GROUPS | {"num_bits": 3}),
+        words(3, 32, True, is_dense=False),
+        None,
+    ),
+    "W5A16": (
+        compressed(GROUPS | {"num_bits": 5, "symmetric": False}),
+        words(5, 32, False),
+        None,
+    ),
+    "2:4 float": (
+        compressed(FLOAT8, TOKENS, sparsity_config={"format": "sparse-24-bitmask"}),
+        sparse(scaled(E4M3, "channel", False)),
+        ROUND8,
+    ),
+    "2:4 int": (
+        compressed(INT, INT_TOKENS, sparsity_config={"format": "sparse-24-bitmask"}),
+        sparse(scaled(INT8, "channel", False)),
+        ROUND127,
+    ),
+    "2:4": (
+        {
+            "quant_method": "compressed-tensors",
+            "sparsity_config": {"format": "sparse-24-bitmask"},
+        },
+        sparse(lambda _, weight: ({"weight": weight}, weight)),
+        None,
+    ),
+    "MXFP6": (
+        compressed(MX4 | {"num_bits": 6}, MX4 | {"num_bits": 6, "dynamic": True}, format=AS_MXFP6),
+        mx("fp6_e2m3", "weight_packed"),
+        round_mx("fp6_e2m3"),
+    ),
     "W4A8": (
         compressed(GROUPS, INT_TOKENS, format="pack-quantized"),
         words(4, 32, True),

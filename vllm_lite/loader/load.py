@@ -36,6 +36,7 @@ from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tens
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
+from vllm_lite.loader.sparse import SparseTensor, join_sparse, name_of_whole
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.ternary import TernaryTensor, join_ternary
@@ -219,6 +220,7 @@ def _fills(
     plain = _plain_layers(config, scheme) if isinstance(form, Ternary) else {}
 
     def wanted(name: str) -> torch.dtype | None:
+        name = name_of_whole(name)
         whole = rules.stack_of(name) is None
         parts = rules.parts_of(rules.name_of(name) if whole else rules.slice_name(name, 0))
         takers = [target for target, _ in parts if target in targets]
@@ -228,11 +230,13 @@ def _fills(
         return targets[takers[0]].slot.dtype_in_file if takers else None
 
     found = open_tensors(Path(facts.path), config.load, wanted)
-    stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor | BlockScales]
+    stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor | BlockScales | SparseTensor]
     if isinstance(form, FlatBlocks):
         stored = join_blocks(found, form)
     else:
         stored = join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
+    if scheme is not None and scheme.is_sparse:
+        stored = join_sparse(found)
     for dense in facts.pooling.dense if facts.pooling is not None else ():
         stored = chain(stored, _of_folder(config, dense.folder))
     heads = {name.rpartition(".")[0] for name in targets if name.startswith(_HEADS)}

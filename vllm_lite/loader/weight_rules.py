@@ -55,7 +55,10 @@ class Part:
     def fits(self, stored: Sequence[int], slot: WeightSlot) -> bool:
         """Whether `slot` takes a view of a tensor that is stored as `stored`."""
         if slot.unpacking is not None:
-            return list(stored) == self.expected(slot)
+            earlier, whole = slot.unpacking.earlier, self._whole_shape(slot)
+            return list(stored) == self.expected(slot) or (
+                earlier is not None and tuple(stored) == earlier.shape(whole)
+            )
         # A single number may have no dimension.
         return (self.shape_of(stored, slot) or (1,)) == slot.full_shape
 
@@ -64,7 +67,10 @@ class Part:
         assert slot.unpacking is not None
         # Tools that pack have turned a layer with its inputs first.
         upright = replace(self, is_transposed=False)
-        taken = slot.unpacking.values(stored, self._whole_shape(slot))
+        unpacking, whole = slot.unpacking, self._whole_shape(slot)
+        if unpacking.earlier is not None and tuple(stored.shape) != unpacking.shape(whole):
+            unpacking = unpacking.earlier
+        taken = unpacking.values(stored, whole)
         for dim, chosen in enumerate(upright.region(slot)):
             if isinstance(chosen, slice):
                 taken = taken.narrow(dim, chosen.start, chosen.stop - chosen.start)

@@ -31,6 +31,8 @@ class Unpacking:
     dtype: torch.dtype | None
     shape: Callable[[Sequence[int]], tuple[int, ...]]
     values: Callable[[Tensor, Sequence[int]], Tensor]
+    # How earlier releases of a tool packed, told by another shape.
+    earlier: Unpacking | None = None
 
 
 @dataclass(frozen=True, slots=True)

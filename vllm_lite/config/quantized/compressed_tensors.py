@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_lite.config.quantized.schemes import (
     Form,
+    PackedIntegers,
     Rounding,
     Scheme,
     Settings,
@@ -22,7 +23,11 @@ _FORMATS = {
     "pack-quantized": (("int",), "words"),
     "nvfp4-pack-quantized": (("float",), "pairs"),
     "mxfp4-pack-quantized": (("float",), "pairs"),
+    "mxfp6-pack-quantized": (("float",), "fours"),
+    "marlin-24": (("int",), "words"),
 }
+_SPARSITIES = ("dense", "sparse-24-bitmask", "sparse-bitmask")
+_FLOATS: dict[int, Any] = {8: "float8_e4m3fn", 6: "float6_e2m3", 4: "float4_e2m1"}
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -31,9 +36,9 @@ def read(path: str, values: Json) -> Scheme:
     if values.get("transform_config"):
         raise settings.refusal("transform_config", "weights without transforms of their inputs")
     sparsity = (values.get("sparsity_config") or {}).get("format", "dense")
-    settings.one_of("sparsity_config.format", sparsity, ("dense",))
+    settings.one_of("sparsity_config.format", sparsity, _SPARSITIES)
     groups = list((values.get("config_groups") or {}).values())
-    if not groups:
+    if not groups and sparsity == "dense":
         raise settings.refusal("no config_groups", "one or more")
     others: Form | None = None
     embeddings: Form | None = None
@@ -56,7 +61,14 @@ def read(path: str, values: Json) -> Scheme:
         else:
             named[str(name)] = None
     caches = has_cache_scales(settings)
-    return Scheme(others, named, (*ignored, *patterns), caches, embeddings)
+    return Scheme(
+        others,
+        named,
+        (*ignored, *patterns),
+        caches,
+        embeddings,
+        is_sparse=sparsity != "dense",
+    )
 
 
 def has_cache_scales(settings: Settings) -> bool:
@@ -72,7 +84,7 @@ def has_cache_scales(settings: Settings) -> bool:
     return not dynamic
 
 
-def _form(settings: Settings, group: Json) -> StoredCodes:
+def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     weights = group.get("weights") or {}
     kind = settings.one_of("weights.type", weights.get("type", "int"), ("int", "float"))
     bits = weights.get("num_bits")
@@ -82,24 +94,13 @@ def _form(settings: Settings, group: Json) -> StoredCodes:
     settings.one_of("format", stored, tuple(_FORMATS))
     kinds, packing = _FORMATS[stored]
     settings.one_of("weights.type", kind, kinds)
+    if stored == "marlin-24":
+        width = settings.one_of("weights.num_bits", bits, (4, 8))
+        size = _block(settings, weights)[1]
+        return PackedIntegers("marlin_24_packed", width, size, is_symmetric=True)
     common: dict[str, Any] = {"packing": packing, **_inputs(settings, group)}
-    if packing == "pairs":
-        settings.one_of("weights.num_bits", bits, (4,))
-        kinds = ("tensor_group", "group")
-        settings.one_of("weights.strategy", weights.get("strategy"), kinds)
-        is_two_level = stored.startswith("nv")
-        size = 16 if is_two_level else 32
-        settings.one_of("weights.group_size", weights.get("group_size", size), (size,))
-        return StoredCodes(
-            "float4_e2m1",
-            4,
-            weight="weight_packed",
-            block=(1, size),
-            scale_number="float8_e4m3fn" if is_two_level else "e8m0",
-            super_scale="weight_global_scale" if is_two_level else "",
-            divides=is_two_level,
-            **common,
-        )
+    if packing in ("pairs", "fours"):
+        return _small_floats(settings, weights, stored, common)
     block = _block(settings, weights)
     if kind == "float":
         settings.one_of("weights.num_bits", bits, (8,))
@@ -119,12 +120,32 @@ def _form(settings: Settings, group: Json) -> StoredCodes:
     )
 
 
+def _small_floats(settings: Settings, weights: Json, stored: str, common: Json) -> StoredCodes:
+    """Floats of four or six bits in groups of one size."""
+    bits = 6 if common["packing"] == "fours" else 4
+    settings.one_of("weights.num_bits", weights.get("num_bits"), (bits,))
+    settings.one_of("weights.strategy", weights.get("strategy"), ("tensor_group", "group"))
+    is_two_level = stored.startswith("nv")
+    size = 16 if is_two_level else 32
+    settings.one_of("weights.group_size", weights.get("group_size", size), (size,))
+    return StoredCodes(
+        _FLOATS[bits],
+        bits,
+        weight="weight_packed",
+        block=(1, size),
+        scale_number="float8_e4m3fn" if is_two_level else "e8m0",
+        super_scale="weight_global_scale" if is_two_level else "",
+        divides=is_two_level,
+        **common,
+    )
+
+
 def _usual_format(kind: str, bits: Any, weights: Json, group: Json) -> str:
     """The format of settings that do not say it."""
     if kind == "float" and bits == 4:
         return "nvfp4-pack-quantized" if weights.get("group_size") == 16 else "mxfp4-pack-quantized"
     if kind == "float":
-        return "float-quantized"
+        return "mxfp6-pack-quantized" if bits == 6 else "float-quantized"
     return "int-quantized" if group.get("input_activations") and bits == 8 else "pack-quantized"
 
 
@@ -155,11 +176,10 @@ def _inputs(settings: Settings, group: Json) -> Json:
     if not inputs:
         return {}
     kind = settings.one_of("input_activations.type", inputs.get("type", "int"), ("int", "float"))
-    bits = settings.one_of("input_activations.num_bits", inputs.get("num_bits"), (8, 4))
+    bits = settings.one_of("input_activations.num_bits", inputs.get("num_bits"), (8, 6, 4))
     kinds = ("tensor", "token", "group", "tensor_group")
     scope = settings.one_of("input_activations.strategy", inputs.get("strategy"), kinds)
-    floats = {8: "float8_e4m3fn", 4: "float4_e2m1"}
-    number: Any = "int" if kind == "int" else floats[bits]
+    number: Any = "int" if kind == "int" else _FLOATS[bits]
     if scope == "tensor_group":
         size = settings.one_of("input_activations.group_size", inputs.get("group_size"), (16,))
         nested = Rounding(number, bits, "group", size, True, "float8_e4m3fn")

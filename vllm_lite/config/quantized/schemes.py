@@ -130,6 +130,8 @@ class Scheme:
     has_cache_scales: bool = False
     # Of embeddings, where they are stored unlike the others.
     embeddings: Form | None = None
+    # Matrices are stored without their zeros.
+    is_sparse: bool = False
     # What layers of a plain checkpoint with these settings are rounded to; None: they stay.
     in_flight: Rounded | None = None
 

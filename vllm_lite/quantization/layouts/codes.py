@@ -118,15 +118,39 @@ class CodesLayout:
         """Of zero points, which lie along outputs where they are packed."""
         if self._form.packing == "bytes":
             return Unpacking(torch.int8, tuple, lambda stored, _: stored.view(torch.uint8) ^ 128)
-        words = _words(self._form.bits)
-        return Unpacking(
-            torch.int32,
-            lambda shape: words.shape(shape[::-1])[::-1],
-            lambda stored, shape: words.values(stored.t(), shape[::-1]).t(),
-        )
+        return _turned(_words(self._form.bits))
+
+
+def _turned(words: Unpacking) -> Unpacking:
+    """Words along the first dimension."""
+    return Unpacking(
+        torch.int32,
+        lambda shape: words.shape(shape[::-1])[::-1],
+        lambda stored, shape: words.values(stored.t(), shape[::-1]).t(),
+        None if words.earlier is None else _turned(words.earlier),
+    )
 
 
 def _words(bits: int) -> Unpacking:
+    """Codes in the lowest bits of a word first, of 32 / bits each; else on through all words."""
+    if 32 % bits == 0:
+        return _whole_words(bits)
+
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        places = torch.arange(shape[1]) * bits
+        first, shift = places // 32, places % 32
+        words = torch.nn.functional.pad(stored, (0, 1)).long() & 0xFFFFFFFF
+        pairs = words[:, first] | words[:, first + 1] << 32
+        codes: Tensor = (pairs >> shift) & (2**bits - 1)
+        return codes.to(torch.uint8)
+
+    def shape(full: Sequence[int]) -> tuple[int, ...]:
+        return (full[0], -(-full[1] * bits // 32))
+
+    return Unpacking(torch.int32, shape, values, earlier=_whole_words(bits))
+
+
+def _whole_words(bits: int) -> Unpacking:
     """Codes in the lowest bits of a word first; bits that are left stay empty."""
     per_word = 32 // bits
 

@@ -290,6 +290,12 @@ def _tiled(kind: Kind, form: PackedIntegers) -> dict[str, Packed]:
     return tensors
 
 
+def _tiled_pairs(form: PackedIntegers) -> dict[str, Packed]:
+    """compressed-tensors' names of Marlin's 2:4 sparse tiles."""
+    names = {"B_24": "weight_packed", "s": "scale_packed", "B_meta": "meta"}
+    return {names[name]: packed for name, packed in _tiled("marlin_24", form).items()}
+
+
 def _qqq(form: PackedIntegers) -> dict[str, Packed]:
     """QQQ's tiles. Codes of whole rows are signed; their scales are a sixteenth, as it shifts."""
     is_whole = form.group_size is None
@@ -380,6 +386,7 @@ LAYOUTS: Final[Mapping[str, Callable[[PackedIntegers], dict[str, Packed]]]] = {
     "gptq": _gptq,
     "marlin": partial(_tiled, "marlin"),
     "marlin_24": partial(_tiled, "marlin_24"),
+    "marlin_24_packed": _tiled_pairs,
     "qqq": _qqq,
     "hqq": _hqq,
     "llm_int8": _llm_int8,
