@@ -10,7 +10,8 @@ import torch
 
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
-from tests.models.runner import load
+from tests.models.runner import PagedRunner, load
+from tests.models.test_gguf import IDS
 from tests.models.stored_codes import bitsandbytes, compressed
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
 from vllm_lite.errors import CheckpointError, UsageError
@@ -138,6 +139,19 @@ def test_a_layout_is_worth_what_its_tool_stored(name: str, tmp_path: Path) -> No
     want = logits(load(plain))
     assert torch.equal(logits(load(packed, quantization="dequantize")), want)
     assert float((logits(load(packed)) - want).norm() / want.norm()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq 3", "gptq act-order", "gptq groups of 16", "hqq 2"])
+def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    model = load(packed, dtype="bfloat16")
+    whole = PagedRunner(model, is_recorded=True).step({"a": IDS})["a"].clone()
+    alone = PagedRunner(model, is_recorded=True)
+    tokens = [alone.step({"a": [token]})["a"].clone() for token in IDS]
+    assert torch.equal(torch.cat(tokens), whole)
+    want = logits(load(plain, dtype="bfloat16"))
+    assert float((whole.float() - want).norm() / want.norm()) < 0.05
 
 
 def test_rules_give_layers_other_bits_or_none(tmp_path: Path) -> None:
