@@ -11,8 +11,8 @@ import torch
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
 from tests.models.runner import PagedRunner, load
-from tests.models.test_gguf import IDS
 from tests.models.stored_codes import bitsandbytes, compressed
+from tests.models.test_gguf import IDS
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
 from vllm_lite.errors import CheckpointError, UsageError
 
