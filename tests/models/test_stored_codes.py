@@ -1,6 +1,6 @@
 """Every form of floats and integers with scales is worth what its format says, bit for bit.
 
-The formats are those of this directory's own writers; no tool's package has read their tensors.
+The formats are those of this directory's own writers; test_packages.py compares with the packages'.
 """
 
 from __future__ import annotations
