@@ -61,6 +61,11 @@ CASES: dict[str, Case] = {
         round_tokens(448.0, 128),
     ),
     "fbgemm_fp8": ({"quant_method": "fbgemm_fp8"}, scaled(E4M3, "channel", False), ROUND8),
+    "fbgemm_fp8 bounded": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 0.75},
+        scaled(E4M3, "channel", False),
+        lambda x: ROUND8(x.clamp(-0.75, 0.75)),
+    ),
     "W8A8 float": (compressed(FLOAT8, TOKENS), scaled(E4M3, "channel", False), ROUND8),
     "W8A8 float tensor": (
         compressed(FLOAT8 | {"strategy": "tensor"}, TENSOR),

@@ -31,6 +31,7 @@ from vllm_lite.quantization.method import (
     StoredTensor,
 )
 from vllm_lite.quantization.scaled import ScaledKernel
+from vllm_lite.quantization.storage import StoringKernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
 
 _ROUNDED = {
@@ -75,6 +76,20 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        kernel = self._kernel(weights, bias, out_dtype)
+        rounding = self._form.rounding
+        largest = 0.0 if rounding is None or not self._keeps_codes else rounding.largest
+        if not largest:
+            return kernel
+        stored = getattr(kernel, "stored", ())
+        return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), stored)
+
+    def _kernel(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
     ) -> LinearKernel:
         form = self._form
         input_scale = None

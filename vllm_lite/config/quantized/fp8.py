@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Literal
 
 from vllm_lite.config.quantized.schemes import Rounding, Scheme, Settings, StoredCodes
@@ -52,7 +53,12 @@ def blocks(
 
 def read_fbgemm(path: str, values: Json) -> Scheme:
     """The scheme of a checkpoint by FBGEMM, with a scale for each output."""
-    form = StoredCodes("float8_e4m3fn", 8, block=(1, None), rounding=TOKENS)
+    largest = values.get("activation_scale_ub") or 0.0
+    if not isinstance(largest, int | float) or largest < 0:
+        refusal = Settings(path, values).refusal
+        raise refusal(f"activation_scale_ub {largest!r}", "a number above zero")
+    rounding = replace(TOKENS, largest=float(largest))
+    form = StoredCodes("float8_e4m3fn", 8, block=(1, None), rounding=rounding)
     return Scheme(form, patterns=plain(values.get("modules_to_not_convert")))
 
 

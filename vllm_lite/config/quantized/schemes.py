@@ -56,6 +56,8 @@ class Rounding:
     is_static: bool = False
     scale: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
     is_symmetric: bool = True
+    # Magnitudes beyond it are cut off; 0: none are.
+    largest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
