@@ -28,7 +28,18 @@ from vllm_lite.quantization.registry import get_linear_method
 E4M3 = torch.float8_e4m3fn
 WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
 WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-# What a published writer makes of the same weights, and bits a value with its scales.
+
+
+def in_groups(size: int) -> Quantise:
+    def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        groups = weight.unflatten(1, (-1, size))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        return {}, ((groups / scales).round() * scales).flatten(1)
+
+    return quantise
+
+
+# A published writer of the same form, and bits a value with its scales.
 FORMS: dict[str, tuple[Quantise, float]] = {
     "fp8": (scaled(E4M3, "channel", False), 8),
     "fp8_per_channel": (scaled(E4M3, "channel", False), 8),
@@ -37,6 +48,7 @@ FORMS: dict[str, tuple[Quantise, float]] = {
     "fp8_per_block": (scaled(E4M3, "block", False), 8),
     "mxfp8": (mx("fp8"), 8.25),
     "int8_per_channel_weight_only": (scaled(torch.int8, "channel", False), 8),
+    "rtn": (in_groups(128), 8.25),
     "nf4": (bitsandbytes("nf4", False), 4.5),
     "bitsandbytes": (bitsandbytes("nf4", False), 4.5),
     "mxfp4": (mx("fp4"), 4.25),
@@ -55,13 +67,13 @@ def finished(name: str, weight: Tensor) -> Any:
 @pytest.mark.parametrize("name", FORMS)
 def test_codes_are_those_of_the_formats_writer_and_take_its_memory(name: str) -> None:
     quantise, bits = FORMS[name]
-    weight = torch.randn(160, 192) * torch.rand(160, 1)
+    weight = torch.randn(160, 256) * torch.rand(160, 1)
     weight[5] = 0
     _, worth = quantise("", weight)
     worth = worth.nan_to_num()  # of a row of zeros
     kernel = finished(name, weight)
     assert isinstance(kernel, GroupedKernel)
-    x = torch.randn(7, 192)
+    x = torch.randn(7, 256)
     want = x @ worth.T
     torch.testing.assert_close(kernel(x), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
     scales = len(weight) * (4 * 2 + 4) + 1024  # of outputs, and a table
@@ -88,7 +100,7 @@ def test_blocks_are_gguf_s_and_near_the_weights(name: str) -> None:
         torch.testing.assert_close(kernel(x), x @ values.T, rtol=0, atol=1.5)
 
 
-@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"fp8_per_tensor", "nvfp4"}))
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"fp8_per_tensor", "nvfp4", "rtn"}))
 def test_a_model_computes_as_if_its_checkpoint_held_the_values(name: str, tmp_path: Path) -> None:
     """Two have a scale for the whole of a fused layer, where a checkpoint has one for each part."""
     sizes = WIDE if name != "fp8_per_block" else WIDE | {"head_dim": 128}
@@ -146,6 +158,10 @@ def test_experts_may_be_rounded_unlike_other_layers(tmp_path: Path) -> None:
     experts = [m for m in model.modules() if type(m).__name__ == "SparseMLP"]
     assert {w.format for m in experts for w in m.kernel.stored} == {"float4 groups"}
     assert formats(model)["self_attn.qkv_proj"] == ["float8 groups"]
+    alone: Any = load(path, quantization="experts_int8")
+    experts = [m for m in alone.modules() if type(m).__name__ == "SparseMLP"]
+    assert {w.format for m in experts for w in m.kernel.stored} == {"int8 groups"}
+    assert formats(alone)["self_attn.qkv_proj"] == ["float32"]
     exact = logits(load(path))
     assert float((logits(model) - exact).norm() / exact.norm()) < 0.6
 
@@ -191,6 +207,8 @@ def test_what_is_quantised_is_not_rounded_again(tmp_path: Path) -> None:
     packed, _ = write_pair(tmp_path, settings, scaled(E4M3, "tensor", False), **SIZES)
     with pytest.raises(UsageError, match="is for plain checkpoints"):
         load(packed, quantization_config={"linear": "nf4"})
+    with pytest.raises(UsageError, match=r"bitsandbytes does not fit .*quantised by fp8"):
+        load(packed, load_format="bitsandbytes")
     with pytest.raises(UsageError, match=r"nf4 does not fit .*quantised by fp8"):
         load(packed, quantization="nf4")
     path = save(make_model("llama", **SIZES), tmp_path / "small")

@@ -232,10 +232,10 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
     values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
         values["quantization"] = values.get("quantization") or "dequantize"
-    elif facts.quantization:
-        values["quantization"] = values.get("quantization") or facts.quantization
     elif values.get("load_format") == "bitsandbytes":
         values["quantization"] = values.get("quantization") or "bitsandbytes"
+    elif facts.quantization:
+        values["quantization"] = values.get("quantization") or facts.quantization
 
 
 def _derive_reasoning(values: Json, facts: ModelFacts) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_lite.config.option import config, option
-from vllm_lite.config.quantized.in_flight import IN_FLIGHT
+from vllm_lite.config.quantized.in_flight import EXPERTS, IN_FLIGHT
 from vllm_lite.config.quantized.registry import HARDWARE, READABLE
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
@@ -14,7 +14,7 @@ from vllm_lite.errors import UsageError
 MAX_CHARACTERS_PER_TOKEN = 256
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 # Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.
-_OWN_QUANTIZATIONS = ("dequantize", *IN_FLIGHT)
+_OWN_QUANTIZATIONS = ("dequantize", *IN_FLIGHT, *EXPERTS)
 # Every method that a release of vLLM has known; which of them work is said at the option.
 _QUANTIZATIONS = (
     *("aqlm", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors"),

@@ -24,6 +24,7 @@ CODES: Final[dict[str, StoredCodes]] = {
     "fp8_per_block": StoredCodes("float8_e4m3fn", 8, block=(128, 128)),
     "mxfp8": replace(MXFP8, rounding=None),
     "int8_per_channel_weight_only": StoredCodes("int", 8, block=(1, None)),
+    "rtn": StoredCodes("int", 8, block=(1, 128)),
     "nf4": NF4,
     "bitsandbytes": NF4,
     "mxfp4": StoredCodes("float4_e2m1", 4, block=(1, 32), scale_number="e8m0"),
@@ -44,6 +45,8 @@ BLOCKS: Final[dict[str, str]] = {
     **{name.lower(): name for name in _GGUF_TYPES},
     **{name: name for name in _GGUF_TYPES},
 }
+# Names of forms for a mixture's experts alone, and their forms.
+EXPERTS: Final = {"experts_int8": "int8_per_channel_weight_only"}
 IN_FLIGHT: Final = (*CODES, *BLOCKS)
 _FLAG: Final = "--quantization-config"
 
@@ -73,6 +76,10 @@ def in_flight(quantization: str | None, settings: Json | None, stored: object = 
 
     `stored` is the checkpoint's own method: a mixture of mxfp4's experts keeps them so.
     """
+    if quantization in EXPERTS:
+        if settings:
+            raise UsageError(f"{_FLAG} and --quantization {quantization} are one thing; give one")
+        return InFlight(None, EXPERTS[quantization])
     if not settings:
         is_kept = stored == "mxfp4" and quantization in (None, "mxfp4", "gpt_oss_mxfp4")
         return InFlight(None, "mxfp4") if is_kept else InFlight(quantization, quantization)

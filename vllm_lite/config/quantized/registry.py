@@ -75,6 +75,7 @@ HARDWARE: Final = {
     "neuron_quant": "AWS Inferentia and Trainium",
     "humming": "NVIDIA GPUs by kernels of its own",
     "fp_quant": "Blackwell GPUs",
+    "deepspeedfp": "NVIDIA GPUs by kernels of DeepSpeed",
 }
 
 
