@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,8 +61,13 @@ def test_values_for_each_token(server: ServerProcess) -> None:
     np.testing.assert_allclose(vectors[-1], last, atol=1e-6)
 
 
-async def ask_and_maybe_leave(client: httpx.AsyncClient, source: random.Random) -> str:
-    """Send one request of any kind; half of the clients leave before they are answered."""
+async def ask_and_maybe_leave(
+    client: httpx.AsyncClient, source: random.Random, waits: list[float]
+) -> str:
+    """Send one request of any kind; half of them leave within the time that others waited.
+
+    `waits` holds the seconds of the requests that stayed, so that as many leave on any machine.
+    """
 
     def text() -> str:
         return " ".join(source.choices(WORDS, k=source.randrange(1, 60)))
@@ -73,13 +80,17 @@ async def ask_and_maybe_leave(client: httpx.AsyncClient, source: random.Random) 
             ("/rerank", {"query": text(), "documents": [text(), text()]}),
         ]
     )
-    limit = source.choice([None, source.uniform(0, 0.3)])
+    leaves = bool(waits) and source.random() < 0.5
+    limit = source.uniform(0, statistics.median(waits[-101:])) if leaves else None
+    start = time.monotonic()
     try:
         async with asyncio.timeout(limit):
             reply = await client.post(path, json=body)
     except TimeoutError:
         return "left"
     assert reply.status_code == 200, reply.text
+    if not leaves:
+        waits.append(time.monotonic() - start)
     return "answered"
 
 
@@ -95,12 +106,13 @@ async def storm(server: ServerProcess) -> None:
     processes = [psutil.Process(server.process.pid), server.core()]
     resident: list[float] = []
     ends: list[str] = []
+    waits: list[float] = []
 
     async def one(seed: int) -> None:
         source = random.Random(seed)
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             for _ in range(EACH):
-                ends.append(await ask_and_maybe_leave(client, source))
+                ends.append(await ask_and_maybe_leave(client, source, waits))
 
     for turn in range(ROUNDS):
         await asyncio.gather(*(one(CLIENTS * turn + number) for number in range(CLIENTS)))
