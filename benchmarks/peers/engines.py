@@ -42,6 +42,11 @@ class Peers:
         return self.folder / "llamacpp/bin/python"
 
     @property
+    def st_python(self) -> Path:
+        """An interpreter that has sentence-transformers, and clients that embed."""
+        return self.folder / "st/bin/python"
+
+    @property
     def converter(self) -> Path:
         """llama.cpp's converter to GGUF files."""
         return self.folder / "convert"

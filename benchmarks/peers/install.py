@@ -1,10 +1,11 @@
-"""Installs what compare_peers.py compares with, in environments of their own: `make peers`.
+"""Installs what compare_peers.py and pooling_peers.py compare with: `make peers`.
 
     python benchmarks/peers/install.py [FOLDER]
 
-FOLDER (by default `peers` in the user's cache folder) gets vllm/ and llamacpp/, each a virtual
-environment, convert/, llama.cpp's converter to GGUF files, and demo-bf16/, the demo model as a
-Hugging Face directory. What is there already is left alone; remove a folder to have it made again.
+FOLDER (by default `peers` in the user's cache folder) gets vllm/, llamacpp/ and st/
+(sentence-transformers), each a virtual environment, convert/, llama.cpp's converter to GGUF files, and
+demo-bf16/, the demo model as a Hugging Face directory. What is there already is left alone; remove a
+folder to have it made again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ from vllm_lite.config.machine import cpu_flags
 
 VLLM = "0.32.0"
 LLAMACPP = "0.3.36"
+# The CPU build; an unpinned torch brings gigabytes of CUDA.
+TORCH = "torch==2.13.0"
+SENTENCE_TRANSFORMERS = "sentence-transformers==6.2.0"
+# Of tests/e2e/pooling_clients.py.
+CLIENTS = (
+    "openai==3.57.0",
+    "cohere==7.3.1",
+    "langchain-openai==1.7.4",
+    "llama-index-embeddings-openai==0.7.0",
+)
 # Built for another torch than vLLM's: importing them fails.
 FOREIGN = ("torchvision", "torchaudio", "torchcodec")
 # Options of llama.cpp's build, and the processor's flag that each needs. A build for whatever the
@@ -77,6 +88,12 @@ def install_llamacpp(python: Path) -> None:
     run(python, "-m", "pip", "install", "--no-cache-dir", wanted, CMAKE_ARGS=arguments)
 
 
+def install_st(python: Path) -> None:
+    """Put in sentence-transformers, and clients that ask servers for the same vectors."""
+    run(python, "-m", "pip", "install", TORCH)
+    run(python, "-m", "pip", "install", TORCH, SENTENCE_TRANSFORMERS, *CLIENTS)
+
+
 def unpack_converter(folder: Path) -> None:
     """llama.cpp's converter, from the same sources; this project's environment can run it."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -99,6 +116,7 @@ def main() -> None:
     for python, install in (
         (peers.vllm_python, install_vllm),
         (peers.llamacpp_python, install_llamacpp),
+        (peers.st_python, install_st),
     ):
         environment = python.parent.parent
         if environment.exists():
