@@ -2,10 +2,10 @@
 
     python benchmarks/peers/install.py [FOLDER]
 
-FOLDER (by default `peers` in the user's cache folder) gets vllm/, llamacpp/ and st/
-(sentence-transformers), each a virtual environment, convert/, llama.cpp's converter to GGUF files, and
-demo-bf16/, the demo model as a Hugging Face directory. What is there already is left alone; remove a
-folder to have it made again.
+FOLDER (by default `peers` in the user's cache folder) gets vllm/, llamacpp/ and st/ (that has
+sentence-transformers), each a virtual environment, convert/, llama.cpp's converter to GGUF files,
+and demo-bf16/, the demo model as a Hugging Face directory. What is there already is left alone;
+remove a folder to have it made again.
 """
 
 from __future__ import annotations
