@@ -42,12 +42,11 @@ SMALL = {
 def nearest(x: Tensor, values: Tensor) -> Tensor:
     """The codes of the values that are nearest to x, of a tie the even one."""
     half = len(values) // 2
-    distance = (x.abs().double()[..., None] - values[:half].double()).abs()
-    least = distance.amin(-1, keepdim=True)
-    codes = torch.arange(half).expand(distance.shape)
-    rank = torch.where(distance == least, codes % 2, 9) * half + codes
-    chosen = rank.argmin(-1)
-    return chosen + half * (x.signbit())
+    middles = (values[1:half].double() + values[: half - 1].double()) / 2
+    size = x.abs().double()
+    codes = torch.bucketize(size, middles)
+    is_odd_tie = (codes % 2 == 1) & (size == middles[codes.clamp(max=half - 2)])
+    return codes + is_odd_tie + half * x.signbit()
 
 
 def in_bytes(codes: Tensor, bits: int) -> Tensor:
