@@ -15,7 +15,7 @@ from vllm_lite.errors import UsageError
 if TYPE_CHECKING:
     from vllm_lite.config.vllm import VllmConfig
 
-_GIB = 1 << 30
+_GIB, _MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,21 @@ def _num_states(config: VllmConfig, spec: KVCacheSpec, memory: int) -> int:
     cache = config.cache
     if not spec.layers and cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
-    # A working slot, and snapshots at the prompt's end, the text's end, and each interval.
-    per_request = min_states(config)
-    if cache.enable_prefix_caching:
-        per_request += 1
-        if cache.mamba_block_size is not None:
-            per_request += config.model.max_model_len // cache.mamba_block_size
     pages = (blocks_per_request(config, spec) + 1) * page_bytes(
         cache_groups(spec), cache.block_size
     )
     share = max(0, min(memory // 2, memory - pages)) if pages else memory
+    per_request = 1 + _snapshots_per_request(config)
     return min(share // spec.bytes_per_state, config.scheduler.max_num_seqs * per_request)
+
+
+def _snapshots_per_request(config: VllmConfig) -> int:
+    """The most that are kept: at the prompt's end, the text's end, and each interval."""
+    cache = config.cache
+    if not cache.enable_prefix_caching:
+        return 0
+    interval = cache.mamba_block_size
+    return 2 + (0 if interval is None else config.model.max_model_len // interval)
 
 
 def min_states(config: VllmConfig) -> int:
@@ -108,7 +112,10 @@ def min_bytes(config: VllmConfig, spec: KVCacheSpec) -> int:
 
 
 def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
-    """One line for the log: size, tokens or states, and how many requests of full length fit."""
+    """One line for the log: size, tokens or what each rule's layers take, states, and concurrency.
+
+    Concurrency is the number of requests of full length that fit, snapshots of states included.
+    """
     if not (plan.groups or plan.num_states):
         return "No KV cache: each prompt is computed in one step"
     parts = [f"KV cache: {plan.total_bytes / _GIB:.2f} GiB"]
@@ -120,37 +127,42 @@ def describe_plan(config: VllmConfig, plan: KVCachePlan) -> str:
         # With windows a long request holds fewer blocks than its tokens would fill.
         is_plain = len(plan.groups) == 1 and plan.groups[0].sliding_window is None
         tokens = (plan.num_blocks - 1) * plan.block_size
-        parts.append(f"{tokens:,} tokens" if is_plain else _rules(plan.groups))
+        parts.append(f"{tokens:,} tokens" if is_plain else _rules(config, plan))
     if plan.num_states:
-        concurrency = min(concurrency, plan.num_states)
-        size = plan.spec.bytes_per_state / 2**20
-        parts.append(f"{plan.num_states:,} states of {size:.2f} MiB, one for each request")
+        size, snapshots = plan.spec.bytes_per_state, _snapshots_per_request(config)
+        concurrency = min(concurrency, plan.num_states / (1 + snapshots))
+        kept = f" with its {snapshots:,} snapshots" if snapshots else ""
+        parts.append(f"{plan.num_states:,} states of {size / _MIB:,.2f} MiB")
+        parts.append(f"{(1 + snapshots) * size / _MIB:,.2f} MiB a request{kept}")
     return (
         f"{', '.join(parts)}, "
         f"{concurrency:.2f}x concurrency at {config.model.max_model_len:,} tokens per request"
     )
 
 
-def _rules(groups: tuple[CacheGroup, ...]) -> str:
-    """Layers and block tables by rule: "4 full layers, 22 of window 512 in 6 groups"."""
-    found: dict[int | None, list[int]] = {}
-    for group in groups:
-        found.setdefault(group.sliding_window, []).append(len(group.layers))
+def _rules(config: VllmConfig, plan: KVCachePlan) -> str:
+    """Layers by rule, e.g. "22 layers of window 512 in 6 groups (9.00 MiB a request)"."""
+    rules: dict[int | None, list[CacheGroup]] = {}
+    for group in plan.groups:
+        rules.setdefault(group.sliding_window, []).append(group)
     parts = []
-    for window, sizes in found.items():
+    for window, groups in rules.items():
         kind = "full layers" if window is None else f"layers of window {window:,}"
-        tables = f" in {len(sizes)} groups" if len(sizes) > 1 else ""
-        parts.append(f"{sum(sizes)} {kind}{tables}")
+        tables = f" in {len(groups)} groups" if len(groups) > 1 else ""
+        size = sum(_max_blocks(config, group) for group in groups) * plan.page_bytes / _MIB
+        layers = sum(len(group.layers) for group in groups)
+        parts.append(f"{layers} {kind}{tables} ({size:,.2f} MiB a request)")
     return ", ".join(parts)
 
 
 def blocks_per_request(config: VllmConfig, spec: KVCacheSpec) -> int:
     """The most blocks that one request of max_model_len holds at a time."""
-    size, step = config.cache.block_size, config.scheduler.max_num_batched_tokens
-    return sum(
-        attention_rule(group.sliding_window, size).max_blocks(config.model.max_model_len, step)
-        for group in cache_groups(spec)
-    )
+    return sum(_max_blocks(config, group) for group in cache_groups(spec))
+
+
+def _max_blocks(config: VllmConfig, group: CacheGroup) -> int:
+    rule = attention_rule(group.sliding_window, config.cache.block_size)
+    return rule.max_blocks(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
 
 
 def _too_small(config: VllmConfig, spec: KVCacheSpec, have: int, available_bytes: int) -> str:

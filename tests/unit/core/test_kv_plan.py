@@ -123,7 +123,13 @@ def test_windows_give_memory_back() -> None:
     assert least_bytes(windows) <= 0.25 * least_bytes(full)
 
 
-def test_the_log_names_each_rule() -> None:
-    config = core_config(max_model_len=64)
+def test_the_log_names_each_rule_and_what_it_takes_of_a_request() -> None:
+    config = core_config(max_model_len=64, max_num_batched_tokens=16)
     plan = plan_kv_cache(config, gemma(26, 8), 1 << 40)
-    assert "4 full layers, 22 layers of window 8 in 6 groups" in describe_plan(config, plan)
+    line = describe_plan(config, plan)
+    # 8 and 4 blocks of 8 tokens, each of 4 layers; of windows, in every group.
+    page = 8 * 4 * (2 * 4 * 256 * 2)
+    full, windows = (blocks * page / 2**20 for blocks in (8, 6 * 4))
+    assert f"4 full layers ({full:.2f} MiB a request), " in line
+    assert f"22 layers of window 8 in 6 groups ({windows:.2f} MiB a request), " in line
+    assert full + windows == blocks_per_request(config, plan.spec) * plan.page_bytes / 2**20

@@ -101,12 +101,25 @@ def test_the_plan_names_the_bytes_of_a_request_s_state() -> None:
     assert plan.total_bytes == 12 * STATE.num_bytes
     big = KVCacheSpec((), (StateCacheSpec(((3, 131080), (2, 1 << 16, 4))),))
     line = describe_plan(config, plan_kv_cache(config, big, 1 << 30))
-    assert line.startswith("KV cache: 0.04 GiB, 12 states of 3.50 MiB, ")
+    assert line == (
+        "KV cache: 0.04 GiB, 12 states of 3.50 MiB, 10.50 MiB a request with its 2 snapshots, "
+        "4.00x concurrency at 64 tokens per request"
+    )
+    often = replace(
+        config,
+        facts=replace(config.facts, architecture="MambaForCausalLM"),
+        cache=replace(config.cache, mamba_block_size=16),
+    )
+    line = describe_plan(often, plan_kv_cache(often, big, 1 << 30))
+    assert " with its 6 snapshots, 4.00x " in line
+    alone = core_config(max_num_seqs=4, max_model_len=64, enable_prefix_caching=False)
+    line = describe_plan(alone, plan_kv_cache(alone, big, 1 << 30))
+    assert "4 states of 3.50 MiB, 3.50 MiB a request, 4.00x " in line
     mixed = replace(TINY_SPEC, states=SPEC.states)
     plan = plan_kv_cache(config, mixed, memory := 20 * STATE.num_bytes)
     assert 2 <= plan.num_states <= 10 and plan.total_bytes <= memory
     line = describe_plan(config, plan)
-    assert "tokens, " in line and " states of " in line
+    assert "tokens, " in line and " states of " in line and " a request with its 2 " in line
 
 
 @pytest.mark.parametrize("override", [None, 1])
