@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2VLTextModel, Qwen3VLTextModel
 
-from tests.models.checkpoints import make_model, save
+from tests.models.checkpoints import TINY, make_model, save
 from tests.models.families import CASES
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
@@ -71,3 +73,30 @@ def test_a_missing_tensor_of_the_text_part_is_named(tmp_path: Path) -> None:
     save_file(tensors, weights)
     with pytest.raises(CheckpointError, match=r"lacks .*layers\.1\.mlp\.down_proj\.weight"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "scaling"),
+    [
+        ("qwen2", Qwen2VLTextModel, {"type": "mrope"}),
+        ("qwen2", Qwen2VLTextModel, {"rope_type": "default"}),
+        ("qwen3", Qwen3VLTextModel, {"rope_type": "default", "mrope_interleaved": True}),
+    ],
+)
+def test_text_is_at_one_position_on_every_axis(
+    family: str, kind: Any, scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    rope = {"rope_theta": 5000.0, "mrope_section": [2, 1, 3]}
+    reference = make_model(family, head_dim=12) if family == "qwen3" else make_model(family)
+    config = save(reference, tmp_path) / "config.json"
+    told = json.loads(config.read_text()) | {"rope_scaling": rope | scaling}
+    del told["rope_parameters"]
+    config.write_text(json.dumps(told))
+    own = {"rms_norm_eps": 1e-6, "rope_parameters": {**rope, "rope_type": "default"}}
+    settings = {**TINY, "head_dim": 12, **own}
+    text = kind(kind.config_class(**settings)).eval()
+    text.load_state_dict(reference.model.state_dict())
+    with torch.inference_mode():
+        want = reference.lm_head(text(torch.tensor([ids_of(1)])).last_hidden_state[0])
+    got = PagedRunner(load(tmp_path)).step({"a": ids_of(1)})["a"]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)

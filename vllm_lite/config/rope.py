@@ -80,6 +80,10 @@ def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json
     rope.setdefault("rope_type", old or "default")
     if rope["rope_type"] == "su" or (rope["rope_type"] == "yarn" and "short_factor" in rope):
         rope["rope_type"] = "longrope"
+    # A token of text is at the same position on every axis: mrope_section, plain or interleaved,
+    # then says nothing.
+    if rope["rope_type"] == "mrope":
+        rope["rope_type"] = "default"
     if rope["rope_type"] not in SUPPORTED_ROPE_TYPES:
         raise CheckpointError(
             f"{path}: rope_type is {rope['rope_type']!r} in its rotary settings; "
