@@ -161,6 +161,34 @@ def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
     check(answers(path, "embed", PoolingParams()), want)
 
 
+def weighted_mean(hidden: Tensor) -> Tensor:
+    places = torch.arange(1.0, len(hidden) + 1)
+    return places @ hidden / places.sum()
+
+
+MODES: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda hidden: hidden.amax(0),
+    "mean_sqrt_len_tokens": lambda hidden: hidden.sum(0) / len(hidden) ** 0.5,
+    "weightedmean": weighted_mean,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sees_later", [False, True], ids=["causal", "both directions"])
+def test_sentence_transformers_pools_in_other_ways(
+    sees_later: bool, mode: str, tmp_path: Path
+) -> None:
+    model = make_model("gemma3", use_bidirectional_attention=sees_later)
+    path = save(model.base_model, tmp_path)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{k}", "path": p} for p, k in kinds.items()]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+    found = answers(path, "embed")
+    check(found, lambda ids: MODES[mode](model.base_model(ids).last_hidden_state[0]))
+
+
 @pytest.mark.parametrize("kind", ["LlamaBidirectionalModel", "Qwen2Model", "Gemma3TextModel"])
 def test_tokens_may_see_later_ones(kind: str, tmp_path: Path) -> None:
     changes = {"use_bidirectional_attention": True} if "Gemma3" in kind else {}

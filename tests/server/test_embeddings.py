@@ -253,6 +253,18 @@ async def test_cohere() -> None:
         assert error_of(await ask(**body))["param"] == param
 
 
+async def test_a_prompt_that_the_model_leaves_out_of_its_vectors_is_refused() -> None:
+    client = engine(prompts={"query": "q: ", "plain": ""}, counts_prompts=False)
+    for name, param in (("search_query", "input_type"), ("search_document", None), ("plain", None)):
+        body = {"model": "tiny", "texts": ["hi"], "input_type": name}
+        reply = await post("/v2/embed", body, client)
+        if param is None:
+            assert reply.json()["embeddings"]["float"] == expected(ids("hi"))
+        else:
+            error = error_of(reply)
+            assert error["param"] == param and "'q: '" in error["message"]
+
+
 async def test_invocations_are_told_apart_by_their_fields() -> None:
     reply = await post("/invocations", {"input": "hello"}, engine())
     assert vectors(reply) == expected(ids("hello"))

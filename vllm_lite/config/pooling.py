@@ -11,8 +11,10 @@ TASKS = ("embed", "classify", "token_embed", "token_classify", BOTH)
 # Those whose answers are of tokens alone.
 TOKEN_TASKS = ("token_embed", "token_classify")
 SeqPooling = Literal["CLS", "LAST", "MEAN"]
-# Of a sparse model: the largest of the tokens' answers.
-AnySeqPooling = Literal[SeqPooling, "MAX"]
+# Of a sparse model: the largest of the tokens' answers. Of sentence-transformers: the largest of
+# each number of hidden states, their sum divided by the root of their count, and their mean, each
+# weighted by its place.
+AnySeqPooling = Literal[SeqPooling, "MAX", "MAX_STATE", "MEAN_SQRT", "WEIGHTED_MEAN"]
 TokPooling = Literal["ALL", "STEP"]
 ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction"]
 
@@ -74,7 +76,8 @@ class PoolingFacts:
     answering_token_ids: tuple[int, ...] = ()
     # Of sentence-transformers: texts to put in front of inputs, by name.
     prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
+    # Whether the tokens of such a text are pooled too.
+    counts_prompts: bool = True
     similarity_fn_name: str = "cosine"
     # The tokens of an input that it keeps.
     max_seq_length: int | None = None

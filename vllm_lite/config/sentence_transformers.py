@@ -23,8 +23,16 @@ logger = init_logger(__name__)
 _ORDER = re.compile(
     r"(Transformer )(Pooling )?((?:Dense )*)(Normalize )?|(MLM)?Transformer SpladePooling "
 )
-_MODES = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
+_MODES = {
+    "cls": "CLS",
+    "lasttoken": "LAST",
+    "max": "MAX_STATE",
+    "mean": "MEAN",
+    "mean_sqrt_len": "MEAN_SQRT",
+    "weightedmean": "WEIGHTED_MEAN",
+}
 _ACTIVATIONS = ("gelu", "identity", "relu", "sigmoid", "tanh")
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 class _Module(msgspec.Struct):
@@ -62,7 +70,7 @@ def read_modules(path: Path, *, has_pooling: bool) -> Json | None:
     elif "Pooling" not in by_kind:
         found["tasks"] = ("token_embed",)
     elif not has_pooling:
-        found["seq_pooling_type"] = _pooling(by_kind["Pooling"] / "config.json")
+        found |= _pooling(by_kind["Pooling"] / "config.json")
     found["dense"] = tuple(_dense(path, m.path) for m in modules if m.kind == "Dense")
     return found | _prompts(path / "config_sentence_transformers.json")
 
@@ -90,21 +98,21 @@ def _listed(path: Path) -> list[_Module] | None:
         raise UsageError(f"{path} cannot be read ({error}); fetch it again") from None
 
 
-def _pooling(path: Path) -> str:
+def _pooling(path: Path) -> Json:
     stated = read_json(path)
-    named = stated.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else []
+    named = stated.get("pooling_mode") or []
+    modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
     prefix = "pooling_mode_"
     modes += [k.removeprefix(prefix) for k, on in stated.items() if k.startswith(prefix) and on]
     words = [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
     if len(words) != 1 or words[0] not in _MODES:
         raise UsageError(
-            f"{path} pools by {', '.join(modes) or 'nothing'}; available are CLS, LAST and MEAN: "
-            "choose one by --pooler-config.seq_pooling_type"
+            f"{path} pools by {', '.join(modes) or 'nothing'}; available is one of "
+            f"{', '.join(_MODES)}: choose CLS, LAST or MEAN by --pooler-config.seq_pooling_type"
         )
-    if stated.get("include_prompt") is False:
-        logger.warning("%s leaves prompts out of the mean; here their tokens count", path)
-    return _MODES[words[0]]
+    kind = _MODES[words[0]]
+    counts_prompts = stated.get("include_prompt") is not False or kind in ("CLS", "LAST")
+    return {"seq_pooling_type": kind, "counts_prompts": counts_prompts}
 
 
 def _check_splade(file: Path) -> None:
@@ -139,12 +147,19 @@ def _dense(path: Path, folder: str) -> DenseFacts:
 
 def _prompts(path: Path) -> Json:
     stated = read_json(path) if path.is_file() else {}
-    found: Json = {}
     prompts: Any = stated.get("prompts") or {}
-    if isinstance(prompts, dict):
-        found["prompts"] = {k: text for k, text in prompts.items() if isinstance(text, str)}
-    if isinstance(name := stated.get("default_prompt_name"), str):
-        found["default_prompt_name"] = name
-    if isinstance(name := stated.get("similarity_fn_name"), str):
-        found["similarity_fn_name"] = name
-    return found
+    if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
+        raise CheckpointError(f"{path}: prompts are no texts by name; fetch it again")
+    if default := prompts.get(str(stated.get("default_prompt_name"))):
+        logger.info(
+            "%s has a prompt for texts that come without one, %r; as in vLLM, clients write it",
+            path,
+            default,
+        )
+    kind = stated.get("similarity_fn_name") or "cosine"
+    if kind not in _SIMILARITIES:
+        raise CheckpointError(
+            f"{path}: similarity_fn_name is {kind!r}, and scores are one of "
+            f"{', '.join(_SIMILARITIES)}; correct it there"
+        )
+    return {"prompts": prompts, "similarity_fn_name": kind}

@@ -1,12 +1,13 @@
 """Answers of pooling requests: rows of hidden states, gathered step by step, behind a head.
 
-A prompt's row is its last or first hidden state, or the mean, whose sum is float32 and taken in
-order. Each row is computed by itself, so that neither chunks nor the batch change its bits.
+A prompt's row is its last or first hidden state, the largest numbers, or a mean, whose sum is
+float32 and taken in order. Each row is computed by itself, so that neither chunks nor the batch
+change its bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +26,13 @@ from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
 UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+# What sums of hidden states are divided by, by the number of a prompt's tokens.
+_DIVISORS: dict[str, Callable[[Doubles], Doubles]] = {
+    "MEAN": lambda count: count,
+    "MEAN_SQRT": np.sqrt,
+    "WEIGHTED_MEAN": lambda count: count * (count + 1.0) / 2,
+}
 # Tokens whose logits of all words are held at a time.
 _MOST_LOGITS = 64
 
@@ -87,7 +95,7 @@ class Pooler:
     ) -> Iterator[tuple[int, list[int]]]:
         """Requests, by their rows in the plan, and the places of the rows that answer them."""
         ends = plan.counts.cumsum().tolist()
-        by_request = self._facts.seq_pooling_type in ("CLS", "MEAN")
+        by_request = self._facts.seq_pooling_type not in ("LAST", "MAX")
         for row, slot in enumerate(plan.slots.tolist()):
             progress = states.pooling.get(slot)
             if progress is None:
@@ -174,7 +182,7 @@ class Pooler:
         plan: StepPlan,
         is_last: npt.NDArray[np.bool_],
     ) -> Tensor | None:
-        """CLS and MEAN: each request's row [R, N] so far, or whole where its prompt ends here."""
+        """What is gathered, a row [R, N] for each request: so far, or whole where it ends here."""
         kind = self._facts.seq_pooling_type
         whose = [states.pooling.get(slot) for slot in plan.slots.tolist()]
         if kind in ("LAST", "MAX") or all(p is None or p.params.is_per_token for p in whose):
@@ -182,21 +190,24 @@ class Pooler:
         if kind == "CLS":
             rows = hidden[_index((plan.counts.cumsum() - plan.counts).tolist(), hidden)]
         else:
-            rows = hidden.new_zeros((len(whose), hidden.shape[1]), dtype=torch.float32)
+            empty = -torch.inf if kind == "MAX_STATE" else 0.0
+            rows = hidden.new_full((len(whose), hidden.shape[1]), empty, dtype=torch.float32)
         for row, progress in enumerate(whose):
             if progress is not None and progress.row is not None:
                 rows[row] = progress.row
-        if kind == "MEAN":
-            bounds = np.zeros(len(whose) + 1, np.int32)
-            np.cumsum(plan.counts, out=bounds[1:])
-            ops().segment_sum(hidden, torch.from_numpy(bounds).to(hidden.device), rows)
+        if kind == "MAX_STATE":
+            own = hidden[: plan.counts.sum()].split_with_sizes(plan.counts.tolist())
+            torch.maximum(rows, torch.stack([each.amax(0) for each in own]), out=rows)
+        elif kind != "CLS":
+            _add_states(rows, hidden, plan, is_weighted=kind == "WEIGHTED_MEAN")
         for row in (~is_last).nonzero()[0].tolist():
             progress = whose[row]
             if progress is not None:
                 progress.row = rows[row].clone()
-        if kind == "MEAN":
-            lengths = states.tokens.num_prompt_tokens[plan.slots].astype(np.float32)
-            rows /= torch.from_numpy(lengths).to(hidden.device).unsqueeze(1)
+        if kind in _DIVISORS:
+            lengths = states.tokens.num_prompt_tokens[plan.slots]
+            divisors = _DIVISORS[kind](lengths.astype(np.float64)).astype(np.float32)
+            rows /= torch.from_numpy(divisors).to(hidden.device).unsqueeze(1)
         return rows
 
     def _answers(self, rows: Tensor, params: PoolingParams) -> Floats:
@@ -236,6 +247,18 @@ class Pooler:
                 output.errors[request_id] = UNSOUND_VECTOR
             elif is_last[row]:
                 output.pooled[request_id] = Pooled(b"".join(progress.answers), values.shape[1])
+
+
+def _add_states(rows: Tensor, hidden: Tensor, plan: StepPlan, *, is_weighted: bool) -> None:
+    """Add to each request's row [N] its hidden states; if weighted, times their places from 1."""
+    bounds = np.zeros(len(plan.counts) + 1, np.int32)
+    np.cumsum(plan.counts, out=bounds[1:])
+    if is_weighted:
+        firsts = np.repeat(plan.starts + 1 - bounds[:-1], plan.counts)
+        places = (firsts + np.arange(bounds[-1])).astype(np.float32)
+        weights = torch.from_numpy(places).to(hidden.device).unsqueeze(1)
+        hidden = hidden[: len(places)].float() * weights
+    ops().segment_sum(hidden, torch.from_numpy(bounds).to(hidden.device), rows)
 
 
 def _index(places: list[int], hidden: Tensor) -> Tensor:

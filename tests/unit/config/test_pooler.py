@@ -13,7 +13,7 @@ from tests.checkpoints import write_hf
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.pooling import DenseFacts, PoolingFacts
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.errors import NotInBuildError, UsageError
+from vllm_lite.errors import CheckpointError, NotInBuildError, UsageError
 
 MODULES = "sentence_transformers.models."
 POOLING = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
@@ -69,7 +69,11 @@ def test_a_model_is_run_for_what_it_is_made_for(tmp_path: Path) -> None:
             resolved(named, runner="generate")
 
 
-def test_modules_say_how_vectors_are_made(tmp_path: Path) -> None:
+def test_modules_say_how_vectors_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    caplog.set_level(logging.INFO)
     path = write_modules(
         tmp_path, "Transformer Pooling Dense Normalize", Pooling=POOLING, Dense=DENSE
     )
@@ -82,7 +86,8 @@ def test_modules_say_how_vectors_are_made(tmp_path: Path) -> None:
     assert found.dense == (
         DenseFacts(folder="2_Dense", in_size=64, out_size=32, has_bias=False, activation="tanh"),
     )
-    assert (found.prompts, found.default_prompt_name) == ({"query": "Q: "}, "query")
+    assert found.prompts == {"query": "Q: "} and found.counts_prompts
+    assert "has a prompt for texts that come without one, 'Q: '" in caplog.text
     assert found.similarity_fn_name == "dot" and found.score_type == "bi-encoder"
     assert resolved(path).model.max_model_len == 24
     assert resolved(path, max_model_len=40).model.max_model_len == 40
@@ -93,8 +98,13 @@ def test_modules_say_how_vectors_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kinds", "mode", "words"),
     [
-        ("Transformer Pooling Normalize", {"pooling_mode_max_tokens": True}, "pools by max_tokens"),
-        ("Transformer Pooling", {"pooling_mode": "weightedmean"}, "pools by weightedmean"),
+        (
+            "Transformer Pooling Normalize",
+            POOLING | {"pooling_mode_max_tokens": True},
+            "pools by mean_tokens, max_tokens",
+        ),
+        ("Transformer Pooling", {"pooling_mode": ["mean", "max"]}, "pools by mean, max"),
+        ("Transformer Pooling", {"pooling_mode": "median"}, "pools by median"),
         ("Transformer Pooling", {}, "pools by nothing"),
         ("Transformer Normalize Pooling", POOLING, "in this order"),
         ("WordEmbeddings Pooling", POOLING, "lists WordEmbeddings, Pooling"),
@@ -109,6 +119,44 @@ def test_modules_that_cannot_be_computed_are_refused(
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     if "pools by" in words:
         assert pooling(path, pooler_config={"pooling_type": "MEAN"}).seq_pooling_type == "MEAN"
+
+
+@pytest.mark.parametrize(
+    ("stated", "kind", "counts"),
+    [
+        ({"pooling_mode_cls_token": True, "include_prompt": False}, "CLS", True),
+        ({"pooling_mode_lasttoken": True, "include_prompt": False}, "LAST", True),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "MEAN", False),
+        ({"pooling_mode_max_tokens": True}, "MAX_STATE", True),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "MEAN_SQRT", True),
+        ({"pooling_mode_weightedmean_tokens": True}, "WEIGHTED_MEAN", True),
+        ({"pooling_mode": ["weightedmean"]}, "WEIGHTED_MEAN", True),
+    ],
+)
+def test_a_mode_of_sentence_transformers_is_a_kind_of_pooling(
+    stated: dict[str, Any], kind: str, counts: bool, tmp_path: Path
+) -> None:
+    found = pooling(write_modules(tmp_path, "Transformer Pooling", Pooling=stated))
+    assert (found.seq_pooling_type, found.counts_prompts) == (kind, counts)
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"similarity_fn_name": "angular"}, "similarity_fn_name is 'angular', and scores are one"),
+        ({"similarity_fn_name": 7}, "similarity_fn_name is 7"),
+        ({"prompts": ["Q: "]}, "prompts are no texts by name"),
+        ({"prompts": {"query": 1}}, "prompts are no texts by name"),
+    ],
+)
+def test_sentences_that_cannot_be_scored_are_refused(
+    stated: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = write_modules(tmp_path, "Transformer Pooling", Pooling=POOLING)
+    (path / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        resolved(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(

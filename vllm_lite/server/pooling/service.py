@@ -164,8 +164,15 @@ class CohereService:
         """The text before those of `input_type`; raises RequestError for an unknown one."""
         if input_type is None:
             return ""
-        prompts = facts_of(self._context).prompts
+        facts = facts_of(self._context)
+        prompts = facts.prompts
         for name in (input_type, *_INPUT_TYPES.get(input_type, ())):
+            if prompts.get(name) and not facts.counts_prompts:
+                raise RequestError(
+                    f"input_type {input_type} puts {prompts[name]!r:.40} before texts, and the "
+                    "model leaves it out of its vectors, which is not available; leave it out",
+                    "input_type",
+                )
             if name in prompts:
                 return prompts[name]
         if input_type not in _INPUT_TYPES:
