@@ -38,6 +38,10 @@ def expected(model: Any, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor([ids])).logits[0].float()
 
 
+def test_every_family_is_tried_in_several_shapes() -> None:
+    assert [name for name, family in FAMILIES.items() if len(family.cases) < 2] == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]

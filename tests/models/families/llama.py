@@ -165,9 +165,18 @@ FAMILIES = {
         cases={"": {"sliding_window": None}, "window": {"sliding_window": 9, "head_dim": 16}},
     ),
     # As Llama under other names.
-    "llama_old": Family("LlamaForCausalLM", rewrite=named("LLaMAForCausalLM")),
+    "llama_old": Family(
+        "LlamaForCausalLM",
+        rewrite=named("LLaMAForCausalLM"),
+        cases={"": {}, "odd": {"num_attention_heads": 3, "num_key_value_heads": 3}},
+    ),
     "iquestcoder": Family(
-        "LlamaForCausalLM", {"head_dim": 16}, rewrite=named("IQuestCoderForCausalLM")
+        "LlamaForCausalLM",
+        rewrite=named("IQuestCoderForCausalLM"),
+        cases={
+            "": {"head_dim": 16},
+            "odd": {"head_dim": 10, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        },
     ),
     "internlm3": Family(
         "LlamaForCausalLM",
@@ -188,7 +197,16 @@ FAMILIES = {
     "cwm": Family(
         "CwmForCausalLM",
         {"num_hidden_layers": 5, "sliding_window": 9, "head_dim": 12, "bos_token_id": 1},
-        cases={"": {"rope_parameters": LLAMA3}},
+        cases={
+            "": {"rope_parameters": LLAMA3},
+            "odd": {
+                "sliding_window": 5,
+                "num_hidden_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "num_key_value_heads": 1,
+                "tie_word_embeddings": True,
+            },
+        },
     ),
     "ministral": Family(
         "MinistralForCausalLM",

@@ -184,6 +184,18 @@ FAMILIES = {
         },
         prepare=rotating_a_part,
         rewrite=text_01_files,
+        cases={
+            "": {},
+            "odd": {
+                "layer_types": ["full_attention", "linear_attention"],
+                "num_attention_heads": 3,
+                "num_key_value_heads": 1,
+                "head_dim": 14,
+                "num_local_experts": 3,
+                "num_experts_per_tok": 1,
+                "tie_word_embeddings": True,
+            },
+        },
     ),
     "bamba": Family(
         "BambaForCausalLM",
