@@ -177,6 +177,8 @@ EFFECTS = {
     "--enable-chunked-prefill": _SCHEDULER
     + "test_without_chunking_a_prompt_waits_until_it_fits_whole",
     "--tensor-parallel-size": _RANKS + "test_ranks_give_the_tokens_of_one_process",
+    "--max-parallel-loading-workers": "tests/models/test_tensor_parallel.py::"
+    "test_ranks_load_a_few_at_a_time",
     "--distributed-executor-backend": _RANKS + "test_a_backend_of_processes_can_have_one_rank",
     "--async-scheduling": "tests/unit/engine/test_core.py::"
     "test_async_scheduling_plans_a_step_while_another_runs",

@@ -21,7 +21,7 @@ from tests.models.families import FAMILIES, UNDIVIDED
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_quantized import assert_near
-from vllm_lite.distributed.groups import Shard, head_shards, tensor_parallel
+from vllm_lite.distributed.groups import Shard, head_shards, in_turn, tensor_parallel
 from vllm_lite.distributed.shared_memory import SharedMemoryGroup
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.reference import collectives as reference_collectives
@@ -170,6 +170,28 @@ def test_ranks_share_rows_that_stay_quantised(tmp_path: Path) -> None:
     refused = pytest.raises(CheckpointError, match=r"128 inputs .* not whole Q4_K blocks of 256")
     with tensor_parallel(ThreadRank(0, 2, meeting)), refused:
         load(path, quantization="gguf")
+
+
+class CountingRank(ThreadRank):
+    """Counts its meetings with the others."""
+
+    num_met = 0
+
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
+        object.__setattr__(self, "num_met", self.num_met + 1)
+        return x.expand(1, width)
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(1, 5), (2, 3), (5, 1), (9, 1), (None, 1)])
+def test_ranks_load_a_few_at_a_time(limit: int | None, turns: int) -> None:
+    """All meet between two turns, and each passes in its own."""
+    passed = []
+    for rank in range(5):
+        with tensor_parallel(group := CountingRank(rank, 5, Meeting(5))):
+            with in_turn(limit):
+                passed.append(group.num_met)
+            assert group.num_met == turns - 1
+    assert passed == [rank // (limit or 5) for rank in range(5)]
 
 
 def test_a_group_is_not_shared_by_ranks() -> None:

@@ -71,8 +71,8 @@ data_parallel_backend/-dpb:str=mp ray_workers_use_nsight | leave it out: Ray is 
 decode_context_parallel_size/-dcp:int=1 prefill_context_parallel_size/-pcp:int=1
   cp_kv_cache_interleave_size:int=1 dcp_comm_backend:str? dcp_q_replicate:bool? | leave it at 1
 enable_dbo ubatch_size:int dbo_decode_token_threshold:int=32 dbo_prefill_token_threshold:int=512
-  max_parallel_loading_workers:int?~1 enable_hc_sp enable_batch_sharded_sampling:bool?
-  enable_shm_tensor_arena | leave it out: workers run each step together
+  enable_hc_sp enable_batch_sharded_sampling:bool? enable_shm_tensor_arena | leave it out: workers
+  run each step together
 worker_cls:str=auto worker_extension_cls:str | leave it out: the worker is built in
 device_ids:str?~0 | use CUDA_VISIBLE_DEVICES: the engine runs on the first visible GPU
 numa_bind numa_bind_nodes:ints? numa_bind_cpus:list? | set VLLM_CPU_OMP_THREADS_BIND instead

@@ -45,6 +45,13 @@ class ParallelConfig:
         remedy="use mp or uni, or leave it out",
     )
 
+    max_parallel_loading_workers: int | None = option(
+        None,
+        "Workers that read weights at a time, so that memory holds the layers at hand of no more; "
+        "default: all.",
+        ge=1,
+    )
+
     @property
     def has_ranks(self) -> bool:
         """Whether workers are processes of their own."""

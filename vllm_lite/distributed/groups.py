@@ -82,6 +82,20 @@ def tensor_parallel(group: TensorParallelGroup) -> Iterator[None]:
         _group = previous
 
 
+@contextmanager
+def in_turn(limit: int | None) -> Iterator[None]:
+    """Let at most `limit` ranks at a time pass, the lowest first; None: all at once.
+
+    All ranks of the group must call it.
+    """
+    limit = limit or _group.size
+    for turn in range(-(-_group.size // limit)):
+        if turn:  # once the ranks of the turn before are here
+            _group.all_gather(torch.zeros(1, 1), _group.size)
+        if turn == _group.rank // limit:
+            yield
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """This rank's `size` features from `start`, out of `full_size`."""

@@ -26,6 +26,7 @@ from vllm_lite.config.quantized.registry import read_scheme, rounding_of
 from vllm_lite.config.quantized.schemes import FlatBlocks, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
+from vllm_lite.distributed.groups import in_turn
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
@@ -75,7 +76,8 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             raise
         numbers = {id(module): number for number, module in enumerate(model.modules())}
         jobs = _jobs(_fills(config, rules, weight_targets(model)).values(), numbers)
-        _run_jobs(jobs, config.load)
+        with in_turn(config.parallel.max_parallel_loading_workers):
+            _run_jobs(jobs, config.load)
         # Layers that depend on others' tensors come last, and those without any.
         filled = {id(job.layer) for job in jobs if not _depends_on_others(job.layer)}
         for module in model.modules():

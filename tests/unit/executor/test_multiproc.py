@@ -79,7 +79,9 @@ def test_ranks_give_the_tokens_of_one_process(model: Path, size: int, is_async: 
     want, preemptions = told(alone)
     alone.shutdown()
     assert preemptions and all(len(tokens) == 12 for tokens in want.values())
-    config = config_of(model, async_scheduling=is_async, tensor_parallel_size=size)
+    config = config_of(
+        model, async_scheduling=is_async, tensor_parallel_size=size, max_parallel_loading_workers=3
+    )
     core = EngineCore(config, make_executor)
     try:
         assert f"{size} ranks" in core.describe().kernels
