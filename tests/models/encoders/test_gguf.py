@@ -10,6 +10,8 @@ import gguf
 import pytest
 import torch
 import torch.nn.functional as F
+from gguf.constants import GGMLQuantizationType as GGML
+from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -28,15 +30,24 @@ from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 IDS = max(prompts(), key=len)
 
 
+def is_rounded(name: str, tensor: Tensor) -> bool:
+    """Whether a file of a quantised type holds it in that type."""
+    return tensor.dim() == 2 and "position" not in name and "token_type" not in name
+
+
 def write(
     path: Path,
     name: str,
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     tokens: list[str] | None = None,
+    kind: GGML = GGML.F32,
     **fields: Any,
 ) -> Path:
-    """The file of a model with Hugging Face's names, with `fields` beside its sizes."""
+    """The file of a model with Hugging Face's names, with `fields` beside its sizes.
+
+    `kind` is the type of its matrices; tables of positions and of token types are floats.
+    """
     writer = gguf.GGUFWriter(path, name)
     sizes = {
         "context_length": "max_position_embeddings",
@@ -61,8 +72,11 @@ def write(
     for key, tensor in tensors.items():
         written = names.get_name(key, (".weight", ".bias"))
         written = key if key.startswith("cls.") else written
-        if written is not None:
-            writer.add_tensor(written, tensor.float().contiguous().numpy())
+        if written is None:
+            continue
+        values = tensor.float().contiguous().numpy()
+        own = kind if is_rounded(key, tensor) else GGML.F32
+        writer.add_tensor(written, quantize(values, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -203,21 +217,34 @@ def test_rerankers_without_their_layers_are_refused(left_out: str, tmp_path: Pat
         load(path, runner="pooling")
 
 
-def jina_tensors() -> dict[str, Tensor]:
-    shapes = {
-        "embeddings.word_embeddings.weight": (131, 48),
-        "embeddings.token_type_embeddings.weight": (2, 48),
-        "embeddings.LayerNorm.weight": (48,),
-        "embeddings.LayerNorm.bias": (48,),
+JINA: dict[str, Any] = {
+    **{key: value for key, value in TINY.items() if not key.endswith("_id")},
+    "architectures": ["JinaBertForMaskedLM"],
+    "model_type": "bert",
+    "num_attention_heads": 6,
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+    "position_embedding_type": "alibi",
+    "feed_forward_type": "geglu",
+    "emb_pooler": "mean",
+}
+
+
+def jina_tensors(size: int = 48, inner: int = 80) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (131, size),
+        "embeddings.token_type_embeddings.weight": (2, size),
+        "embeddings.LayerNorm.weight": (size,),
+        "embeddings.LayerNorm.bias": (size,),
     }
     for layer in (f"encoder.layer.{i}" for i in range(2)):
         for what in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes[f"{layer}.attention.{what}.weight"] = (48, 48)
-            shapes[f"{layer}.attention.{what}.bias"] = (48,)
+            shapes[f"{layer}.attention.{what}.weight"] = (size, size)
+            shapes[f"{layer}.attention.{what}.bias"] = (size,)
         for norm in ("attention.output.LayerNorm", "mlp.layernorm"):
-            shapes |= {f"{layer}.{norm}.weight": (48,), f"{layer}.{norm}.bias": (48,)}
-        shapes[f"{layer}.mlp.gated_layers.weight"] = (160, 48)
-        shapes |= {f"{layer}.mlp.wo.weight": (48, 80), f"{layer}.mlp.wo.bias": (48,)}
+            shapes |= {f"{layer}.{norm}.weight": (size,), f"{layer}.{norm}.bias": (size,)}
+        shapes[f"{layer}.mlp.gated_layers.weight"] = (2 * inner, size)
+        shapes |= {f"{layer}.mlp.wo.weight": (size, inner), f"{layer}.mlp.wo.bias": (size,)}
     torch.manual_seed(5)
     return {name: torch.randn(shape) * 0.25 for name, shape in shapes.items()}
 
@@ -229,7 +256,9 @@ def jina_hidden_states(tensors: dict[str, Tensor], ids: list[int], heads: int = 
         return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
     def norm(name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (48,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], 1e-12)
+        return F.layer_norm(
+            x, x.shape[1:], tensors[f"{name}.weight"], tensors[f"{name}.bias"], 1e-12
+        )
 
     types = tensors["embeddings.token_type_embeddings.weight"][0]
     x = norm(
@@ -244,7 +273,7 @@ def jina_hidden_states(tensors: dict[str, Tensor], ids: list[int], heads: int = 
             linear(f"{at}.self.{part}", x).view(len(ids), heads, -1).transpose(0, 1)
             for part in ("query", "key", "value")
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, bias).transpose(0, 1).reshape(len(ids), 48)
+        mixed = F.scaled_dot_product_attention(q, k, v, bias).transpose(0, 1).reshape(x.shape)
         x = norm(f"{at}.output.LayerNorm", x + linear(f"{at}.output.dense", mixed))
         gate, up = linear(f"{layer}.mlp.gated_layers", x).chunk(2, dim=1)
         x = norm(f"{layer}.mlp.layernorm", x + linear(f"{layer}.mlp.wo", F.gelu(gate) * up))
@@ -254,22 +283,11 @@ def jina_hidden_states(tensors: dict[str, Tensor], ids: list[int], heads: int = 
 @pytest.mark.parametrize("is_file", [False, True], ids=["safetensors", "gguf"])
 def test_jina_s_slopes_fall_on_both_sides(is_file: bool, tmp_path: Path) -> None:
     tensors = jina_tensors()
-    config = {
-        **{key: value for key, value in TINY.items() if not key.endswith("_id")},
-        "architectures": ["JinaBertForMaskedLM"],
-        "model_type": "bert",
-        "num_attention_heads": 6,
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-        "position_embedding_type": "alibi",
-        "feed_forward_type": "geglu",
-        "emb_pooler": "mean",
-    }
     path = tmp_path / "model.gguf" if is_file else tmp_path
     if is_file:
-        write(path, "jina-bert-v2", config, tensors)
+        write(path, "jina-bert-v2", JINA, tensors)
     else:
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(JINA))
         save_file({f"bert.{k}": x for k, x in tensors.items()}, tmp_path / "model.safetensors")
     (got,) = hidden_states(load(path, runner="pooling"), [IDS])
     torch.testing.assert_close(got, jina_hidden_states(tensors, IDS), atol=1e-4, rtol=0)
