@@ -182,7 +182,7 @@ class Pooler:
         plan: StepPlan,
         is_last: npt.NDArray[np.bool_],
     ) -> Tensor | None:
-        """What is gathered, a row [R, N] for each request: so far, or whole where it ends here."""
+        """Gather a row [R, N] for each request: so far, or whole where its prompt ends here."""
         kind = self._facts.seq_pooling_type
         whose = [states.pooling.get(slot) for slot in plan.slots.tolist()]
         if kind in ("LAST", "MAX") or all(p is None or p.params.is_per_token for p in whose):
