@@ -1,4 +1,5 @@
-"""The order in which waiting requests are admitted: first come, by priority, or by fair shares.
+"""The order in which waiting requests are admitted: first come, by priority, by fair shares, or
+first come in turns of short and long prompts.
 
 Any request can be removed at any time: its client may leave.
 """
@@ -56,6 +57,56 @@ class FCFSQueue:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+
+class TurnQueue:
+    """First come, first served among short prompts, and among long ones; the two take turns.
+
+    For prompts that are computed whole: a long one leaves no room for others in its step of
+    `step_tokens`. The turn is of those who were given fewer tokens, so that neither kind waits for
+    more than about a step's tokens of the other; time away earns a step at most.
+    """
+
+    def __init__(self, step_tokens: int) -> None:
+        self._step_tokens = step_tokens
+        self._lanes = (FCFSQueue(), FCFSQueue())
+        # Tokens that each was given; those of a removed prompt count until it is put back.
+        self._given = [0, 0]
+
+    def add(self, request: Request) -> None:
+        """At the end of its kind."""
+        lane = self._lane_of(request)
+        self._given[lane] = max(self._given[lane], self._given[1 - lane] - self._step_tokens)
+        self._lanes[lane].add(request)
+
+    def put_back(self, request: Request) -> None:
+        """At the front of its kind."""
+        lane = self._lane_of(request)
+        self._given[lane] -= request.num_tokens
+        self._lanes[lane].put_back(request)
+
+    def remove(self, request: Request) -> None:
+        """O(1); one that is finished was given nothing."""
+        lane = self._lane_of(request)
+        self._lanes[lane].remove(request)
+        if not request.status.is_finished:
+            self._given[lane] += request.num_tokens
+
+    def peek(self) -> Request:
+        """The oldest of the kind whose turn it is."""
+        short, long = self._lanes
+        is_long = not short or (long and self._given[1] < self._given[0])
+        return self._lanes[bool(is_long)].peek()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lanes))
+
+    def _lane_of(self, request: Request) -> int:
+        return int(request.num_tokens > self._step_tokens // _SHORT_SHARE)
+
+
+# A prompt is long if fewer of its kind fit into a step.
+_SHORT_SHARE = 8
 
 
 class PriorityQueue:
@@ -218,6 +269,11 @@ _POLICIES: dict[str, Callable[[], RequestQueue]] = {
 }
 
 
-def request_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy: `fcfs`, `priority` or `fair`."""
+def request_queue(policy: str, whole_tokens: int | None = None) -> RequestQueue:
+    """The queue of a scheduling policy: `fcfs`, `priority` or `fair`.
+
+    Where each prompt is computed in one step, `whole_tokens` are those of a step.
+    """
+    if policy == "fcfs" and whole_tokens is not None:
+        return TurnQueue(whole_tokens)
     return _POLICIES[policy]()

@@ -57,7 +57,11 @@ class Scheduler:
         # In order of admission.
         self.running: list[Request] = []
         self._policy = config.scheduler.scheduling_policy
-        self.waiting = request_queue(self._policy)
+        pooling = config.facts.pooling
+        is_whole = pooling is not None and not pooling.is_causal
+        self.waiting = request_queue(
+            self._policy, config.scheduler.step_tokens if is_whole else None
+        )
         self._prefill_limit = PrefillLimit(config)
         self.pace = StepPace(config.scheduler)
         self._max_drafts = config.speculative.num_drafts
@@ -87,9 +91,10 @@ class Scheduler:
         ids = (request_ids,) if isinstance(request_ids, str) else request_ids
         found = [self.requests[i] for i in dict.fromkeys(ids) if i in self.requests]
         for request in found:
-            if request.status is not RequestStatus.RUNNING:
-                self.waiting.remove(request)
+            was_running = request.status is RequestStatus.RUNNING
             self._finish(request, status)
+            if not was_running:
+                self.waiting.remove(request)
         self._drop_finished_from_running()
 
     def schedule(self) -> SchedulerOutput:

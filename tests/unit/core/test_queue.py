@@ -36,9 +36,10 @@ def test_remaining_requests_keep_their_order(entries: list[tuple[int, bool]]) ->
         assert drain(queue) == stays
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_returned_request_precedes_its_equals(policy: str) -> None:
-    queue = request_queue(policy)
+@pytest.mark.parametrize(
+    "queue", [*map(request_queue, ("fcfs", "priority", "fair")), request_queue("fcfs", 64)]
+)
+def test_returned_request_precedes_its_equals(queue: RequestQueue) -> None:
     requests = [request(1, arrival_time=0.0) for _ in range(4)]
     for r in requests:
         queue.add(r)
