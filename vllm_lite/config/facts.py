@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from vllm_lite.config.pooling import PoolingFacts
-from vllm_lite.config.values import Json
+from vllm_lite.config.values import Json, JsonView
 
 # The context of a model that knows no positions, and what is served of it unless more is asked for.
 UNLIMITED_POSITIONS = 2**31 - 1
 ASSUMED_LENGTH = 2048
 # The methods of checkpoints whose numbers are converted as they are read: they count as plain.
 EXPANDED = ("mxfp4", "bitnet")
+# Other names that checkpoints give a method, of tools and of kernels for it.
+_SPELLINGS: Final = {
+    **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
+    **dict.fromkeys(("auto_gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "ipex"), "gptq"),
+    **dict.fromkeys(("inc", "intel/auto-round"), "auto-round"),
+    "deepseek_v4_fp8": "fp8",
+    "petit_nvfp4": "modelopt",
+    "gpt_oss_mxfp4": "mxfp4",
+}
+
+
+def method_of(hf_config: JsonView) -> str | None:
+    """The method that quantised a Hugging Face checkpoint, or its experts alone; None: plain."""
+    settings = hf_config.get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if not isinstance(method, str):
+        return None
+    return "modelopt" if method.startswith("modelopt") else _SPELLINGS.get(method, method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +76,5 @@ class ModelFacts:
     @property
     def quantization(self) -> str | None:
         """The quantization method of a Hugging Face checkpoint; None for a plain one."""
-        settings = self.hf_config.get("quantization_config") or {}
-        method: str | None = settings.get("quant_method")
-        method = "modelopt" if str(method).startswith("modelopt") else method
+        method = method_of(self.hf_config)
         return None if method in EXPANDED else method

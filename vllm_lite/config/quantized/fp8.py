@@ -6,12 +6,14 @@ import re
 from dataclasses import replace
 from typing import Literal
 
-from vllm_lite.config.quantized.schemes import Rounding, Scheme, Settings, StoredCodes
+from vllm_lite.config.quantized.schemes import Rounded, Rounding, Scheme, Settings, StoredCodes
 from vllm_lite.config.values import Json
 
 TOKENS = Rounding("float8_e4m3fn", 8, "token")
 TENSOR = Rounding("float8_e4m3fn", 8, "tensor", is_static=True)
 
+# A scale for each output; inputs are taken as they are.
+CHANNELS = StoredCodes("float8_e4m3fn", 8, block=(1, None))
 _GROUPS = Rounding("float8_e4m3fn", 8, "group", 32, scale="e8m0")
 MXFP8 = StoredCodes("float8_e4m3fn", 8, block=(1, 32), scale_number="e8m0", rounding=_GROUPS)
 
@@ -58,8 +60,14 @@ def read_fbgemm(path: str, values: Json) -> Scheme:
         refusal = Settings(path, values).refusal
         raise refusal(f"activation_scale_ub {largest!r}", "a number above zero")
     rounding = replace(TOKENS, largest=float(largest))
-    form = StoredCodes("float8_e4m3fn", 8, block=(1, None), rounding=rounding)
+    form = replace(CHANNELS, rounding=rounding)
     return Scheme(form, patterns=plain(values.get("modules_to_not_convert")))
+
+
+def read_ptpc(path: str, values: Json) -> Scheme:
+    """The scheme of a checkpoint with a scale for each output, or of a plain one to round so."""
+    form = replace(CHANNELS, rounding=TOKENS)
+    return Scheme(form, patterns=plain(values.get("ignored_layers")), in_flight=Rounded(CHANNELS))
 
 
 def read_mxfp8(path: str, values: Json) -> Scheme:

@@ -26,12 +26,23 @@ def read_marlin(path: str, values: Json) -> Scheme:
     return read(path, {**named, **values})
 
 
+def read_bitblas(path: str, values: Json) -> Scheme:
+    """The same, by the name of BitBLAS, whose own order of codes is refused."""
+    return read(path, {"checkpoint_format": "bitblas", **values})
+
+
 def form_of(settings: Settings) -> PackedIntegers:
     """The form of layers for which there is no rule."""
     values = settings.values
     stored = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format"):
         stored = "marlin"
+    if stored == "bitblas":
+        raise settings.refusal(
+            "checkpoint_format 'bitblas', the order in which BitBLAS's kernel for one GPU reads "
+            "codes",
+            " or ".join(_FORMATS),
+        )
     stored = settings.one_of("checkpoint_format", stored, _FORMATS)
     bits: int = settings.one_of("bits", values.get("bits"), _BITS)
     group_size = settings.group_size()

@@ -9,17 +9,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vllm_lite.config.quantized.fp8 import MXFP8
+from vllm_lite.config.quantized.fp8 import CHANNELS, MXFP8
 from vllm_lite.config.quantized.schemes import NF4, StoredCodes
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
-_OUTPUTS: Final = StoredCodes("float8_e4m3fn", 8, block=(1, None))
 # What layers become; their inputs are taken as they are.
 CODES: Final[dict[str, StoredCodes]] = {
-    "fp8": _OUTPUTS,
-    "fp8_per_channel": _OUTPUTS,
-    "ptpc_fp8": _OUTPUTS,
+    **dict.fromkeys(("fp8", "fp8_per_channel", "ptpc_fp8"), CHANNELS),
     "fp8_per_tensor": StoredCodes("float8_e4m3fn", 8),
     "fp8_per_block": StoredCodes("float8_e4m3fn", 8, block=(128, 128)),
     "mxfp8": replace(MXFP8, rounding=None),

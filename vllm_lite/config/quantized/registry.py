@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from vllm_lite.config.facts import EXPANDED, ModelFacts
+from vllm_lite.config.facts import EXPANDED, ModelFacts, method_of
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.quantized import (
     auto_round,
@@ -25,7 +25,7 @@ from vllm_lite.config.quantized import (
     quark,
     torchao,
 )
-from vllm_lite.config.quantized.in_flight import IN_FLIGHT, InFlight, in_flight
+from vllm_lite.config.quantized.in_flight import EXPERTS, IN_FLIGHT, InFlight, in_flight
 from vllm_lite.config.quantized.schemes import Scheme
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
@@ -42,7 +42,9 @@ READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
     "compressed-tensors": compressed_tensors.read,
     "bitnet": bitnet.read,
     "marlin": gptq.read_marlin,
-    **dict.fromkeys(("auto-round", "intel/auto-round"), auto_round.read),
+    "bitblas": gptq.read_bitblas,
+    "ptpc_fp8": fp8.read_ptpc,
+    "auto-round": auto_round.read,
     "hqq": hqq.read,
     "qqq": qqq.read,
     "bitsandbytes": bitsandbytes.read,
@@ -55,15 +57,14 @@ OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "petit_nvfp4"), ("modelopt",)
     ),
-    "awq_marlin": ("awq", "auto-round", "intel/auto-round"),
+    "awq_marlin": ("awq", "auto-round"),
     "auto_awq": ("awq",),
     **dict.fromkeys(("auto_gptq", "gptq_bitblas", "bitblas"), ("gptq",)),
     **dict.fromkeys(("marlin", "gptq_marlin_24"), ("gptq", "marlin")),
-    "gptq_marlin": ("gptq", "marlin", "auto-round", "intel/auto-round"),
+    "gptq_marlin": ("gptq", "marlin", "auto-round"),
     "moe_wna16": ("awq", "gptq"),
-    "inc": ("auto-round", "intel/auto-round", "awq", "gptq"),
-    "auto-round": ("intel/auto-round",),
-    "ipex": ("awq", "gptq", "auto-round", "intel/auto-round"),
+    "inc": ("auto-round", "awq", "gptq"),
+    "ipex": ("awq", "gptq", "auto-round"),
 }
 # Names of methods in memory.
 READABLE: Final = tuple(
@@ -90,19 +91,11 @@ def with_quantization(hf_config: Json, directory: Path) -> Json:
 
 def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
     """The scheme of the checkpoint at `path`, None for a plain one; raises CheckpointError."""
-    settings = hf_config.get("quantization_config")
-    if not settings:
+    settings, method = hf_config.get("quantization_config"), method_of(hf_config)
+    if not settings or method == "mxfp4":
         return None
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
-    if str(method).startswith("modelopt"):
-        method = "modelopt"
-    if method == "mxfp4":
-        return None
-    if not isinstance(method, str) or method not in READERS:
-        raise CheckpointError(
-            f"{path} is quantised by {method or 'an unnamed method'}, which this build cannot run; "
-            f"use one by {', '.join(READERS)}, the unquantised checkpoint or a GGUF file"
-        )
+    if method not in READERS:
+        raise _unreadable(path, method)
     try:
         return READERS[method](path, settings)
     except (AttributeError, TypeError) as error:
@@ -112,21 +105,39 @@ def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
         ) from None
 
 
+def _unreadable(path: str, method: str | None) -> CheckpointError:
+    """The error for a checkpoint whose settings name a method that reads none."""
+    given = f"{path} is quantised by {method or 'an unnamed method'}"
+    if method in HARDWARE:
+        return CheckpointError(
+            f"{given}, which is for {HARDWARE[method]} alone; use the unquantised checkpoint or a "
+            "GGUF file"
+        )
+    if method in IN_FLIGHT or method in EXPERTS:
+        return CheckpointError(
+            f"{given}, which rounds plain checkpoints as they are loaded; use --quantization "
+            f"{method} and --hf-overrides '{{\"quantization_config\": null}}'"
+        )
+    if method in OTHER_NAMES:
+        return CheckpointError(
+            f"{given}, a name of kernels; its quant_method has to be what packed it: "
+            f"{' or '.join(OTHER_NAMES[method])}"
+        )
+    return CheckpointError(
+        f"{given}, which this build cannot run; use one by {', '.join(READERS)}, the unquantised "
+        "checkpoint or a GGUF file"
+    )
+
+
 def rounding_of(quantization: str | None, settings: Json | None, facts: ModelFacts) -> InFlight:
     """How layers of a plain checkpoint are rounded as they are loaded; raises UsageError."""
-    stored = _method(facts)
+    stored = method_of(facts.hf_config)
     if settings and (stored is not None or facts.format == "gguf"):
         raise UsageError(
             f"--quantization-config is for plain checkpoints, and {facts.path} is quantised; "
             "leave it out"
         )
     return in_flight(quantization, settings, stored)
-
-
-def _method(facts: ModelFacts) -> str | None:
-    """The name of what quantised the checkpoint, or its experts alone; None for a plain one."""
-    settings = facts.hf_config.get("quantization_config")
-    return settings.get("quant_method") if isinstance(settings, dict) else None
 
 
 def check_quantization(
@@ -136,11 +147,13 @@ def check_quantization(
     rounding_of(quantization, settings, facts)
     given, is_gguf = f"--quantization {quantization}", facts.format == "gguf"
     stored = facts.quantization
+    if stored is not None and stored not in READERS:
+        raise _unreadable(facts.path, stored)
     if quantization == "gguf" and not is_gguf:
         raise UsageError(f"{given} needs a .gguf file as the model")
-    if quantization == "gpt_oss_mxfp4" and _method(facts) == "mxfp4":
+    if quantization == "gpt_oss_mxfp4" and method_of(facts.hf_config) == "mxfp4":
         return
-    if quantization == "dequantize" and not is_gguf and _method(facts) is None:
+    if quantization == "dequantize" and not is_gguf and method_of(facts.hf_config) is None:
         raise UsageError(f"{given} needs a .gguf file or another quantised checkpoint")
     if is_gguf and quantization not in (None, "gguf", "dequantize"):
         raise UsageError(
