@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ class BlockScales:
     block: int
     # Codes, values of codes, values in a block, and what is added to all; None: plain numbers.
     nested: tuple[StoredTensor, StoredTensor, int, float] | None
+
+    @property
+    def path(self) -> Path:
+        return self.absmax.path
 
     @property
     def shape(self) -> tuple[int, ...]:

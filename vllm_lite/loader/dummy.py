@@ -29,6 +29,7 @@ class DummyTensor:
     shape: tuple[int, ...]
     nbytes: int
     seed: int
+    path: None = None
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         tensor = slot.tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -128,6 +129,10 @@ class GGUFCheckpointTensor:
     tensor: GGUFTensor
     # The whole file of the tensor, mapped.
     data: Tensor
+
+    @property
+    def path(self) -> Path:
+        return Path(self.tensor.path)
 
     @property
     def shape(self) -> tuple[int, ...]:

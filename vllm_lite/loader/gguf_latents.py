@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -33,6 +34,10 @@ class LatentExpansion:
     # [H, rank, key] and [H, value, rank].
     keys: _Stack
     made_values: _Stack
+
+    @property
+    def path(self) -> Path | None:
+        return self.keys.path
 
     @property
     def shape(self) -> tuple[int, ...]:

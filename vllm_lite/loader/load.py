@@ -303,8 +303,8 @@ def _match(
         slot, stored = fill.target.slot, tuple(fill.tensor.shape)
         if not fill.part.fits(stored, slot):
             raise CheckpointError(
-                f"{path}: the tensor {fill.tensor.name!r} has the shape {list(stored)}, "
-                f"but its configuration asks for {fill.part.expected(slot)}"
+                f"{fill.tensor.path}: the tensor {fill.tensor.name!r} has the shape "
+                f"{list(stored)}, but its configuration asks for {fill.part.expected(slot)}"
             )
     return fills
 
@@ -344,16 +344,19 @@ class _LayerJob:
     @torch.inference_mode()
     def run(self) -> int:
         """Fill and finish the layer; returns the bytes read."""
-        nbytes = self.nbytes
+        nbytes, path = self.nbytes, self.fills[0].tensor.path
         for fill in self.fills:
             fill.tensor.fill(fill.target.slot, fill.part)
             if fill.target.slot.keep is None:
-                _check_magnitude(fill.tensor.name, fill.target.slot.tensor)
+                _check_magnitude(fill.tensor, fill.target.slot.tensor)
         # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
         if not _depends_on_others(self.layer):
             packed_weights.begin_layer(self.number)
-            self.layer.process_weights_after_loading()
+            try:
+                self.layer.process_weights_after_loading()
+            except CheckpointError as error:
+                raise CheckpointError(f"{path}: {error}") from None
         return nbytes
 
 
@@ -361,7 +364,7 @@ def _depends_on_others(layer: WeightedLayer) -> bool:
     return isinstance(layer, ParallelLMHead) and layer.is_tied
 
 
-def _check_magnitude(name: str, filled: Tensor) -> None:
+def _check_magnitude(tensor: CheckpointTensor, filled: Tensor) -> None:
     """Raise CheckpointError for weights that are not finite, or whose squares are not.
 
     The first steps at start check rows that are kept as in the file.
@@ -373,8 +376,8 @@ def _check_magnitude(name: str, filled: Tensor) -> None:
     low, high = (filled.float() if is_narrow else filled).aminmax()
     if not (low > -_LARGEST and high < _LARGEST):
         raise CheckpointError(
-            f"the tensor {name!r} holds numbers from {float(low):g} to {float(high):g}; "
-            "fetch the weights again"
+            f"{tensor.path}: the tensor {tensor.name!r} holds numbers from {float(low):g} to "
+            f"{float(high):g}; fetch the weights again"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ class Float4Tensor:
     @property
     def name(self) -> str:
         return self.blocks.name
+
+    @property
+    def path(self) -> Path:
+        return self.blocks.path
 
     @property
     def shape(self) -> tuple[int, ...]:

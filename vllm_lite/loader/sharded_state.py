@@ -36,6 +36,10 @@ class ShardTensor:
         return self.stored.name
 
     @property
+    def path(self) -> Path:
+        return self.stored.path
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ class SparseTensor:
     values: StoredTensor
     bitmask: StoredTensor
     shape: tuple[int, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.values.path
 
     @property
     def nbytes(self) -> int:

@@ -117,6 +117,7 @@ class StoredTensor:
             write_weights(slot.tensor, part.unpacked(self.read(), slot))
             return
         stored = self._read(part.region(slot))
+        stored = stored.flatten() if slot.full_shape == (1,) else stored
         if stored.dtype is torch.float8_e8m0fnu:
             is_code = slot.tensor.dtype is torch.uint8
             stored = stored.view(torch.uint8) if is_code else stored.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from vllm_lite.layers.weights import WeightSlot
@@ -13,6 +14,11 @@ class CheckpointTensor(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def path(self) -> Path | None:
+        """The file that holds it, or its values; None: no file does."""
+        ...
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,6 +38,10 @@ class TernaryTensor:
     @property
     def name(self) -> str:
         return self.stored.name
+
+    @property
+    def path(self) -> Path:
+        return self.stored.path
 
     @property
     def shape(self) -> tuple[int, ...]:

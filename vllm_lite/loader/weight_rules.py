@@ -6,6 +6,7 @@ and their scales. A layer without a rule fills the layer of the same name.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,8 +60,9 @@ class Part:
             return list(stored) == self.expected(slot) or (
                 earlier is not None and tuple(stored) == earlier.shape(whole)
             )
-        # A single number may have no dimension.
-        return (self.shape_of(stored, slot) or (1,)) == slot.full_shape
+        if slot.full_shape == (1,):  # a single number, of however many dimensions
+            return math.prod(stored) == 1
+        return self.shape_of(stored, slot) == slot.full_shape
 
     def unpacked(self, stored: Tensor, slot: WeightSlot) -> Tensor:
         """The part of a packed tensor, read as a whole, that `slot` takes."""

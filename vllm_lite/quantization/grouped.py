@@ -155,7 +155,7 @@ def read_weight(layout: PackedLayout, weights: Mapping[str, StoredTensor]) -> Gr
             {name: stored.on_device(stored.data) for name, stored in weights.items()}
         )
     except ValueError as error:
-        raise CheckpointError(f"a quantised layer cannot be read: {error}") from None
+        raise CheckpointError(f"a layer cannot be read: {error}") from None
 
 
 def make_table(weight: GroupedWeight, dtype: torch.dtype, keeps_packed: bool) -> EmbeddingTable:

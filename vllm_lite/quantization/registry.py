@@ -20,6 +20,7 @@ from vllm_lite.config.quantized.schemes import (
     Scheme,
     StoredCodes,
     Ternary,
+    describe,
 )
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
@@ -28,6 +29,7 @@ from vllm_lite.quantization.grouped import GroupedLinearMethod
 from vllm_lite.quantization.layouts.flat_blocks import FlatBlocksLayout
 from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
+from vllm_lite.quantization.named import NamedMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
 from vllm_lite.quantization.rounded import RoundedLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
@@ -76,7 +78,9 @@ class LinearMethods:
         if len(set(forms.values())) > 1:
             raise _unlike(forms)
         form = forms[layers[0]]
-        return self._plain if form is None else self._by_form(_without_rounding(path, form))
+        if form is None:
+            return self._plain
+        return NamedMethod(self._by_form(_without_rounding(path, form)), tuple(layers))
 
 
 def _without_rounding(path: str, form: Form) -> Form:
@@ -88,14 +92,21 @@ def _without_rounding(path: str, form: Form) -> Form:
 
 def _unlike(forms: Mapping[str, Form | str | None]) -> CheckpointError:
     plain = [layer for layer, form in forms.items() if form is None]
+    shown = {
+        layer: f"{layer} ({form if isinstance(form, str) else describe(form)})"
+        for layer, form in forms.items()
+        if form is not None
+    }
     if plain:
         return CheckpointError(
             f"{plain[0]} is not quantised but fused with layers that are: "
-            f"{', '.join(layer for layer in forms if layer not in plain)}"
+            f"{', '.join(shown.values())}"
         )
     (first, form), *others = forms.items()
     other = next(layer for layer, of_layer in others if of_layer != form)
-    return CheckpointError(f"{first} and {other} are fused but quantised unlike each other")
+    return CheckpointError(
+        f"{shown[first]} and {shown[other]} are fused but quantised unlike each other"
+    )
 
 
 def _is_router(path: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final, Literal
 
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
@@ -45,7 +45,8 @@ Number = Literal[
 class Rounding:
     """How a layer's inputs are rounded: to numbers times a scale, which `scope` share.
 
-    The scale is the largest value's, or, with `is_static`, the checkpoint's for the whole tensor.
+    The scale is the largest value's, or, with `is_static`, the checkpoint's for the whole tensor,
+    as is the zero point then unless it `is_symmetric`.
     Groups of floats of four bits have scales that are 8-bit floats themselves, or powers of two.
     """
 
@@ -83,10 +84,13 @@ class StoredCodes:
     super_scale: str = ""
     divides: bool = False
     zero_point: str = ""
+    # Zero points are those of signed numbers where the tensor is not there.
+    may_lack_zeros: bool = False
     # Each input's group.
     order: str = ""
     rounding: Rounding | None = None
     input_scale: str = ""
+    input_zero_point: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +104,13 @@ class Ternary:
 
 @dataclass(frozen=True, slots=True)
 class FlatBlocks:
-    """bitsandbytes' codes of four bits: a matrix in one line, in which 64 values share a scale."""
+    """bitsandbytes' codes of four bits: a matrix in one line, in which 64 values share a scale.
+
+    Their bytes are stored as numbers of the type `storage`, so that tools may shard them.
+    """
 
     number: Literal["nf4", "fp4"]
+    storage: Literal["uint8", "float16", "bfloat16", "float32"] = "uint8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,20 @@ class Rounded:
 
 
 Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks | Rounded
+
+
+def describe(form: Any) -> str:
+    """The fields of a Form that are not as usual, for errors: unlike forms read unlike."""
+    shown = []
+    for one in fields(form):
+        value = getattr(form, one.name)
+        if value != one.default:
+            nested = f"({describe(value)})" if is_dataclass(value) else value
+            shown.append(f"{one.name} {nested}")
+    return ", ".join(shown)
+
+
+STORAGES: Final = ("uint8", "float16", "bfloat16", "float32")
 # bitsandbytes' default, and QLoRA's.
 NF4 = StoredCodes("nf4", 4, block=(1, 64))
 
