@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tests.models.quantized_checkpoints import Quantise, Stored, rounded, words
+from tests.models.quantized_checkpoints import AWQ_ORDER, Quantise, Stored, rounded, words
 
 
 def in_groups(weight: Tensor, group: int, bits: int, is_symmetric: bool = False) -> Any:
@@ -248,11 +248,82 @@ def llm_int8(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
 
 def torchao_int8(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
     scale = weight.abs().amax(1, keepdim=True) / 127.5
-    codes = (weight / scale).round().clamp(-128, 127)
-    stored = {"_weight_qdata": codes.to(torch.int8), "_weight_scale": scale}
+    codes = (weight / scale).round().clamp(-128, 127).to(torch.int8)
+    stored = {"_weight_qdata": codes, "_weight_scale": scale}
     if "q_proj" in name:  # later versions have zero points
         stored["_weight_zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
     return stored, codes * scale
+
+
+def torchao_intx(group: int, bits: int, is_shifted: bool) -> Quantise:
+    """A byte for each signed number, and zero points of them."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        groups, low_code = weight.reshape(len(weight), -1, group), -(2 ** (bits - 1))
+        low, high = groups.amin(2), groups.amax(2)
+        if not is_shifted:
+            high = torch.maximum(high, -low)
+            low = -high
+        scale = ((high - low) / (2**bits - 1)).bfloat16().float()
+        zero = (low_code - low / scale).round() if is_shifted else torch.zeros_like(scale)
+        zero = zero.clamp(low_code, -low_code - 1)
+        codes = (groups / scale[..., None]).round() + zero[..., None]
+        codes = codes.clamp(low_code, -low_code - 1)
+        stored = {
+            "_weight_qdata": codes.flatten(1).to(torch.int8),
+            "_weight_scale": scale.bfloat16(),
+            "_weight_zero_point": zero.to(torch.int8),
+        }
+        return stored, ((codes - zero[..., None]) * scale[..., None]).reshape(weight.shape)
+
+    return quantise
+
+
+def torchao_float8(quantise: Quantise) -> Quantise:
+    """Codes and scales by torchao's names; one scale has two dimensions."""
+
+    def renamed(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = quantise(name, weight)
+        scale = stored.get("weight_scale", stored.get("weight_scale_inv"))
+        assert scale is not None
+        scale = scale if scale.dim() else scale.view(1, 1)
+        return {"_weight_qdata": stored["weight"], "_weight_scale": scale}, worth
+
+    return renamed
+
+
+def viewed(quantise: Quantise, storage: str) -> Quantise:
+    """Bytes as numbers of another type, as sharded training stores them."""
+
+    def quantise_viewed(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = quantise(name, weight)
+        codes = stored["weight"].flatten().view(getattr(torch, storage))
+        return stored | {"weight": codes[:, None]}, worth
+
+    return quantise_viewed
+
+
+def awq_even(group: int) -> Quantise:
+    """AWQ's words of codes around their middle; some tools store the middle, some do not."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        codes, zeros, scales, worth = in_groups(weight, group, 4, is_symmetric=True)
+        stored = {"qweight": words(codes.T, 4, AWQ_ORDER), "scales": scales.T}
+        if "down" in name:
+            stored["qzeros"] = words(zeros.T, 4, AWQ_ORDER)
+        return stored, worth
+
+    return quantise
+
+
+def awq_marlin(group: int) -> Quantise:
+    """AutoAWQ's names of Marlin's tiles."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = marlin(group, 4)(name, weight)
+        return {"qweight": stored["B"], "scales": stored["s"]}, worth
+
+    return quantise
 
 
 def torchao_int4(group: int) -> Quantise:

@@ -256,6 +256,26 @@ def round_by(scale: float, largest: float) -> Round:
     return rounded
 
 
+def with_zero_points(quantise: Quantise) -> Quantise:
+    """The code of zero for inputs beside their scale; those of fused layers cover unlike ranges."""
+
+    def quantise_shifted(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = quantise(name, weight)
+        # Of q_proj, whose scale is 0.04: from -5.04 to 5.16. Of others -5.4 to 7.35.
+        zero = torch.tensor([-2 if "q_proj" in name else -20], dtype=torch.int8)
+        return stored | {"input_zero_point": zero}, worth
+
+    return quantise_shifted
+
+
+def round_by_shift(scale: float, zero: int) -> Round:
+    def rounded(x: Tensor) -> Tensor:
+        codes = ((x / scale).round() + zero).clamp(-128, 127)
+        return (codes - zero) * scale
+
+    return rounded
+
+
 def round_mx(kind: str) -> Round:
     def rounded(x: Tensor) -> Tensor:
         _, worth = mx(kind)("", x)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models import integer_layouts as layouts
-from tests.models.quantized_checkpoints import Quantise, awq, gptq, write_pair
+from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.stored_codes import bitsandbytes, compressed
 from tests.models.test_gguf import IDS
@@ -39,6 +39,7 @@ def torchao(name: str, **data: Any) -> dict[str, Any]:
     return {"quant_method": "torchao", "quant_type": {"default": kind}}
 
 
+PER_GROUP = {"_type": "PerGroup", "_data": {"group_size": 32}}
 FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     "awq": (AWQ, awq(32), SIZES),
     "awq of AutoAWQ": (
@@ -51,6 +52,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     "awq gemv fast": (
         AWQ | {"version": "gemv_fast", "group_size": 64},
         layouts.awq_gemv_fast(64),
+        TILED,
+    ),
+    "awq around the middle": (AWQ | {"zero_point": False}, layouts.awq_even(32), SIZES),
+    "awq marlin": (
+        AWQ | {"version": "marlin", "zero_point": False, "group_size": 64},
+        layouts.awq_marlin(64),
         TILED,
     ),
     "gptq 2": (GPTQ | {"bits": 2, "sym": False}, layouts.any_bits(32, 2), SIZES),
@@ -123,7 +130,34 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         )
         for kind, nested, block in (("nf4", False, 64), ("nf4", True, 128), ("fp4", True, 64))
     },
+    **{
+        f"bitsandbytes in {storage}": (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+            | {"bnb_4bit_quant_storage": storage},
+            layouts.viewed(bitsandbytes("nf4", True), storage),
+            SIZES,
+        )
+        for storage in ("bfloat16", "float32")
+    },
     "torchao int8": (torchao("Int8WeightOnlyConfig"), layouts.torchao_int8, SIZES),
+    "torchao int8 groups": (
+        torchao("Int8WeightOnlyConfig", granularity=PER_GROUP),
+        layouts.torchao_intx(32, 8, False),
+        SIZES,
+    ),
+    **{
+        f"torchao int{bits}{' asymmetric' * is_shifted}": (
+            torchao("IntxWeightOnlyConfig", granularity=PER_GROUP, weight_dtype=f"torch.int{bits}"),
+            layouts.torchao_intx(32, bits, is_shifted),
+            SIZES,
+        )
+        for bits, is_shifted in ((1, False), (3, True), (4, False), (7, True))
+    },
+    "torchao float8": (
+        torchao("Float8WeightOnlyConfig"),
+        layouts.torchao_float8(scaled(torch.float8_e4m3fn, "channel", False)),
+        SIZES,
+    ),
     "torchao int4": (
         torchao("Int4WeightOnlyConfig", group_size=32),
         layouts.torchao_int4(32),
@@ -180,7 +214,7 @@ def test_fused_layers_with_unlike_rules_are_refused(tmp_path: Path) -> None:
 
     settings = GPTQ | {"dynamic": {".*q_proj": {"bits": 8}}}
     packed, _ = write_pair(tmp_path, settings, quantise, **SIZES)
-    with pytest.raises(CheckpointError, match=r"q_proj and \S*k_proj are fused but"):
+    with pytest.raises(CheckpointError, match=r"q_proj \(.*bits 8.*\) and .*k_proj \(.*bits 4"):
         load(packed)
 
 
@@ -220,3 +254,61 @@ def test_names_of_kernels_stand_for_the_checkpoints_they_read(name: str, tmp_pat
         load(packed, quantization="compressed-tensors")
     with pytest.raises(UsageError, match="tpu_int8 is for TPUs alone"):
         load(packed, quantization="tpu_int8")
+
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "awq": ("auto_awq", "awq_marlin"),
+    "gptq": ("auto_gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "ipex", "bitblas"),
+    "auto-round": ("inc", "intel/auto-round"),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_method_of_another_name_is_the_same_format(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS[name]
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    want = logits(load(packed))
+    for method in SPELLINGS[name]:
+        named = settings | {"quant_method": method}
+        if method == "bitblas":
+            named["checkpoint_format"] = "gptq"
+        overrides = {"quantization_config": named}
+        for given in (None, method.removeprefix("intel/")):
+            found = load(packed, hf_overrides=overrides, quantization=given)
+            assert torch.equal(logits(found), want), (method, given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            ({"quant_method": name}, f"quantised by {name}, which is for .* alone; use the unq")
+            for name in ("tpu_int8", "neuron_quant", "humming", "fp_quant", "deepspeedfp")
+        ),
+        *(
+            ({"quant_method": name}, f"use --quantization {name} and --hf-overrides .*null")
+            for name in ("experts_int8", "rtn", "int8", "fp8_per_block", "nf4", "q4_k")
+        ),
+        ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
+        (GPTQ | {"checkpoint_format": "bitblas"}, "the order in which BitBLAS's kernel"),
+        (GPTQ | {"quant_method": "bitblas"}, "bitblas with checkpoint_format 'bitblas'"),
+        ({"quant_method": 7}, "by an unnamed method"),
+        (AWQ | {"version": "gemv_fast", "zero_point": False}, "zero_point"),
+    ],
+)
+def test_names_that_no_format_has_are_one_line(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    packed, _ = write_pair(tmp_path, settings, lambda _, weight: ({"weight": weight}, weight))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(packed)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plain_checkpoint_may_name_how_it_is_rounded(tmp_path: Path) -> None:
+    """As ptpc_fp8 does, of which no tool stores anything else."""
+    settings = {"quant_method": "ptpc_fp8", "activation_scheme": "dynamic"}
+    packed, plain = write_pair(
+        tmp_path, settings, lambda _, weight: ({"weight": weight}, weight), **SIZES
+    )
+    assert torch.equal(logits(load(packed)), logits(load(plain, quantization="ptpc_fp8")))

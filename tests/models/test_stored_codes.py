@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.integer_layouts import torchao_float8, torchao_int8, torchao_intx
 from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
 from tests.models.runner import load
 from tests.models.stored_codes import (
@@ -21,11 +22,13 @@ from tests.models.stored_codes import (
     mx,
     nvfp4,
     round_by,
+    round_by_shift,
     round_mx,
     round_nvfp4,
     round_shifted,
     round_tokens,
     sparse,
+    with_zero_points,
     words,
 )
 from tests.models.test_quantized_checkpoints import SIZES, SQUARE, layers, logits
@@ -78,6 +81,11 @@ CASES: dict[str, Case] = {
         compressed(INT, TENSOR | {"type": "int"}),
         scaled(INT8, "channel", True),
         round_by(0.05, 127.0),
+    ),
+    "W8A8 int static asymmetric": (
+        compressed(INT, TENSOR | {"type": "int", "symmetric": False}),
+        with_zero_points(scaled(INT8, "channel", True)),
+        round_by_shift(0.05, -20),
     ),
     "W8A8 int asymmetric": (
         compressed(INT, INT_TOKENS | {"symmetric": False}),
@@ -158,6 +166,48 @@ CASES: dict[str, Case] = {
     ),
 }
 
+
+def torchao(name: str, **data: Any) -> dict[str, Any]:
+    kind = {"_type": name, "_data": data, "_version": 2}
+    return {"quant_method": "torchao", "quant_type": {"default": kind}}
+
+
+PER_TENSOR = {"_type": "PerTensor", "_data": {}}
+PER_ROW = {"_type": "PerRow", "_data": {"dim": -1}}
+PER_BLOCK = [
+    {"_type": "PerBlock", "_data": {"block_size": sides}} for sides in ([1, 128], [128] * 2)
+]
+GROUPS_OF_32 = {"_type": "PerGroup", "_data": {"group_size": 32}}
+BY_FLOAT8 = "Float8DynamicActivationFloat8WeightConfig"
+INTX = torchao(
+    "Int8DynamicActivationIntxWeightConfig",
+    weight_dtype={"_type": "torch.dtype", "_data": "int4"},
+    weight_granularity=GROUPS_OF_32,
+    act_mapping_type={"_type": "MappingType", "_data": "ASYMMETRIC"},
+)
+CASES |= {
+    "torchao int8 by int8": (
+        torchao("Int8DynamicActivationInt8WeightConfig", granularity=PER_ROW),
+        torchao_int8,
+        ROUND127,
+    ),
+    "torchao int4 by int8": (INTX, torchao_intx(32, 4, False), round_shifted),
+    "torchao float8 by float8": (
+        torchao(BY_FLOAT8, granularity=[PER_ROW, PER_ROW], activation_value_ub=0.75),
+        torchao_float8(scaled(E4M3, "channel", False)),
+        lambda x: ROUND8(x.clamp(-0.75, 0.75)),
+    ),
+    "torchao float8 of tensors": (
+        torchao(BY_FLOAT8, granularity=[PER_TENSOR, PER_TENSOR]),
+        torchao_float8(scaled(E4M3, "tensor", False)),
+        ROUND8,
+    ),
+    "torchao float8 blocks": (
+        torchao(BY_FLOAT8, granularity=PER_BLOCK),
+        torchao_float8(scaled(E4M3, "block", False)),
+        round_tokens(448.0, 128),
+    ),
+}
 
 MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "ignore": ["lm_head"]}
 STATIC8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
@@ -318,6 +368,30 @@ def test_layers_of_a_quark_checkpoint_are_mixed(tmp_path: Path) -> None:
         assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
 
 
+def test_torchao_chooses_by_name_by_pattern_or_for_all(tmp_path: Path) -> None:
+    chosen = {
+        "_default": torchao("Int8WeightOnlyConfig")["quant_type"]["default"],
+        "model.layers.0.mlp.down_proj": INTX["quant_type"]["default"],
+        "model.layers.0.self_attn.o_proj.weight": None,
+        r"re:.*\.(gate|up)_proj": torchao("Float8WeightOnlyConfig")["quant_type"]["default"],
+    }
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        if "o_proj" in name:
+            return {"weight": weight}, weight
+        if "mlp" in name and "down" not in name:
+            return torchao_float8(scaled(E4M3, "channel", False))(name, weight)
+        return (torchao_intx(32, 4, True) if "down" in name else torchao_int8)(name, weight)
+
+    keys = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
+    for kind, key in keys.items():
+        settings = torchao(kind, **{key: chosen})
+        packed, plain = write_pair(tmp_path / kind, settings, quantise, **SIZES)
+        exact, model = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+        for layer, module in model.items():
+            assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+
+
 def test_modelopt_mixes_by_name_and_reads_a_file_beside(tmp_path: Path) -> None:
     names = [f"model.layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")]
     named: dict[str, Any] = {name: {"quant_algo": "NVFP4", "group_size": 16} for name in names}
@@ -354,6 +428,21 @@ def test_modelopt_mixes_by_name_and_reads_a_file_beside(tmp_path: Path) -> None:
         (compressed(FLOAT8, TOKENS | {"type": "complex"}), "input_activations.type"),
         (compressed(FLOAT8 | {"num_bits": 4}, TOKENS), "weights.strategy 'channel'"),
         ({"quant_method": "compressed-tensors"}, "no config_groups"),
+        (
+            compressed(
+                FLOAT8, config_groups={"a": {"targets": ["LlamaAttention"], "weights": FLOAT8}}
+            ),
+            "the target 'LlamaAttention', a class",
+        ),
+        (
+            compressed(FLOAT8) | {"kv_cache_scheme": TENSOR | {"strategy": "attn_head"}},
+            "kv_cache_scheme.strategy 'attn_head'",
+        ),
+        (compressed(FLOAT8, TENSOR | {"symmetric": False}), "input_activations.symmetric False"),
+        (torchao("Float8StaticActivationFloat8WeightConfig"), "quant_type 'Float8Static"),
+        (torchao(BY_FLOAT8, activation_value_lb=0.1), "activation_value_lb 0.1"),
+        (torchao("Int8WeightOnlyConfig", granularity=PER_TENSOR), "rows of granularity None"),
+        (torchao("IntxWeightOnlyConfig", weight_dtype="int9"), "weight_dtype 'int9'"),
         (FP8 | {"weight_block_size": [64, 40]}, r"weight_block_size \[64, 40\]"),
         (FP8 | {"activation_scheme": "often"}, "activation_scheme 'often'"),
     ],
@@ -399,6 +488,7 @@ def test_fused_layers_of_different_forms_are_one_error(tmp_path: Path) -> None:
     settings["config_groups"]["k"] = {"targets": ["re:.*k_proj"], "weights": FLOAT8}
     packed, _ = write_pair(tmp_path, settings, scaled(E4M3, "channel", False), **SIZES)
     with pytest.raises(
-        CheckpointError, match=r"q_proj and .*k_proj are fused but quantised unlike"
+        CheckpointError,
+        match=r"q_proj \(.*token.*\) and .*k_proj \(.*\) are fused but quantised unlike",
     ):
         load(packed)

@@ -135,14 +135,18 @@ def open_heads(directory: Path, layers: Iterable[str], load: LoadConfig) -> Iter
 
 
 def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
-    """Whether a layer's weights are floating-point numbers, by the names of all layers."""
+    """Whether a layer's weights are floating-point numbers, by the names of all layers.
+
+    Those with bitsandbytes' scales beside them are bytes, whatever type holds them.
+    """
     if load.load_format in SHARDED:
         opened = open_shards(directory, load)
     else:
         chosen, files = _files_of(directory, load, lambda name: torch.float32)
         opened = [chosen.open(path, load) for path in files]
+    names = {name for file in opened for name in file.names()}
     return {
-        name.rpartition(".")[0]: file.entry(name)[0] in FLOATS
+        name.rpartition(".")[0]: file.entry(name)[0] in FLOATS and f"{name}.absmax" not in names
         for file in opened
         for name in file.names()
         if name.rpartition(".")[2] in _MATRICES

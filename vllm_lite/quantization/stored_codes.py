@@ -92,13 +92,7 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None,
     ) -> LinearKernel:
         form = self._form
-        input_scale = None
-        if form.input_scale:
-            stored_scale = weights[form.input_scale]
-            input_scale = stored_scale.on_device(stored_scale.data)
-            # Parts of a fused layer read the same inputs: the largest scale covers all.
-            scales = input_scale.reciprocal() if form.divides else input_scale
-            input_scale = scales.max().view(1)
+        input_scale, input_zero = _input_scale(form, weights)
         codes = weights[form.weight].on_device(weights[form.weight].data)
         if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
             scales = weights[form.scale].on_device(weights[form.scale].data)
@@ -108,9 +102,9 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         weight = read_weight(self._layout, weights)
         if not self._keeps_codes:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
-        rounding = (
-            None if form.rounding is None else _rounding(form.rounding, input_scale, codes.device)
-        )
+        rounding = None
+        if form.rounding is not None:
+            rounding = _rounding(form.rounding, input_scale, input_zero, codes.device)
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
         return grouped_kernel(weight, bias, out_dtype, rounding, is_exact)
 
@@ -131,8 +125,28 @@ def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
     return is_whole and rounding.scope == "group" and rounding.group_size == SCALE_BLOCK
 
 
+def _input_scale(
+    form: StoredCodes, weights: Mapping[str, StoredTensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The scale and the zero point [1] float32 that the checkpoint has for inputs.
+
+    Parts of a fused layer read the same inputs, and theirs cover all that a part's cover.
+    """
+    if not form.input_scale:
+        return None, None
+    stored = weights[form.input_scale]
+    scales = stored.on_device(stored.data)
+    if not form.input_zero_point:
+        return (scales.reciprocal() if form.divides else scales).max().view(1), None
+    stored = weights[form.input_zero_point]
+    zeros = stored.on_device(stored.data).float()
+    low, high = (scales * (-128 - zeros)).min(), (scales * (127 - zeros)).max()
+    scale = ((high - low) / 255).view(1)
+    return scale, (-128 - low / scale).round()
+
+
 def _rounding(
-    form: Rounding, input_scale: Tensor | None, device: torch.device
+    form: Rounding, input_scale: Tensor | None, input_zero: Tensor | None, device: torch.device
 ) -> ActivationRounding:
     if form.bits == 8:
         return ActivationRounding(
@@ -141,6 +155,7 @@ def _rounding(
             input_scale,
             scales=form.scale,
             is_shifted=not form.is_symmetric,
+            zero=input_zero,
         )
     values = values_of(form.number)[: 2 ** (form.bits - 1)].to(device)
     return ActivationRounding(

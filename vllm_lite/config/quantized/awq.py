@@ -27,10 +27,15 @@ def form_of(settings: Settings) -> PackedIntegers:
     values = settings.values
     version = values.get("version") or values.get("checkpoint_format") or "gemm"
     version = settings.one_of("version", str(version).lower(), tuple(_LAYOUTS))
-    settings.one_of("zero_point", values.get("zero_point", True), (True,))
+    has_zeros = settings.one_of("zero_point", values.get("zero_point", True), (True, False))
     settings.one_of("bits", values.get("bits", values.get("w_bit")), (4,))
-    name = "group_size" if "group_size" in values else "q_group_size"
-    return PackedIntegers(_LAYOUTS[version], 4, settings.group_size(name))
+    size = settings.group_size("group_size" if "group_size" in values else "q_group_size")
+    if has_zeros:
+        return PackedIntegers(_LAYOUTS[version], 4, size)
+    # Marlin's tiles are written of codes around their middle alone.
+    layout = "awq_marlin" if version == "marlin" else _LAYOUTS[version]
+    settings.one_of("zero_point with gemv_fast", layout != "awq_gemv_fast", (True,))
+    return PackedIntegers(layout, 4, size, is_symmetric=True)
 
 
 def left_plain(settings: Settings, name: str) -> tuple[tuple[re.Pattern[str], None], ...]:

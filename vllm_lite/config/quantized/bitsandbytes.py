@@ -7,6 +7,7 @@ from dataclasses import replace
 from vllm_lite.config.quantized.awq import left_plain
 from vllm_lite.config.quantized.schemes import (
     NF4,
+    STORAGES,
     FlatBlocks,
     PackedIntegers,
     Rounded,
@@ -30,9 +31,9 @@ def read(path: str, values: Json) -> Scheme:
         rounded = Rounded(StoredCodes("int", 8, block=(1, None)))
         return Scheme(form, patterns=left_plain(settings, left), in_flight=rounded)
     name = "bnb_4bit_quant_storage"
-    settings.one_of(name, values.get(name, "uint8"), ("uint8",))
+    storage = settings.one_of(name, values.get(name, "uint8"), STORAGES)
     name = "bnb_4bit_quant_type"
     number = settings.one_of(name, values.get(name, "fp4"), ("nf4", "fp4"))
     rounded = Rounded(replace(NF4, number=number))
     patterns = left_plain(settings, left)
-    return Scheme(FlatBlocks(number), patterns=patterns, in_flight=rounded)
+    return Scheme(FlatBlocks(number, storage), patterns=patterns, in_flight=rounded)

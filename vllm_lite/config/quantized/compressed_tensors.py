@@ -27,6 +27,8 @@ _FORMATS = {
     "marlin-24": (("int",), "words"),
 }
 _SPARSITIES = ("dense", "sparse-24-bitmask", "sparse-bitmask")
+# Names of layers have none of a class's capitals.
+_CLASS = re.compile(r"[A-Z]\w*")
 _FLOATS: dict[int, Any] = {8: "float8_e4m3fn", 6: "float6_e2m3", 4: "float4_e2m1"}
 
 
@@ -53,6 +55,9 @@ def read(path: str, values: Json) -> Scheme:
                 embeddings = form
             elif str(target).startswith("re:"):
                 patterns.append((settings.pattern(target[3:]), form))
+            elif _CLASS.fullmatch(str(target)):
+                known = "targets Linear, Embedding, re: and a pattern, or the names of layers"
+                raise settings.refusal(f"the target {target!r}, a class of modules", known)
             else:
                 named[str(target)] = form
     for name in values.get("ignore") or ():
@@ -187,11 +192,10 @@ def _inputs(settings: Settings, group: Json) -> Json:
     is_static = not inputs.get("dynamic")
     if is_static and scope != "tensor":
         raise settings.refusal(f"static scales of each {scope}", "static scales of a tensor")
+    evens = (True, False) if kind == "int" and bits == 8 else (True,)
     is_symmetric = settings.one_of(
-        "input_activations.symmetric", inputs.get("symmetric", True), (True, False)
+        "input_activations.symmetric", inputs.get("symmetric", True), evens
     )
-    if is_static:
-        settings.one_of("input_activations.symmetric", is_symmetric, (True,))
     size = inputs.get("group_size") or 0
     if scope == "group" and (not isinstance(size, int) or size < 16 or size % 16):
         raise settings.refusal(f"input_activations.group_size {size!r}", "a multiple of 16")
@@ -199,4 +203,7 @@ def _inputs(settings: Settings, group: Json) -> Json:
     scale: Any = "e8m0" if is_mx else "float32"
     size = size if scope == "group" else 0
     rounding = Rounding(number, bits, scope, size, is_static, scale, is_symmetric)
-    return {"rounding": rounding, "input_scale": "input_scale" if is_static else ""}
+    if not is_static:
+        return {"rounding": rounding}
+    zero = "" if is_symmetric else "input_zero_point"
+    return {"rounding": rounding, "input_scale": "input_scale", "input_zero_point": zero}

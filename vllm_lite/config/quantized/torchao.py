@@ -1,14 +1,29 @@
-"""Settings of torchao's checkpoints in safetensors: integers of four and eight bits."""
+"""Settings of torchao's checkpoints in safetensors: one for all layers, or by their names."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.quantized.awq import left_plain
-from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Settings
+from vllm_lite.config.quantized.schemes import (
+    Form,
+    PackedIntegers,
+    Rounding,
+    Scheme,
+    Settings,
+    StoredCodes,
+)
 from vllm_lite.config.values import Json
 
-_KINDS = ("Int8WeightOnlyConfig", "Int4WeightOnlyConfig")
+_NAMES: Any = {"weight": "_weight_qdata", "scale": "_weight_scale"}
+_FLOAT8 = StoredCodes("float8_e4m3fn", 8, **_NAMES)
+_INTEGERS = StoredCodes(
+    "int", 8, zero_point="_weight_zero_point", may_lack_zeros=True, block=(1, None), **_NAMES
+)
+_BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -16,23 +31,132 @@ def read(path: str, values: Json) -> Scheme:
     settings = Settings(path, values)
     found = values.get("quant_type")
     kind = found.get("default") if isinstance(found, dict) else found
-    form = _form_of(settings, kind)
-    patterns = left_plain(settings, "modules_to_not_convert")
-    if isinstance(kind, dict) and kind.get("_type") == "ModuleFqnToConfig":
-        raise settings.refusal("quant_type ModuleFqnToConfig", " or ".join(_KINDS))
-    return Scheme(form, patterns=patterns)
+    patterns: list[tuple[re.Pattern[str], Form | None]] = []
+    patterns += left_plain(settings, "modules_to_not_convert")
+    if not isinstance(kind, dict) or kind.get("_type") not in _BY_NAME:
+        return Scheme(_form_of(settings, kind), patterns=tuple(patterns))
+    data = settings.table("_data", kind.get("_data"))
+    kinds = data.get("fqn_to_config") or data.get("module_fqn_to_config")
+    named: dict[str, Form | None] = {}
+    for name, one in settings.table("fqn_to_config", kinds).items():
+        form = None if one is None else _form_of(settings, one)
+        if name.startswith("re:"):
+            patterns.append((settings.pattern(rf"(?:{name[3:]})\Z"), form))
+        else:
+            named[name.removesuffix(".weight")] = form
+    others = named.pop("_default", None)
+    return Scheme(others, named, tuple(patterns))
 
 
 def _form_of(settings: Settings, kind: Any) -> Form:
     name = kind.get("_type") if isinstance(kind, dict) else kind
-    settings.one_of("quant_type", name, _KINDS)
+    read_kind = _KINDS[settings.one_of("quant_type", name, tuple(_KINDS))]
     found = kind.get("_data") if isinstance(kind, dict) else None
-    data = settings.changed(settings.table("_data", found))
-    if name == "Int8WeightOnlyConfig":
-        if data.values.get("group_size") is None:
-            return PackedIntegers("torchao_int8", 8, None, is_symmetric=True)
-        return PackedIntegers("torchao_int8", 8, data.group_size(), is_symmetric=True)
-    packing = data.values.get("int4_packing_format") or "plain"
-    packing = packing.get("_data") if isinstance(packing, dict) else packing
-    data.one_of("int4_packing_format", str(packing).lower(), ("plain",))
+    return read_kind(settings.changed(settings.table("_data", found)))
+
+
+def _int8(data: Settings) -> StoredCodes:
+    if data.values.get("group_size") is not None:
+        return replace(_INTEGERS, block=(1, data.group_size()))
+    return replace(_INTEGERS, block=(1, _group_size(data, "granularity")))
+
+
+def _int8_by_int8(data: Settings) -> StoredCodes:
+    return replace(_int8(data), rounding=_rounding(data, "SYMMETRIC"))
+
+
+def _int4(data: Settings) -> Form:
+    packing = _word(data, "int4_packing_format", "plain")
+    data.one_of("int4_packing_format", packing.lower(), ("plain",))
     return PackedIntegers("torchao_int4", 4, data.group_size(), is_symmetric=True)
+
+
+def _intx(data: Settings, granularity: str = "granularity") -> StoredCodes:
+    """A byte for each integer, of whatever bits."""
+    data.one_of(
+        "intx_packing_format",
+        _word(data, "intx_packing_format", "UNPACKED_TO_INT8"),
+        ("UNPACKED_TO_INT8",),
+    )
+    word = _word(data, "weight_dtype", "int8")
+    bits = int(data.one_of("weight_dtype", word, tuple(f"int{n}" for n in range(1, 9)))[3:])
+    wide = next(size for size in (2, 3, 4, 5, 6, 8) if size >= bits)
+    return replace(_INTEGERS, bits=wide, block=(1, _group_size(data, granularity)))
+
+
+def _intx_by_int8(data: Settings) -> StoredCodes:
+    form = _intx(data, "weight_granularity")
+    return replace(form, rounding=_rounding(data, "ASYMMETRIC"))
+
+
+def _float8(data: Settings) -> StoredCodes:
+    data.one_of("weight_dtype", _word(data, "weight_dtype", "float8_e4m3fn"), ("float8_e4m3fn",))
+    return replace(_FLOAT8, block=_block(data, data.values.get("granularity") or "PerRow"))
+
+
+def _float8_by_float8(data: Settings) -> StoredCodes:
+    """Inputs of which a whole tensor shares a scale have one for each token here."""
+    get = data.values.get
+    data.one_of("activation_value_lb", get("activation_value_lb"), (None,))
+    largest = get("activation_value_ub") or 0.0
+    if not isinstance(largest, int | float) or largest < 0:
+        raise data.refusal(f"activation_value_ub {largest!r}", "a number above zero")
+    given = get("granularity") or "PerTensor"
+    of_inputs, of_weights = given if isinstance(given, list) and len(given) == 2 else (given,) * 2
+    size = _block(data, of_inputs)[1] or 0
+    rounding = Rounding(
+        "float8_e4m3fn", 8, "group" if size else "token", size, largest=float(largest)
+    )
+    return replace(_float8(data.changed({"granularity": of_weights})), rounding=rounding)
+
+
+_KINDS: dict[str, Callable[[Settings], Form]] = {
+    "Int8WeightOnlyConfig": _int8,
+    "Int8DynamicActivationInt8WeightConfig": _int8_by_int8,
+    "Int4WeightOnlyConfig": _int4,
+    "IntxWeightOnlyConfig": _intx,
+    "Int8DynamicActivationIntxWeightConfig": _intx_by_int8,
+    "Float8WeightOnlyConfig": _float8,
+    "Float8DynamicActivationFloat8WeightConfig": _float8_by_float8,
+}
+
+
+def _word(data: Settings, name: str, usual: str) -> str:
+    """A setting that is a word, or an object of one."""
+    value = data.values.get(name)
+    value = value.get("_data") if isinstance(value, dict) else value
+    return usual if value is None else re.sub(r"^torch\.", "", str(value))
+
+
+def _rounding(data: Settings, usual: str) -> Rounding:
+    word = _word(data, "act_mapping_type", usual)
+    data.one_of("act_mapping_type", word, ("SYMMETRIC", "ASYMMETRIC"))
+    return Rounding("int", 8, "token", is_symmetric=word == "SYMMETRIC")
+
+
+def _group_size(data: Settings, name: str) -> int | None:
+    """Inputs that share a scale; None: all of a row."""
+    rows, size = _block(data, data.values.get(name) or "PerRow")
+    data.one_of(f"rows of {name}", rows, (1,))
+    return size
+
+
+def _block(data: Settings, granularity: Any) -> tuple[int | None, int | None]:
+    """Outputs and inputs that share a scale."""
+    of = granularity.get("_data") or {} if isinstance(granularity, dict) else {}
+    kind = granularity.get("_type") if isinstance(granularity, dict) else granularity
+    known = ("PerTensor", "PerRow", "PerAxis", "PerGroup", "PerBlock")
+    data.one_of("granularity", kind, known)
+    if kind in ("PerTensor", "PerRow", "PerAxis"):
+        data.one_of("granularity.axis", of.get("axis", 0), (0,))
+        return (None, None) if kind == "PerTensor" else (1, None)
+    if kind == "PerGroup":
+        return 1, data.changed(of).group_size()
+    sides = of.get("block_size")
+    if not isinstance(sides, list) or len(sides) != 2 or not all(_is_side(side) for side in sides):
+        raise data.refusal(f"granularity.block_size {sides!r}", "two sizes")
+    return sides[0], sides[1]
+
+
+def _is_side(side: object) -> bool:
+    return type(side) is int and (side == 1 or (side > 0 and side % 32 == 0))

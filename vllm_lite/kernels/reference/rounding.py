@@ -26,15 +26,17 @@ class ActivationRounding:
     values: Tensor | None = None
     # Of groups: powers of two; or 8-bit floats times `scale`.
     scales: Literal["float32", "e8m0", "float8_e4m3fn"] = "float32"
-    # Rows of int8 begin at their least value, rather than lie around zero.
+    # Rows of int8 begin at their least value, rather than lie around zero; or `zero` [1] float32
+    # is the code of zero, with `scale`.
     is_shifted: bool = False
+    zero: Tensor | None = None
 
 
 def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
     """The values [T, N] float32 that x [T, N] is rounded to."""
     number, scale, size = rounding.number, rounding.scale, rounding.group_size
     if rounding.is_shifted:
-        return _round_shifted(x.float())
+        return _round_shifted(x.float(), scale, rounding.zero)
     if scale is not None and not size:
         return quantize_by_scale(x, scale, number).float() * scale
     num_inputs = x.shape[1]
@@ -82,9 +84,10 @@ def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
     return codes.clamp(-largest, largest).to(rounding.number).float() * scales
 
 
-def _round_shifted(x: Tensor) -> Tensor:
-    low, high = x.aminmax(dim=1, keepdim=True)
-    scale = (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-10) / 255
-    zero = (-128 - low.clamp(max=0) / scale).round()
+def _round_shifted(x: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
+    if scale is None or zero is None:
+        low, high = x.aminmax(dim=1, keepdim=True)
+        scale = (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-10) / 255
+        zero = (-128 - low.clamp(max=0) / scale).round()
     codes: Tensor = ((x / scale).round() + zero).clamp(-128, 127)
     return (codes - zero) * scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,11 +51,14 @@ class CodesLayout:
                 unpacking = _reshaped(scales.dtype, form.scale_shape)
             weights[form.scale] = _stored(scales, form.block, unpacking)
             if form.zero_point:
-                zeros = torch.empty(shape, dtype=torch.uint8, device="cpu")
-                weights[form.zero_point] = _stored(zeros, form.block, self._zeros())
+                zeros = torch.full(shape, 2 ** (form.bits - 1), dtype=torch.uint8, device="cpu")
+                stored = _stored(zeros, form.block, self._zeros())
+                weights[form.zero_point] = replace(stored, is_optional=form.may_lack_zeros)
         for name in (form.super_scale, form.input_scale):
             if name:
                 weights[name] = _one_number(output_size)
+        if form.input_zero_point:
+            weights[form.input_zero_point] = _one_number(output_size, torch.int8)
         if form.order:
             order = torch.empty(input_size, dtype=torch.int32, device="cpu")
             weights[form.order] = StoredTensor.on_host(order, None, 0)
@@ -64,12 +68,16 @@ class CodesLayout:
         """Read the weight of filled tensors; ValueError if they contradict each other."""
         form = self._form
         codes, zeros = weights[form.weight], None
-        is_integer = form.number == "int"
+        is_integer, middle = form.number == "int", 2 ** (form.bits - 1)
         if codes.dtype is torch.int8:
-            codes = codes.view(torch.uint8) ^ 128
+            codes = _unsigned(codes, form.bits)
         codes = codes.view(torch.uint8)
-        if form.zero_point:
+        if form.zero_point and not bool((weights[form.zero_point] == middle).all()):
             zeros = weights[form.zero_point]
+        if form.packing == "bytes" and form.bits < 8:
+            for suffix, plane in ((form.weight, codes), (form.zero_point, zeros)):
+                if plane is not None and int(plane.amax()) >= 2**form.bits:
+                    raise ValueError(f"{suffix} holds numbers of more than {form.bits} bits")
         permutation = None
         if form.order:
             permutation = _permutation(weights[form.order], form.block[1] or codes.shape[1])
@@ -82,7 +90,7 @@ class CodesLayout:
             codes,
             self.scales(weights, len(codes)),
             form.bits,
-            2 ** (form.bits - 1) if is_integer and zeros is None else 0,
+            middle if is_integer and zeros is None else 0,
             zeros=zeros,
             super_scales=super_scales,
             permutation=permutation,
@@ -117,8 +125,15 @@ class CodesLayout:
     def _zeros(self) -> Unpacking:
         """Of zero points, which lie along outputs where they are packed."""
         if self._form.packing == "bytes":
-            return Unpacking(torch.int8, tuple, lambda stored, _: stored.view(torch.uint8) ^ 128)
+            bits = self._form.bits
+            return Unpacking(torch.int8, tuple, lambda stored, _: _unsigned(stored, bits))
         return _turned(_words(self._form.bits))
+
+
+def _unsigned(stored: Tensor, bits: int) -> Tensor:
+    """Signed numbers in bytes as codes from 0; those of more bits are codes beyond the last."""
+    codes: Tensor = (stored.view(torch.uint8) ^ 128) - (128 - 2 ** (bits - 1))
+    return codes
 
 
 def _turned(words: Unpacking) -> Unpacking:
@@ -223,8 +238,8 @@ def _stored(
     )
 
 
-def _one_number(output_size: int) -> StoredTensor:
-    data = torch.empty(output_size, dtype=torch.float32, device="cpu")
+def _one_number(output_size: int, dtype: torch.dtype = torch.float32) -> StoredTensor:
+    data = torch.empty(output_size, dtype=dtype, device="cpu")
     device = torch.get_default_device()
     return StoredTensor(data, output_dim=0, input_dim=None, device=device, is_one_number=True)
 

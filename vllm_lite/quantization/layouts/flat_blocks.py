@@ -37,7 +37,7 @@ class FlatBlocksLayout:
         codes = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
         scales = torch.empty(output_size, input_size // group, device="cpu")
         return {
-            "weight": _stored(codes, Unpacking(torch.uint8, _in_line, _codes), 1),
+            "weight": _stored(codes, _codes_of(getattr(torch, self._form.storage)), 1),
             "absmax": _stored(scales, Unpacking(None, _blocks_of(group), _scales_of(group)), group),
         }
 
@@ -48,13 +48,18 @@ class FlatBlocksLayout:
         return make_grouped(codes, weights["absmax"], 4, table=table)
 
 
-def _in_line(shape: Sequence[int]) -> tuple[int, ...]:
-    return (-(-math.prod(shape) // 2), 1)
+def _codes_of(storage: torch.dtype) -> Unpacking:
+    """Two codes to a byte, and its bytes as numbers of the type `storage`."""
 
+    def in_line(shape: Sequence[int]) -> tuple[int, ...]:
+        return (-(-math.prod(shape) // (2 * storage.itemsize)), 1)
 
-def _codes(stored: Tensor, shape: Sequence[int]) -> Tensor:
-    line = torch.stack((stored >> 4, stored & 15), -1).flatten()
-    return line[: math.prod(shape)].view(tuple(shape))
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        pairs = stored.contiguous().view(torch.uint8).flatten()
+        line = torch.stack((pairs >> 4, pairs & 15), -1).flatten()
+        return line[: math.prod(shape)].view(tuple(shape))
+
+    return Unpacking(None if storage.is_floating_point else storage, in_line, values)
 
 
 def _blocks_of(group: int) -> Callable[[Sequence[int]], tuple[int, ...]]:

@@ -203,9 +203,14 @@ def _awq(form: PackedIntegers) -> dict[str, Packed]:
 
     return {
         "qweight": Packed("codes", torch.int32, shape, values),
-        "qzeros": Packed("zeros", torch.int32, shape, values),
+        "qzeros": Packed("zeros", torch.int32, shape, values, default=_middle(form)),
         "scales": _floats("scales"),
     }
+
+
+def _middle(form: PackedIntegers) -> int | None:
+    """The zero point of a layer without any."""
+    return 2 ** (form.bits - 1) - form.zeros_are_less_by_one if form.is_symmetric else None
 
 
 def _awq_gemv(form: PackedIntegers) -> dict[str, Packed]:
@@ -217,7 +222,13 @@ def _awq_gemv(form: PackedIntegers) -> dict[str, Packed]:
 
     return {
         "qweight": Packed("codes", torch.int32, lambda m, n: (m, _words(n, 4)), values),
-        "qzeros": Packed("zeros", torch.int32, lambda m, g: (m, groups(g) // 8), values),
+        "qzeros": Packed(
+            "zeros",
+            torch.int32,
+            lambda m, g: (m, groups(g) // 8),
+            values,
+            default=_middle(form),
+        ),
         "scales": Packed("scales", None, lambda m, g: (m, groups(g)), lambda stored, *_: stored),
     }
 
@@ -243,7 +254,7 @@ def _gptq(form: PackedIntegers) -> dict[str, Packed]:
     def zeros(stored: Tensor, rows: int, columns: int) -> Tensor:
         return numbers(stored, form.bits).T
 
-    bits, middle = form.bits, 2 ** (form.bits - 1) - form.zeros_are_less_by_one
+    bits = form.bits
     return {
         "qweight": Packed("codes", torch.int32, lambda m, n: (_words(n, bits), m), codes),
         "qzeros": Packed(
@@ -251,7 +262,7 @@ def _gptq(form: PackedIntegers) -> dict[str, Packed]:
             torch.int32,
             lambda m, g: (g, _words(m, bits)),
             zeros,
-            default=middle if form.is_symmetric else None,
+            default=_middle(form),
         ),
         "scales": _floats("scales"),
         "g_idx": Packed(
@@ -294,6 +305,12 @@ def _tiled_pairs(form: PackedIntegers) -> dict[str, Packed]:
     """compressed-tensors' names of Marlin's 2:4 sparse tiles."""
     names = {"B_24": "weight_packed", "s": "scale_packed", "B_meta": "meta"}
     return {names[name]: packed for name, packed in _tiled("marlin_24", form).items()}
+
+
+def _awq_marlin(form: PackedIntegers) -> dict[str, Packed]:
+    """AutoAWQ's names of Marlin's tiles."""
+    tiles, scales = _tiled("marlin", form).values()
+    return {"qweight": tiles, "scales": scales}
 
 
 def _qqq(form: PackedIntegers) -> dict[str, Packed]:
@@ -356,16 +373,6 @@ def _llm_int8(form: PackedIntegers) -> dict[str, Packed]:
     }
 
 
-def _torchao_int8(form: PackedIntegers) -> dict[str, Packed]:
-    return {
-        "_weight_qdata": Packed("codes", torch.int8, lambda m, n: (m, n), _signed),
-        "_weight_scale": _floats("scales", inputs_first=False),
-        "_weight_zero_point": Packed(
-            "zeros", torch.int8, lambda m, g: (m, g), _signed, default=128
-        ),
-    }
-
-
 def _torchao_int4(form: PackedIntegers) -> dict[str, Packed]:
     """Signed halves of bytes, with what their zero is worth."""
 
@@ -383,6 +390,7 @@ LAYOUTS: Final[Mapping[str, Callable[[PackedIntegers], dict[str, Packed]]]] = {
     "awq": _awq,
     "awq_gemv": _awq_gemv,
     "awq_gemv_fast": _awq_gemv_fast,
+    "awq_marlin": _awq_marlin,
     "gptq": _gptq,
     "marlin": partial(_tiled, "marlin"),
     "marlin_24": partial(_tiled, "marlin_24"),
@@ -390,6 +398,5 @@ LAYOUTS: Final[Mapping[str, Callable[[PackedIntegers], dict[str, Packed]]]] = {
     "qqq": _qqq,
     "hqq": _hqq,
     "llm_int8": _llm_int8,
-    "torchao_int8": _torchao_int8,
     "torchao_int4": _torchao_int4,
 }
