@@ -43,8 +43,6 @@ _RELATIVE = {
     "T5EncoderModel",
     "MT5EncoderModel",
     "UMT5EncoderModel",
-    "MPNetModel",
-    "MPNetForMaskedLM",
 }
 _GENERATION_CONFIG = "generation_config.json"
 # Scalings whose config states the unscaled length.

@@ -58,6 +58,7 @@ ENCODERS = {
     "xlm_roberta": Encoder(
         _by_task("XLMRoberta"), {"": {"type_vocab_size": 1}, "odd": {**ODD, "pad_token_id": 4}}
     ),
+    "mpnet": Encoder(_by_task("MPNet"), {"": {}, "odd": {**ODD, "max_position_embeddings": 300}}),
     "camembert": Encoder(_by_task("Camembert"), {"": {}, "odd": ODD}),
     "electra": Encoder(
         _by_task("Electra"), {"": {"embedding_size": 20}, "odd": {**ODD, "embedding_size": 51}}

@@ -118,7 +118,8 @@ def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Pa
     model = load(tmp_path, dtype=dtype, runner="pooling")
     batches = [prompts()[:n] for n in (1, 5, 2)]
     recorded = recorded_forward(model, max_tokens=160, num_groups=0)
-    assert recorded != model.forward
+    # Its attention is torch's.
+    assert (recorded == model.forward) == case.startswith("MPNet")
     for batch in batches:
         found = hidden_states(model, batch, recorded)
         for got, want in zip(found, hidden_states(model, batch), strict=True):
@@ -126,7 +127,9 @@ def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Pa
             assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("case", ["BertModel", "ElectraModel", "ModernBertModel", "GteModel"])
+@pytest.mark.parametrize(
+    "case", ["BertModel", "ElectraModel", "ModernBertModel", "GteModel", "MPNetModel"]
+)
 def test_ranks_together_equal_one(case: str, tmp_path: Path) -> None:
     make_encoder(case).save_pretrained(tmp_path)
     batch, meeting, models = prompts()[:3], Meeting(2), []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from tests.models.encoders.cases import make_encoder
 from tests.models.encoders.test_encoders import expected, hidden_states, prompts
 from tests.models.runner import load
 from vllm_lite.errors import CheckpointError
+from vllm_lite.models.encoders.mpnet import distance_buckets
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -196,3 +198,20 @@ def test_options_that_are_not_computed_are_refused(
     with pytest.raises(CheckpointError, match=words) as caught:
         load(tmp_path, runner="pooling", hf_overrides=changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta", "Camembert", "MPNet"])
+def test_vectors_need_no_scores_of_words(family: str, tmp_path: Path) -> None:
+    base = make_encoder(f"{family}Model")
+    whole = getattr(transformers, f"{family}ForMaskedLM")(base.config).eval()
+    whole.base_model.load_state_dict(base.state_dict(), strict=False)
+    whole.save_pretrained(tmp_path)
+    batch = prompts()[:2]
+    for ids, found in zip(batch, hidden_states(load(tmp_path), batch), strict=True):
+        torch.testing.assert_close(found, expected(base, ids)[0], atol=1e-4, rtol=0)
+
+
+def test_distances_share_numbers_as_in_transformers() -> None:
+    distances = torch.arange(-600, 601)
+    bucket = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket
+    assert torch.equal(distance_buckets(distances), bucket(distances))

@@ -30,6 +30,12 @@ _BERT: dict[str, Any] = {
     "fixed": {"position_embedding_type": "absolute"},
 }
 _ROBERTA = {**_BERT, "reads": f"{_BERT['reads']} pad_token_id", "pads_positions": True}
+_MPNET = {
+    **_BERT,
+    "reads": "layer_norm_eps pad_token_id",
+    "fixed": {"pad_token_id": 1, "relative_attention_num_buckets": 32},
+    "pads_positions": True,
+}
 _ELECTRA = {
     **_BERT,
     "reads": f"{_BERT['reads']} embedding_size",
@@ -158,6 +164,24 @@ ROWS = (
         },
     ),
     *_rows("Camembert", "roberta", _ROBERTA, of="Roberta"),
+    *_rows("MPNet", "mpnet", _MPNET),
+    # The scores of words are left out.
+    *(
+        row(
+            f"{family}ForMaskedLM",
+            f"encoders.{module}",
+            model_class=f"{of}Model",
+            like=f"{family}Model",
+            **fields,
+            **_EMBED,
+        )
+        for family, of, module, fields in (
+            ("Roberta", "Roberta", "roberta", _ROBERTA),
+            ("XLMRoberta", "Roberta", "roberta", _ROBERTA),
+            ("Camembert", "Roberta", "roberta", _ROBERTA),
+            ("MPNet", "MPNet", "mpnet", _MPNET),
+        )
+    ),
     *_rows("Electra", "electra", _ELECTRA),
     *_rows("DistilBert", "distilbert", _DISTILBERT),
     row(
