@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,31 @@ from vllm_lite import LLM, SamplingParams
 
 PROMPTS = [
     [(7 * i * i + 3 * start) % 131 for i in range(length)]
-    for start, length in [(0, 40), (1, 5), (2, 1), (3, 17), (0, 44)]
+    for start, length in [(0, 40), (1, 5), (2, 1), (3, 27), (0, 44)]
 ]
 NUM_TOKENS = 12
+# Those of one length grow together, beyond what there is room for.
+BATCH = sorted(PROMPTS * 7, key=len)
+NUM_BLOCKS = {8: 25, 32: 9}
 
 
-@torch.inference_mode()
-def greedy(model: PreTrainedModel, ids: list[int]) -> tuple[list[int], float]:
-    """The likeliest continuation, and the smallest gap between the two best of a position."""
-    gap, known = float("inf"), list(ids)
-    for _ in range(NUM_TOKENS):
-        best = model(torch.tensor([known])).logits[0, -1].topk(2)
-        gap = min(gap, float(best.values[0] - best.values[1]))
-        known.append(int(best.indices[0]))
-    return known[len(ids) :], gap
+class Greedy:
+    """What a model would answer at temperature 0."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], bool] = {}
+
+    @torch.inference_mode()
+    def gives(self, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether behind the prompt each token is the likeliest, or one of two that are alike."""
+        key = tuple(prompt), tuple(tokens)
+        if key not in self._judged:
+            ids = torch.tensor([[*prompt, *tokens[:-1]]])
+            logits = self._model(ids).logits[0, len(prompt) - 1 :]
+            chosen = logits.gather(1, torch.tensor([key[1]]).T)
+            self._judged[key] = bool((logits.amax(1, keepdim=True) - chosen < 1e-3).all())
+        return self._judged[key]
 
 
 def schedules() -> Iterator[ParameterSet]:
@@ -46,9 +57,7 @@ def schedules() -> Iterator[ParameterSet]:
 def test_no_schedule_changes_a_token(case: str, block_size: int, tmp_path: Path) -> None:
     family, changes = CASES[case]
     reference = make_model(family, **changes)
-    want, gaps = zip(*(greedy(reference, prompt) for prompt in PROMPTS), strict=True)
-    is_clear = [gap > 1e-3 for gap in gaps]
-    assert any(is_clear)
+    greedy = Greedy(reference)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with LLM(
         str(save(reference, tmp_path)),
@@ -57,19 +66,21 @@ def test_no_schedule_changes_a_token(case: str, block_size: int, tmp_path: Path)
         disable_frontend_multiprocessing=True,
         block_size=block_size,
         max_model_len=64,
-        # Chunks of prompts, and too few blocks for all: some are preempted.
+        # Chunks of prompts, and too few blocks for all.
         max_num_batched_tokens=16,
-        num_gpu_blocks_override=1 + 4 * 64 // block_size,
+        num_gpu_blocks_override=NUM_BLOCKS[block_size],
         async_scheduling=block_size == 8,
     ) as llm:
-        for repeats in (1, 7):
-            outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS * repeats], params)
-            for output, expected, clear in zip(
-                outputs, want * repeats, is_clear * repeats, strict=True
-            ):
-                assert not clear or list(output.outputs[0].token_ids) == expected
+        for prompts in (PROMPTS, BATCH):
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                tokens = output.outputs[0].token_ids
+                assert len(tokens) == NUM_TOKENS and greedy.gives(prompt, tokens)
+        stats = llm.llm_engine.get_stats()
+        # A state never grows: a request keeps the slot with which it begins.
+        assert (stats.num_preemptions > 0) == (stats.num_total_blocks > 0)
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         for _ in range(2):  # the second finds its prompt in the prefix cache
             (output,) = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params)
         assert output.num_cached_tokens
-        assert not is_clear[0] or list(output.outputs[0].token_ids) == want[0][:1]
+        assert greedy.gives(PROMPTS[0], output.outputs[0].token_ids)
