@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +314,26 @@ def test_a_plain_checkpoint_may_name_how_it_is_rounded(tmp_path: Path) -> None:
         tmp_path, settings, lambda _, weight: ({"weight": weight}, weight), **SIZES
     )
     assert torch.equal(logits(load(packed)), logits(load(plain, quantization="ptpc_fp8")))
+
+
+def test_pickled_forms_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_hqq = {"a.q_proj": {"W_q": torch.zeros(4), "nbits": 4}}
+    module = types.ModuleType("torchao.quantization")
+    tensor = type("Int8Tensor", (), {"__module__": module.__name__})
+    for name in ("torchao", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(module, "Int8Tensor", tensor, raising=False)
+    for method, held, message in (
+        (hqq(4, 64), of_hqq, "by HQQ's own tool.* save_pretrained, as safetensors"),
+        (
+            torchao("Int8WeightOnlyConfig"),
+            {"a.q_proj.weight": tensor()},
+            r"a pickle of torchao\.quantization\.Int8Tensor.*as safetensors",
+        ),
+    ):
+        directory = tmp_path / str(method["quant_method"])
+        packed, _ = write_pair(directory, method, lambda _, x: ({"weight": x}, x), **SIZES)
+        (packed / "model.safetensors").unlink()
+        torch.save(held | {"rest": torch.zeros(30_000)}, packed / "qmodel.pt")
+        with pytest.raises(CheckpointError, match=f"qmodel.pt is .*{message}"):
+            load(packed)

@@ -43,6 +43,11 @@ def open_pickled(path: Path, load: LoadConfig) -> HeldTensors:
         read: Any = torch.load(path, map_location=place, weights_only=True, mmap=True)
     except Exception as error:  # a pickle may ask for anything, and fail in any way
         raise CheckpointError(_reason(path, place, error)) from None
+    if isinstance(read, dict) and any(isinstance(x, dict) and "W_q" in x for x in read.values()):
+        raise CheckpointError(
+            f"{path} is a pickle by HQQ's own tool, with a table for each layer; save the model "
+            "with transformers' save_pretrained, as safetensors"
+        )
     if not isinstance(read, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
         for name, value in read.items()
@@ -53,7 +58,13 @@ def open_pickled(path: Path, load: LoadConfig) -> HeldTensors:
 
 def _reason(path: Path, place: object, error: Exception) -> str:
     text = str(error)
-    if asked := re.search(r"GLOBAL (\S+)", text):
+    asked = re.search(r"GLOBAL (\S+)", text)
+    if asked and asked[1].startswith("torchao."):
+        return (
+            f"{path} is a pickle of {asked[1]}, which could run code; save the model as "
+            "safetensors, as later releases of torchao do"
+        )
+    if asked:
         return (
             f"{path} is a pickle that asks for {asked[1]}, which could run code; use a "
             "safetensors file of a source that you trust"
