@@ -27,8 +27,8 @@ _CONVERSIONS = {
     "reward": ("token_classify",),
 }
 _POOLING = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
-# Endings of the names of models that score each word of the vocabulary.
-_OF_WORDS = ("ForMaskedLM", "SparseEmbeddingModel")
+# The ending of the names of models that score each word of the vocabulary.
+_OF_WORDS = "ForMaskedLM"
 # transformers' default.
 _NUM_LABELS = 2
 
@@ -217,12 +217,13 @@ def _own_tasks(facts: ModelFacts) -> tuple[str, ...] | None:
     """The tasks that the checkpoint is made for; None where it generates text."""
     for name in _stated_names(facts):
         if name in ARCHITECTURES:
-            tasks = ARCHITECTURES[name].tasks
+            row, tasks = ARCHITECTURES[name], ARCHITECTURES[name].tasks
             if weighs_words(Path(facts.path)):
-                if not name.endswith(_OF_WORDS):
+                scores_words = name.endswith(_OF_WORDS) and tasks == _CONVERSIONS["reward"]
+                if not (scores_words or row.seq_pooling == "MAX"):
                     raise UsageError(
                         f"{facts.path}: modules.json lists SpladePooling, and {name} gives no "
-                        f"scores of words; it needs a checkpoint that ends in {_OF_WORDS[0]}"
+                        f"scores of words here; use one of BertForMaskedLM or DistilBertForMaskedLM"
                     )
                 return _CONVERSIONS["embed"]
             return None if tasks[0] == "generate" else tasks

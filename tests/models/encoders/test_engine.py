@@ -132,12 +132,15 @@ def test_splade_weighs_every_word(kind: str, tmp_path: Path) -> None:
         ("BertForMaskedLM", {"pooling_strategy": "sum"}, "pooling_strategy is 'sum'"),
         ("BertForMaskedLM", {"activation_function": "log1p_relu"}, "weighed by relu alone"),
         ("BertModel", {}, "BertModel gives no scores of words"),
+        ("RobertaModel", {}, "RobertaForMaskedLM gives no scores of words"),
     ],
 )
 def test_other_sparse_vectors_are_refused(
     case: str, settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     make_encoder(case).save_pretrained(tmp_path)
+    if case == "RobertaModel":
+        renamed(tmp_path, "RobertaForMaskedLM")
     sparse_modules(tmp_path, **settings)
     with pytest.raises(UsageError, match=message):
         engine(tmp_path)
