@@ -118,6 +118,12 @@ def __dir__() -> list[str]:
     return sorted(VARIABLES)
 
 
+def give(name: str, value: str, *, is_default: bool = False) -> None:
+    """Set a variable for a package that reads its settings there; a default yields to what is."""
+    if not is_default or name not in os.environ:
+        os.environ[name] = value
+
+
 # vLLM's, and why they change nothing here.
 IDLE = {
     "VLLM_HOST_IP": "an engine runs on one machine",

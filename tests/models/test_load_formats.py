@@ -18,7 +18,7 @@ from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from vllm_lite import LLM, SamplingParams
 from vllm_lite.errors import CheckpointError, RequestError, UsageError
-from vllm_lite.loader import prefetch
+from vllm_lite.loader import prefetch, safetensors
 
 IDS = [5, 9, 2, 77, 130, 0, 31]
 
@@ -256,14 +256,33 @@ def test_packages_read_the_same_weights(packaged: tuple[str, Path], expected: to
         assert file.name in refusal(path, load_format=load_format)
 
 
-def test_the_streamers_settings_reach_it(tiny: Path) -> None:
+def test_the_streamers_settings_reach_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("runai_model_streamer")
+    for name in ("RUNAI_STREAMER_CONCURRENCY", "RUNAI_STREAMER_MEMORY_LIMIT"):
+        monkeypatch.setenv(name, "1")  # and back at the end
     extra = {"concurrency": 3, "memory_limit": 1 << 20}
     load(tiny, load_format="runai_streamer", model_loader_extra_config=extra)
     find = ctypes.CDLL(None).getenv
     find.restype = ctypes.c_char_p
     assert find(b"RUNAI_STREAMER_CONCURRENCY") == b"3"
     assert find(b"RUNAI_STREAMER_MEMORY_LIMIT") == b"1048576"
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_streamed_tensors_are_let_go(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, is_turned: bool
+) -> None:
+    """Whatever the order, no more are kept than allowed, and all can be read, also again."""
+    tensors = load_file(tiny / "model.safetensors")
+    names = sorted(tensors, reverse=is_turned)
+    most = sum(tensor.nbytes for tensor in tensors.values()) // 4
+    monkeypatch.setattr(safetensors, "_MOST_KEPT", most)
+    stream = ((name, tensors[name].clone()) for name in names)
+    file = safetensors.StreamedFile(tiny / "model.safetensors", lambda _: stream)
+    for name in [*sorted(tensors), *sorted(tensors)]:
+        whole = tuple(slice(0, size) for size in tensors[name].shape)
+        assert torch.equal(file.read(name, whole), tensors[name])
+        assert sum(tensor.nbytes for tensor in file._kept.values()) <= most
 
 
 @pytest.mark.parametrize("load_format", PACKAGES)

@@ -17,7 +17,7 @@ from vllm_lite.config.model import LoadConfig
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.pickled import open_cached, open_pickled
 from vllm_lite.loader.prefetch import is_worth_it, prefetch
-from vllm_lite.loader.safetensors import SafetensorsFile, read_whole
+from vllm_lite.loader.safetensors import EagerFile, SafetensorsFile
 from vllm_lite.loader.sharded_state import shard_files
 from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
 from vllm_lite.loader.streamed import open_fast, open_streamed, open_tensorized
@@ -66,7 +66,7 @@ class _Format:
 
 def _open_safetensors(path: Path, load: LoadConfig) -> TensorFile:
     is_eager = load.safetensors_load_strategy == "eager"
-    return read_whole(path) if is_eager else SafetensorsFile(path)
+    return EagerFile(path) if is_eager else SafetensorsFile(path)
 
 
 # Mistral's repositories hold the weights twice, once in a layout of their own.

@@ -19,8 +19,10 @@ def prefetch(files: Sequence[Path], num_threads: int, block_size: int) -> list[T
         for start in range(0, file.stat().st_size, block_size):
             queue.put((file, start))
 
+    # Of all threads: what is in it does not matter.
+    block = bytearray(block_size)
+
     def run() -> None:
-        block = bytearray(block_size)
         while True:
             try:
                 file, start = queue.get_nowait()

@@ -1,18 +1,19 @@
-"""safetensors files, mapped into memory or read whole. Refuses damaged ones."""
+"""safetensors files, mapped into memory or streamed. Refuses damaged ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
+
+_BLOCK, _MOST_KEPT = 16 << 20, 64 << 20
 
 
 class SafetensorsFile:
@@ -42,26 +43,53 @@ class SafetensorsFile:
             return part
 
 
-class WholeFile(SafetensorsFile):
-    """A file that `load` reads at once, when the first of its tensors is asked for."""
+class EagerFile(SafetensorsFile):
+    """A mapped file, read from end to end when the first of its tensors is asked for."""
 
-    def __init__(self, path: Path, load: Callable[[Path], Mapping[str, Tensor]]) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._load = load
         self._lock = Lock()
-        self._tensors: Mapping[str, Tensor] = {}
+        self._is_read = False
 
     def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
-        with self._lock:
-            if not self._tensors:
-                with _damage_of(self.path):
-                    self._tensors = self._load(self.path)
-        return self._tensors[name][region]
+        with self._lock, _damage_of(self.path):
+            if not self._is_read:
+                # Into the system's cache: a copy of our own would be memory for as long as the
+                # file's last layer is not there.
+                block = bytearray(_BLOCK)
+                with open(self.path, "rb", buffering=0) as file:
+                    while file.readinto(block):
+                        pass
+            self._is_read = True
+        return super().read(name, region)
 
 
-def read_whole(path: Path) -> WholeFile:
-    """The file at `path`, whose bytes are copied to memory."""
-    return WholeFile(path, lambda path: load(path.read_bytes()))
+class StreamedFile(SafetensorsFile):
+    """A file whose tensors `stream` gives one after another, each of them once.
+
+    One that comes before it is asked for is kept, but no more than a few: what is asked for later,
+    or again, is mapped.
+    """
+
+    def __init__(self, path: Path, stream: Callable[[Path], Iterator[tuple[str, Tensor]]]) -> None:
+        super().__init__(path)
+        self._lock = Lock()
+        self._stream = stream(path)
+        self._kept: dict[str, Tensor] = {}
+        self._is_past: set[str] = set()
+
+    def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
+        with self._lock, _damage_of(self.path):
+            while name not in self._is_past:
+                found = next(self._stream, None)
+                if found is None:
+                    break
+                self._is_past.add(found[0])
+                self._kept[found[0]] = found[1]
+                while found[0] != name and sum(x.nbytes for x in self._kept.values()) > _MOST_KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+            tensor = self._kept.pop(name, None)
+        return super().read(name, region) if tensor is None else tensor[region]
 
 
 @contextmanager

@@ -1,42 +1,51 @@
 """Files that other packages read: Run:ai's streamer, fastsafetensors and tensorizer.
 
-Each is an extra of this package, of the format's name. A file is read whole, when the first of its
-tensors is asked for, and its memory is released with the last layer that it fills.
+Each is an extra of this package, of the format's name. Reading begins when the first of a file's
+tensors is asked for.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
+from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vllm_lite import envs
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.loader.safetensors import WholeFile
+from vllm_lite.loader.safetensors import StreamedFile
 from vllm_lite.loader.stored import HeldTensors
 
 # Package: its extra.
 _EXTRAS = {"runai_model_streamer": "runai", "fastsafetensors": "fastsafetensors"}
 
 
-def open_streamed(path: Path, load: LoadConfig) -> WholeFile:
+def open_streamed(path: Path, load: LoadConfig) -> StreamedFile:
     """The safetensors file at `path`, read by Run:ai's streamer."""
     streamer = _package("runai_model_streamer", load)
+    if "owned" not in signature(streamer.SafetensorsStreamer.stream_file).parameters:
+        raise UsageError(
+            f"--load-format {load.load_format} needs a later runai_model_streamer: "
+            "pip install --upgrade 'vllm-lite[runai]'"
+        )
     extra = load.model_loader_extra_config
-    # The package reads its settings there.
     for name, variable in _RUNAI_VARIABLES.items():
         if name in extra:
-            os.putenv(variable, str(extra[name]))
+            envs.give(variable, str(extra[name]))
+    # One tensor at a time, unless it is said how much.
+    envs.give("RUNAI_STREAMER_MEMORY_LIMIT", "0", is_default=True)
 
-    def read(path: Path) -> dict[str, Tensor]:
+    def stream(path: Path) -> Iterator[tuple[str, Tensor]]:
         with streamer.SafetensorsStreamer() as reader:
-            reader.stream_file(str(path))
-            return {name: tensor.clone() for name, tensor in reader.get_tensors()}
+            # Tensors of our own, where others would be written over by the next.
+            reader.stream_file(str(path), owned=True)
+            yield from reader.get_tensors()
 
-    return WholeFile(path, read)
+    return StreamedFile(path, stream)
 
 
 _RUNAI_VARIABLES = {
@@ -45,23 +54,24 @@ _RUNAI_VARIABLES = {
 }
 
 
-def open_fast(path: Path, load: LoadConfig) -> WholeFile:
-    """The safetensors file at `path`, read by fastsafetensors."""
+def open_fast(path: Path, load: LoadConfig) -> StreamedFile:
+    """The safetensors file at `path`, read by fastsafetensors, which holds all of it meanwhile."""
     package = _package("fastsafetensors", load)
 
-    def read(path: Path) -> dict[str, Tensor]:
+    def stream(path: Path) -> Iterator[tuple[str, Tensor]]:
         reader = package.SafeTensorsFileLoader(package.SingleGroup(), device="cpu", nogds=True)
         try:
             reader.add_filenames({0: [str(path)]})
             buffer = reader.copy_files_to_device()
             try:
-                return {name: buffer.get_tensor(name).clone() for name in reader.get_keys()}
+                for name in reader.get_keys():
+                    yield name, buffer.get_tensor(name).clone()
             finally:
                 buffer.close()
         finally:
             reader.close()
 
-    return WholeFile(path, read)
+    return StreamedFile(path, stream)
 
 
 def open_tensorized(path: Path, load: LoadConfig) -> HeldTensors:

@@ -1,0 +1,241 @@
+"""Times loads of a large checkpoint from a cold cache, and the anonymous memory that they take.
+
+    python benchmarks/load_time.py                     2 GiB in one file, on a machine that is quiet
+    python benchmarks/load_time.py --gib 0.1 --rounds 1 --only lazy,eager
+
+A plain bfloat16 checkpoint in Llama's shape is written once to --folder (kept for the next run if
+named) and loaded by each --safetensors-load-strategy, and by each load format whose package is
+there, in a fresh process each time: the file is dropped from the page cache, read from end to end,
+dropped again, and loaded as a worker loads it. Imports come before. Memory is that of the process
+which is neither a file's nor another process's, looked at every 2 ms. The goals: 1.3 times the
+seconds of reading, and 1.05 times the weights and 64 MB. The exit code is 1 where one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.machine import describe_machine
+from safetensors.torch import save_file
+
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.worker.worker import Worker
+
+STRATEGIES = ("lazy", "eager", "prefetch")
+PACKAGES = {
+    "runai_streamer": "runai_model_streamer",
+    "fastsafetensors": "fastsafetensors",
+}
+TIME_GOAL, MEMORY_GOAL, MEMORY_MORE = 1.3, 1.05, 64_000_000
+BLOCK = 16 << 20
+# TinyLlama's layers.
+SIZES = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load: seconds of reading the file alone and of loading it, and bytes of memory."""
+
+    read_seconds: float
+    load_seconds: float
+    memory: int
+
+
+def write_checkpoint(folder: Path, gib: float) -> int:
+    """Write the checkpoint unless it is there; the bytes of its weights."""
+    hidden, wide = SIZES["hidden_size"], SIZES["intermediate_size"]
+    keys = hidden // SIZES["num_attention_heads"] * SIZES["num_key_value_heads"]
+    matrices = {
+        **{f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"},
+        **{f"self_attn.{name}_proj": (keys, hidden) for name in "kv"},
+        **{f"mlp.{name}_proj": (wide, hidden) for name in ("gate", "up")},
+        "mlp.down_proj": (hidden, wide),
+    }
+    norms = ("input_layernorm", "post_attention_layernorm")
+    vocabulary = 2 * SIZES["vocab_size"] * hidden
+    layer = sum(rows * columns for rows, columns in matrices.values()) + 2 * hidden
+    count = max(1, round((gib * (1 << 30) / 2 - vocabulary) / layer))
+    path = folder / "model.safetensors"
+    num_bytes = 2 * (vocabulary + count * layer + hidden)
+    if path.exists() and path.stat().st_size > num_bytes:
+        return num_bytes
+    torch.manual_seed(0)
+    state = {"model.norm.weight": torch.ones(hidden)}
+    for name in ("model.embed_tokens", "lm_head"):
+        state[f"{name}.weight"] = torch.randn(SIZES["vocab_size"], hidden) * 0.02
+    for i in range(count):
+        for name, shape in matrices.items():
+            state[f"model.layers.{i}.{name}.weight"] = torch.randn(shape) * 0.02
+        state |= {f"model.layers.{i}.{name}.weight": torch.ones(hidden) for name in norms}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.bfloat16() for name, tensor in state.items()}, path, {"format": "pt"})
+    config = {
+        **SIZES,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": count,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return num_bytes
+
+
+def drop(path: Path) -> None:
+    """Drop a file from the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_cold(path: Path) -> float:
+    """Seconds to read a file from end to end."""
+    drop(path)
+    block = bytearray(BLOCK)
+    begin = time.perf_counter()
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(block):
+            pass
+    return time.perf_counter() - begin
+
+
+class MemoryWatch:
+    """The most anonymous memory of this process beyond what it had before."""
+
+    def __init__(self) -> None:
+        self._before = self.most = self._now()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def rise(self) -> int:
+        """Stop watching; bytes."""
+        self._is_over.set()
+        self._thread.join()
+        return self.most - self._before
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.002):
+            self.most = max(self.most, self._now())
+
+    @staticmethod
+    def _now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return sum(int(found[name].split()[0]) for name in ("RssAnon", "RssShmem")) << 10
+
+
+def load_once(folder: Path, options: dict[str, Any]) -> Load:
+    """Read, then load; in a process of its own."""
+    config = EngineArgs(
+        model=str(folder), dtype="bfloat16", device="cpu", skip_tokenizer_init=True, **options
+    ).create_engine_config()
+    # What a first product and a first thread need is not the load's.
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    for package in PACKAGES.values():
+        if options.get("load_format") in PACKAGES and importlib.util.find_spec(package):
+            __import__(package)
+    path = folder / "model.safetensors"
+    read_seconds = read_cold(path)
+    drop(path)
+    watch = MemoryWatch()
+    begin = time.perf_counter()
+    worker = Worker(config)
+    seconds = time.perf_counter() - begin
+    del worker
+    return Load(read_seconds, seconds, watch.rise())
+
+
+def ways() -> dict[str, dict[str, Any]]:
+    """Names of ways to load, and their options."""
+    found = {name: {"safetensors_load_strategy": name} for name in STRATEGIES}
+    for name, package in PACKAGES.items():
+        if importlib.util.find_spec(package):
+            found[name] = {"load_format": name}
+    return found
+
+
+def measure(folder: Path, name: str, rounds: int) -> list[Load]:
+    """Loads of one way."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--child", name]
+    loads = []
+    for _ in range(rounds):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+        loads.append(Load(**json.loads(done.stdout.splitlines()[-1])))
+    return loads
+
+
+def record(name: str, loads: list[Load], num_bytes: int) -> dict[str, Any]:
+    """The medians of one way, and whether they meet the goals."""
+    ratio = statistics.median(load.load_seconds / load.read_seconds for load in loads)
+    memory = statistics.median(load.memory for load in loads)
+    return {
+        "way": name,
+        "read_seconds": round(statistics.median(load.read_seconds for load in loads), 3),
+        "load_seconds": round(statistics.median(load.load_seconds for load in loads), 3),
+        "of_reading": round(ratio, 3),
+        "memory_mb": round(memory / 1e6, 1),
+        "of_weights": round((memory - MEMORY_MORE) / num_bytes, 3),
+        "meets": ratio <= TIME_GOAL and memory - MEMORY_MORE <= MEMORY_GOAL * num_bytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the file")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="WAY,...")
+    parser.add_argument("--folder", type=Path, help="of the checkpoint")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(asdict(load_once(args.folder, ways()[args.child]))))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        num_bytes = write_checkpoint(folder, args.gib)
+        print(f"{num_bytes / 1e6:.0f} MB of weights; read and load in s, memory in MB")
+        print(
+            "| way | read | load | of reading | memory | less 64 MB, of weights |\n|" + " --- |" * 6
+        )
+        results = []
+        for name in ways():
+            if args.only and name not in args.only.split(","):
+                continue
+            found = record(name, measure(folder, name, args.rounds), num_bytes)
+            results.append(found)
+            shown = [str(value) for key, value in found.items() if key != "meets"]
+            print(f"| {' | '.join(shown)} |", "" if found["meets"] else "missed", flush=True)
+    if args.output_json:
+        content = {"machine": describe_machine(), "num_bytes": num_bytes, "ways": results}
+        args.output_json.write_text(json.dumps(content, indent=1) + "\n")
+    if not all(found["meets"] for found in results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
