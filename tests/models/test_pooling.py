@@ -136,6 +136,18 @@ def by_engine(model: str, worker: Any, **options: Any) -> list[bytes]:
     return [found[str(number)] for number in range(len(PROMPTS))]
 
 
+@pytest.mark.parametrize(("kind", "reads"), [("LAST", True), ("MEAN", False), ("CLS", False)])
+def test_only_the_last_token_may_stand_behind_prefix_hits(
+    kind: str, reads: bool, model: str
+) -> None:
+    options = TINY | IN_PROCESS | {"pooler_config": {"seq_pooling_type": kind}}
+    with LLM(model, **options) as llm:
+        first, _ = vectors(llm, RAW, 1)
+        again, num_cached = vectors(llm, RAW, 1)
+    assert first == again
+    assert bool(num_cached) == reads
+
+
 def test_a_core_in_a_process_of_its_own_gives_vectors(model: str) -> None:
     with LLM(model, **TINY, **IN_PROCESS) as here, LLM(model, **TINY) as there:
         assert vectors(here, RAW, 1) == vectors(there, RAW, 1)
