@@ -14,7 +14,9 @@ import pytest
 
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.checkpoint import read_facts
+from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.load import cache_spec
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.registry import get_model_class
 
@@ -43,3 +45,12 @@ def test_a_field_that_has_one_value_may_not_have_another(
     (tmp_path / "config.json").write_text(json.dumps(told))
     with pytest.raises(CheckpointError, match=f"{name} is 'other', not "):
         read_facts(str(tmp_path))
+
+
+def test_deepseek_caches_a_latent_and_a_rotated_key_of_each_token(tmp_path: Path) -> None:
+    """Not 16 heads' keys of 192 and values of 128 numbers, which would be nine times as much."""
+    model = {**PUBLISHED["deepseek-ai/DeepSeek-V2-Lite"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    args = EngineArgs(model=str(tmp_path), dtype="bfloat16", device="cpu", skip_tokenizer_init=True)
+    spec = cache_spec(args.create_engine_config())
+    assert [layer.bytes_per_token for layer in spec.layers] == [(512 + 64) * 2] * 2
