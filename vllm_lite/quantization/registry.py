@@ -1,6 +1,8 @@
 """Maps --quantization and a checkpoint's format to LinearMethods.
 
-A checkpoint may leave some layers unquantised, as its settings and its tensors tell.
+A checkpoint may leave some layers unquantised, as its settings and its tensors tell. The inputs of
+a mixture's experts are never rounded, whatever it says of them: their operation takes rows as they
+are, which is more exact than the format asks for.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class LinearMethods:
 
 
 def _without_rounding(path: str, form: Form) -> Form:
-    """The form as it is multiplied: a mixture's operation takes experts' inputs as they are."""
+    """The form as it is multiplied, without rounding where the layer is an expert's."""
     if isinstance(form, StoredCodes) and ".experts." in path:
         return replace(form, rounding=None)
     return form

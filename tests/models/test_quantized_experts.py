@@ -1,0 +1,66 @@
+"""Experts of a mixture in every kind of storage: kept as they are stored, and worth the same.
+
+Their inputs are not rounded, whatever the format says of a layer's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.quantized_checkpoints import Quantise, write_pair
+from tests.models.runner import load
+from tests.models.test_integer_checkpoints import FORMATS
+from tests.models.test_quantized_checkpoints import logits
+from tests.models.test_stored_codes import CASES
+
+# Marlin's tiles are of 64 outputs, blocks of 128.
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+NAMES = (
+    *("awq", "gptq", "gptq act-order", "marlin", "marlin 24", "qqq"),
+    *("hqq 4", "bitsandbytes", "bitsandbytes nf4 nested 128", "torchao int4", "torchao float8"),
+    *("fp8 static", "fp8 blocks", "W8A8 int", "W4A16", "W4A16 act-order", "NVFP4"),
+    *("NVFP4A16", "MXFP4", "MXFP8", "2:4 float", "modelopt FP8", "modelopt NVFP4"),
+    *("quark fp8", "quark int8", "quark fp4", "quark fp6_e2m3", "fbgemm_fp8"),
+)
+
+
+def _format(name: str) -> tuple[dict[str, Any], Quantise]:
+    return FORMATS[name][:2] if name in FORMATS else CASES[name][:2]
+
+
+def mixtures(model: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module).__name__ == "SparseMLP"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_are_kept_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    settings, quantise = _format(name)
+    packed, plain = write_pair(tmp_path, settings, quantise, "qwen3_moe", **SIZES)
+    exact = load(plain)
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(exact))
+    model = load(packed)
+    assert logits(model).isfinite().all()
+    x = torch.randn(6, SIZES["hidden_size"])
+    ids = torch.randint(0, SIZES["num_experts"], (6, 2), dtype=torch.int32)
+    weights = torch.rand(6, 2)
+    for mixture, other in zip(mixtures(model), mixtures(exact), strict=True):
+        stored, whole = mixture.kernel.stored, other.kernel.stored
+        assert sum(w.num_bytes for w in stored) < 0.45 * sum(w.num_bytes for w in whole)
+        got, want = mixture.kernel(x, ids, weights), other.kernel(x, ids, weights)
+        if all("groups" in weight.format for weight in stored):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+        else:  # by GGUF's types, whose kernels round activations
+            assert float((got - want).norm() / want.norm()) < 0.03
