@@ -273,6 +273,21 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default"},
         },
     ),
+    "exaone_moe-published": (
+        "exaone_moe",
+        {
+            "num_hidden_layers": 5,
+            "num_experts": 6,
+            "num_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+        },
+    ),
+    "mimo_v2_flash-published": (
+        "mimo_v2_flash",
+        {"v_head_dim": 16, "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+    ),
     "kimi_linear-published": ("kimi_linear", {}),
     "kimi_linear-latent-queries": (
         "kimi_linear",
@@ -297,6 +312,26 @@ GGUF_CASES = {**CASES, **FURTHER}
 _RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
 
 
+def _mimo_fields(hparams: dict[str, Any]) -> dict[str, Any]:
+    """MiMo's fields before transformers had the model; its further layers are not written here."""
+    rope = hparams["rope_parameters"]
+    whole, local = rope["full_attention"], rope["sliding_attention"]
+    return {
+        "swa_head_dim": hparams["head_dim"],
+        "swa_v_head_dim": hparams["v_head_dim"],
+        "swa_num_attention_heads": hparams["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * hparams["num_key_value_heads"],
+        "hybrid_layer_pattern": [int(x == "sliding_attention") for x in hparams["layer_types"]],
+        "layernorm_epsilon": hparams["rms_norm_eps"],
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_theta": whole["rope_theta"],
+        "swa_rope_theta": local["rope_theta"],
+        "partial_rotary_factor": whole["partial_rotary_factor"],
+        "rope_parameters": {"rope_type": "default", **whole},
+    }
+
+
 def _published_blocks(hparams: dict[str, Any]) -> dict[str, Any]:
     """Fields of mixtures and of layers of several kinds as published configurations have them."""
     kind, count = hparams.get("model_type"), hparams.get("num_hidden_layers")
@@ -310,6 +345,10 @@ def _published_blocks(hparams: dict[str, Any]) -> dict[str, Any]:
     if kind == "phimoe":
         length = hparams["rope_parameters"].get("original_max_position_embeddings")
         return {"original_max_position_embeddings": length or 128, **hparams}
+    if kind == "exaone_moe":
+        return {**hparams, "scoring_func": "sigmoid"}
+    if kind == "mimo_v2_flash":
+        return {**hparams, **_mimo_fields(hparams)}
     if kind == "glm4_moe_lite":
         return {**hparams, "first_k_dense_replace": 1}
     if kind == "hunyuan_v1_moe":

@@ -153,6 +153,11 @@ def without_activation(config: Json, state: State) -> State:
     return {name: x for name, x in state.items() if ".act_fn." not in name}
 
 
+def sinks_as_weights(config: Json, state: State) -> State:
+    ends = (".sinks", ".attention_sink_bias")
+    return {f"{name}.weight" if name.endswith(ends) else name: x for name, x in state.items()}
+
+
 # How the converter changes the tensors of an architecture, by its name in files.
 CHANGES: dict[str, Callable[[Json, State], State]] = {
     **dict.fromkeys(("llama", "mistral3", "arcee", "smollm3", "granite", "deci"), permuted),
@@ -173,6 +178,7 @@ CHANGES: dict[str, Callable[[Json, State], State]] = {
     "granitehybrid": lambda config, state: mixtures.split_inputs(
         config, mixtures.mamba2(config, permuted(config, state))
     ),
+    "mimo2": sinks_as_weights,
     "dbrx": mixtures.dbrx_experts,
     "gpt-oss": mixtures.gpt_oss,
     **dict.fromkeys(("mamba", "jamba"), mixtures.mamba),

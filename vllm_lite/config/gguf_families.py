@@ -106,6 +106,29 @@ def _encoder(gguf: GGUFFile, config: Json) -> None:
         config["global_attn_every_n_layers"] = period
 
 
+def _mimo2(gguf: GGUFFile, config: Json) -> None:
+    """Layers with windows have keys of their own number; further layers are for drafts."""
+    count, names = config["num_hidden_layers"], gguf.tensors
+    kinds = config["layer_types"] = config["layer_types"][:count]
+    keys = _by_layer(gguf.of_architecture("attention.head_count_kv"), count)
+    for kind, field, place in (
+        ("full_attention", "num_key_value_heads", "full"),
+        ("sliding_attention", "swa_num_key_value_heads", "swa"),
+    ):
+        layers = [i for i in range(count) if kinds[i] == kind]
+        config[field] = keys[layers[0]] if layers else keys[0]
+        config[f"add_{place}_attention_sink_bias"] = any(
+            f"blk.{i}.attn_sinks.weight" in names for i in layers
+        )
+    config["mlp_layer_types"] = [
+        "sparse" if f"blk.{i}.ffn_gate_inp.weight" in names else "dense" for i in range(count)
+    ]
+    whole = config["rope_parameters"].get("full_attention", {})
+    if "partial_rotary_factor" in whole:
+        part = whole["partial_rotary_factor"]
+        config["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = part
+
+
 def _llama4(gguf: GGUFFile, config: Json) -> None:
     config["intermediate_size_mlp"] = config["intermediate_size"]
     config["intermediate_size"] = gguf.of_architecture("expert_feed_forward_length")
@@ -120,6 +143,7 @@ REFINEMENTS: Mapping[str, Callable[[GGUFFile, Json], None]] = {
     "gemma4": _gemma4,
     "deci": _deci,
     "llama4": _llama4,
+    "mimo2": _mimo2,
     **dict.fromkeys(("bert", "nomic-bert", "modern-bert", "jina-bert-v2"), _encoder),
     **HYBRIDS,
 }

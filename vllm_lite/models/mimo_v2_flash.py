@@ -46,8 +46,9 @@ class MiMoV2FlashForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         value, scale = f"{LAYERS}.self_attn.v_proj", facts.hf_config.get("attention_value_scale")
+        stored = "blk.*.attn_v" if facts.format == "gguf" else value
         return [
             *expert_rules(size(facts, "moe_intermediate_size")),
-            *renamed({value: value}, transform=times(1.0 if scale is None else scale)),
+            *renamed({stored: value}, transform=times(1.0 if scale is None else scale)),
             Alias(f"{LAYERS}.self_attn.attention_sink_bias", f"{LAYERS}.self_attn.sinks"),
         ]

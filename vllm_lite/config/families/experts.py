@@ -152,7 +152,13 @@ ROWS = (
         fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
-    row("ExaoneMoeForCausalLM", **_EXAONE),
+    row(
+        "ExaoneMoeForCausalLM",
+        gguf=("exaone-moe",),
+        gguf_fields=_NORMED,
+        gguf_fixed={"norm_topk_prob": False},
+        **_EXAONE,
+    ),
     row(
         "ExaoneMoEForCausalLM",
         model_class="ExaoneMoeForCausalLM",
@@ -189,6 +195,12 @@ ROWS = (
     row(
         "MiMoV2FlashForCausalLM",
         "mimo_v2_flash",
+        gguf=("mimo2",),
+        gguf_fields={
+            "attention.value_length": "v_head_dim",
+            "attention.value_scale": "attention_value_scale",
+        },
+        gguf_fixed={"attention_value_scale": 1.0},
         own_defaults={
             "first_k_dense_replace": 1,
             "rope_theta": 5e6,
@@ -206,8 +218,8 @@ ROWS = (
         "rope_local_base_freq swa_num_attention_heads swa_num_key_value_heads "
         "swa_head_dim swa_v_head_dim add_swa_attention_sink_bias add_full_attention_sink_bias",
         fixed=_CHOICE,
-        # What the window says too.
-        harmless="attention_chunk_size",
+        # What the window says too, and layers for drafts.
+        harmless="attention_chunk_size num_nextn_predict_layers",
     ),
     row(
         "DeepseekForCausalLM",
