@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.server_process import ServerProcess, free_port
+from tests.models.byte_model import save_byte_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -196,6 +199,57 @@ def test_throughput_of_vectors(engine: list[str]) -> None:
     )
     assert code == 0, err
     assert out.splitlines()[1:] == ["Total num prompt tokens:  48", "Total num output tokens:  0"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def embedding_server(encoder: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(model=str(encoder)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_texts"),
+    [("openai-embeddings", 3), ("vllm-pooling", 3), ("vllm-rerank", 3 + 1)],
+)
+def test_serve_loads_a_server_that_embeds(
+    backend: str, num_texts: int, embedding_server: ServerProcess, encoder: Path
+) -> None:
+    """Each of two requests has three of the texts; to rerank them takes a query as well."""
+    before = embedding_server.metric("vllm:request_success_total")
+    words = ["--dataset-name", "random-rerank"] if backend == "vllm-rerank" else []
+    code, out, err = bench(
+        *("serve", "--port", str(embedding_server.port), "--backend", backend, *words),
+        *("--tokenizer", str(encoder), "--num-prompts", "6", "--input-len", "24"),
+        *("--random-batch-size", "3", "--max-concurrency", "2"),
+    )
+    assert code == 0, err
+    assert figure(out, "Successful requests:") == 2
+    assert figure(out, "Mean E2EL (ms):") > 0
+    embedded = embedding_server.metric("vllm:request_success_total") - before
+    assert embedded == 2 * num_texts
+
+
+def test_a_sweep_over_sizes_of_batches(encoder: Path, tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps([{"random_batch_size": size} for size in (1, 4)]))
+    command, port = f"{sys.executable} -m vllm_lite", free_port()
+    load = f"{command} bench serve --port {port} --backend openai-embeddings --num-prompts 4"
+    code, _, err = bench(
+        *("sweep", "serve", "--output-dir", str(tmp_path), "--experiment-name", "sizes"),
+        *("--serve-cmd", f"{command} serve {encoder} --port {port}", "--num-runs", "1"),
+        *("--bench-cmd", f"{load} --tokenizer {encoder} --input-len 24"),
+        *("--bench-params", str(sizes)),
+    )
+    assert code == 0, err
+    with open(tmp_path / "sizes" / "summary.csv", newline="") as file:
+        rows = {row["random_batch_size"]: row for row in csv.DictReader(file)}
+    assert {size: row["completed"] for size, row in rows.items()} == {"1": "4", "4": "1"}
+    assert {row["total_input_tokens"] for row in rows.values()} == {str(4 * 24)}
 
 
 def test_lengths_beyond_the_model_are_one_line() -> None:

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from tests.e2e.server_process import ServerProcess
+from tests.models.byte_model import save_byte_encoder
 from tests.models.checkpoints import make_model, save
+from tests.models.encoders.test_engine import renamed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -65,6 +68,16 @@ def test_pooling(name: str) -> None:
     assert len(scores) >= 3
     ranked = scores[:2] if name == "semantic_search.py" else scores
     assert ranked == sorted(ranked, reverse=True)
+
+
+def test_late_interaction_of_colbert(tmp_path: Path) -> None:
+    """Vectors are those of the checkpoint's last layer, as many as it has tokens."""
+    save_byte_encoder(tmp_path)
+    renamed(tmp_path, "HF_ColBERT", linear__weight=torch.randn(128, 48))
+    title, *lines = run("late_interaction.py", str(tmp_path)).splitlines()
+    assert title == "When was the lighthouse built? (30 tokens)"
+    scores = [float(line.split()[0]) for line in lines]
+    assert scores == sorted(scores, reverse=True) and max(scores) <= 30
 
 
 @pytest.mark.parametrize("name", ["chat_client.py", "streaming_client.py"])
