@@ -1,4 +1,4 @@
-"""From config.json or a GGUF header to ModelFacts; refuses what no model here can run.
+"""From config.json, params.json or a GGUF header to ModelFacts; refuses what no model here can run.
 
 Reads descriptions only, never weights. Every refusal is one line that names the file.
 """
@@ -18,6 +18,7 @@ from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
 from vllm_lite.config.gguf_config import hf_config_of
 from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
+from vllm_lite.config.mistral_config import hf_config_of_params, params_of
 from vllm_lite.config.quantized.registry import read_scheme, with_quantization
 from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
@@ -61,14 +62,17 @@ def read_facts(
     model_impl: str = "auto",
 ) -> ModelFacts:
     """The facts of the model at `path`, a directory or a .gguf file, with overrides applied.
+    config_format: str = "auto",
 
-    `hf_config_path` is another directory, or config.json, that describes the weights. With
+    `hf_config_path` is another directory, or config.json, that describes the weights; of files of
+    both layouts `config_format` chooses, and auto takes params.json where it stands alone. With
     disable_sliding_window, all layers attend to everything and max_position is the window.
     """
     gguf = read_gguf(path) if path.endswith(".gguf") else None
     if hf_config_path or gguf is None:
-        place = Path(hf_config_path or path)
-        raw = read_json(place if place.suffix == ".json" else place / "config.json")
+        raw = _raw_config(Path(hf_config_path or path), config_format)
+    elif config_format == "mistral":
+        raise UsageError(f"--config-format mistral: {path} is a GGUF file; leave it out")
     else:
         raw = _hf_config(gguf)
     overrides = hf_overrides or {}
@@ -99,6 +103,12 @@ def _hf_config(gguf: GGUFFile) -> Json:
     try:
         return hf_config_of(gguf)
     except (TypeError, AttributeError) as error:
+def _raw_config(place: Path, config_format: str) -> Json:
+    if params := params_of(place, config_format):
+        return hf_config_of_params(params)
+    return read_json(place if place.suffix == ".json" else place / "config.json")
+
+
         raise CheckpointError(
             f"{gguf.path} has metadata of the wrong type ({error}); fetch or convert it again"
         ) from None

@@ -166,6 +166,7 @@ def _find_model(values: Json) -> ModelFacts:
         path,
         hf_overrides=overrides,
         hf_config_path=values.get("hf_config_path"),
+        config_format=values.get("config_format", "auto"),
         disable_sliding_window=values.get("disable_sliding_window", False),
         model_impl=values.get("model_impl", "auto"),
     )

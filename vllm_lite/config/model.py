@@ -25,6 +25,18 @@ _QUANTIZATIONS = (
     "intel/auto-round",
 )
 
+# Values of options that parse, and what they would need.
+_TOKENIZER_MODES = {
+    "slow": "tokenizers in Python, which transformers 5 has no more; auto gives the same ids",
+    "custom": "a class that vLLM's plugins register; auto runs a repository's own tokenizer with "
+    "--trust-remote-code",
+}
+_LOAD_FORMATS = {
+    "instanttensor": "reads by the package InstantTensor straight into GPUs' memory",
+    "ipc_cache": "takes weights that another process of vLLM holds in GPUs' memory",
+    "modelexpress": "takes weights that a ModelExpress server sends between GPUs",
+}
+
 # Settings of --model-loader-extra-config, by load format; those of others are _THREADS.
 _THREADS: dict[str, type] = {"enable_multithread_load": bool, "num_threads": int}
 _STREAMER: dict[str, type] = {"concurrency": int, "memory_limit": int}
@@ -108,9 +120,8 @@ class ModelConfig:
     )
     config_format: Literal["auto", "hf", "mistral"] = option(
         "auto",
-        "Layout of the model's configuration.",
-        works=("auto", "hf"),
-        remedy="use a checkpoint in Hugging Face's layout, or a .gguf file",
+        "Layout of the model's configuration; hf: config.json, mistral: params.json; auto: the "
+        "first of them that is there.",
     )
     hf_overrides: Json = option({}, "JSON whose keys replace those of the model's configuration.")
     max_model_len: int = option(
@@ -199,13 +210,8 @@ class LoadConfig:
         "ones, copied to files for NumPy beside them; sharded_state: files that "
         "LLM.save_sharded_state wrote; mistral: consolidated.safetensors; dummy: random ones; "
         "bitsandbytes: as --quantization bitsandbytes. "
-        "Those of packages need them: tensorizer, runai_streamer, fastsafetensors.",
-        works=(
-            *("auto", "hf", "safetensors", "pt", "npcache", "dummy", "gguf", "sharded_state"),
-            "bitsandbytes",
-            *("tensorizer", "runai_streamer", "runai_streamer_sharded", "fastsafetensors"),
-        ),
-        remedy="use auto with safetensors or GGUF weights",
+        "Those of packages need them: tensorizer, runai_streamer, fastsafetensors; instanttensor, "
+        "ipc_cache and modelexpress are refused.",
     )
     safetensors_load_strategy: Literal["lazy", "eager", "prefetch", "torchao"] | None = option(
         "lazy",
@@ -243,6 +249,11 @@ class LoadConfig:
             if kind is None or type(value) is not kind:
                 known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
                 raise UsageError(
+        if why := _LOAD_FORMATS.get(self.load_format):
+            raise UsageError(
+                f"--load-format {self.load_format} is not available: it {why}; use auto, or "
+                "runai_streamer or fastsafetensors to read faster"
+            )
                     f"--model-loader-extra-config {name}: --load-format {self.load_format} has "
                     f"{known or 'no settings'}; leave it out"
                 )

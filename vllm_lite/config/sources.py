@@ -22,15 +22,23 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # What describes a model, as opposed to its weights.
-DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+DESCRIPTION_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.model.v*", "*.tiktoken"]
+# One of these tells that a directory holds a model, or a tokenizer.
+_DESCRIBED_BY = (
+    *("config.json", "params.json", "tokenizer.json", "tokenizer_config.json"),
+    *("tekken.json", "tokenizer.model", "tokenizer.model.v*"),
+)
 WEIGHT_FILES = ["*.safetensors"]
 _PICKLED = ["*.bin", "*.pt"]
+# Of Mistral's layout, which repositories often hold beside the other one.
+_CONSOLIDATED = ["consolidated*.safetensors"]
+_CONSOLIDATED_NAMES = ("consolidated*", *_CONSOLIDATED)
 # Layers of BGE-M3, whatever the format of the others.
 _HEADS = ["*_linear.pt"]
 # The files of a load format, by preference; of others WEIGHT_FILES.
 _FILES_OF = {
-    "auto": [WEIGHT_FILES, _PICKLED],
+    "auto": [WEIGHT_FILES, _CONSOLIDATED, _PICKLED],
+    "mistral": [_CONSOLIDATED],
     "hf": [WEIGHT_FILES, _PICKLED],
     "bitsandbytes": [WEIGHT_FILES, _PICKLED],
     "pt": [_PICKLED],
@@ -81,7 +89,7 @@ def resolve_model_source(
             cache_dir=download_dir,
             token=hf_token,
             allow_patterns=described + patterns + (_HEADS if weights else []),
-            ignore_patterns=ignore_patterns,
+            ignore_patterns=_ignored(ignore_patterns or [], patterns),
         )
         if not weights or any(next(Path(folder).glob(pattern), None) for pattern in patterns):
             return folder
@@ -89,6 +97,12 @@ def resolve_model_source(
         f"{model} has no weights for --load-format {load_format} on the hub; for a GGUF "
         "repository, download one of its files and give its path"
     )
+
+
+def _ignored(ignore_patterns: list[str], patterns: list[str]) -> list[str]:
+    """`ignore_patterns` but that of Mistral's layout, where its files are those asked for."""
+    is_asked_for = patterns is _CONSOLIDATED
+    return [name for name in ignore_patterns if not (is_asked_for and name in _CONSOLIDATED_NAMES)]
 
 
 def tokenizer_path(config: VllmConfig) -> Path:
@@ -115,7 +129,7 @@ def _model_in_directory(path: Path) -> str:
         # Reading a pipe would wait for ever, and some devices never end.
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise CheckpointError(f"{entry} is not a regular file; put the checkpoint's own there")
-    if any((path / name).is_file() for name in ("config.json", *_TOKENIZER_FILES)):
+    if any(file.is_file() for name in _DESCRIBED_BY for file in path.glob(name)):
         return str(path)
     files = first_parts(sorted(path.glob("*.gguf")))
     if len(files) == 1:
@@ -123,7 +137,7 @@ def _model_in_directory(path: Path) -> str:
     if files:
         names = ", ".join(file.name for file in files)
         raise CheckpointError(f"{path} holds several .gguf files; give one of them: {names}")
-    raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file")
+    raise CheckpointError(f"{path} holds no config.json, no params.json and no .gguf file")
 
 
 def fetch_from_hub(repo: str, **options: Any) -> str:

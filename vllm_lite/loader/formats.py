@@ -15,6 +15,7 @@ import torch
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.mistral_files import MistralFile, as_hugging_face
 from vllm_lite.loader.pickled import open_cached, open_pickled
 from vllm_lite.loader.prefetch import is_worth_it, prefetch
 from vllm_lite.loader.safetensors import EagerFile, SafetensorsFile
@@ -35,6 +36,8 @@ class _Format:
     patterns: tuple[str, ...]
     open: Callable[[Path, LoadConfig], TensorFile]
     skips: tuple[str, ...] = ()
+    # Whether an index names the tensors as `open` does.
+    has_index: bool = True
 
     @property
     def is_safetensors(self) -> bool:
@@ -43,7 +46,7 @@ class _Format:
     def files(self, directory: Path, wanted: Wanted) -> dict[Path, set[str] | None]:
         """File to the tensors to take of it (None: all); {} where there are no files."""
         index = self._index(directory)
-        if index.is_file():
+        if self.has_index and index.is_file():
             return _indexed(directory, index, wanted)
         return dict.fromkeys(self._unindexed(directory))
 
@@ -69,6 +72,10 @@ def _open_safetensors(path: Path, load: LoadConfig) -> TensorFile:
     return EagerFile(path) if is_eager else SafetensorsFile(path)
 
 
+def _open_mistral(path: Path, load: LoadConfig) -> MistralFile:
+    return as_hugging_face(_open_safetensors(path, load))
+
+
 # Mistral's repositories hold the weights twice, once in a layout of their own.
 _safetensors = partial(_Format, _SAFETENSORS, ("*.safetensors",), skips=("consolidated",))
 # What training leaves beside the weights.
@@ -77,7 +84,9 @@ _pickled = partial(_Format, _PICKLED, ("*.bin", "*.pt"), skips=_TRAINING)
 
 _FORMATS = {
     "safetensors": _safetensors(_open_safetensors),
-    "mistral": _Format(_CONSOLIDATED, ("consolidated*.safetensors",), _open_safetensors),
+    "mistral": _Format(
+        _CONSOLIDATED, ("consolidated*.safetensors",), _open_mistral, has_index=False
+    ),
     "pt": _pickled(open_pickled),
     "npcache": _pickled(open_cached),
     "runai_streamer": _safetensors(open_streamed),

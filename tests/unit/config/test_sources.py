@@ -105,7 +105,7 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"not a \.gguf file"):
         resolve_model_source(str(tmp_path / "model.bin"))
-    with pytest.raises(CheckpointError, match=r"neither a config\.json"):
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
         resolve_model_source(str(tmp_path))
 
 
@@ -127,6 +127,11 @@ def test_a_cached_hub_model_needs_no_network(hub_cache: Path, tmp_path: Path) ->
     assert resolve_model_source("org/name", download_dir=cache, weights=False) == str(hub_cache)
     with pytest.raises(CheckpointError, match="no weights"):
         resolve_model_source("org/name", download_dir=cache)
+    # The other layout is passed over unless it is the only one, or asked for.
+    (hub_cache / "consolidated.safetensors").write_bytes(b"")
+    for load_format in ("auto", "mistral"):
+        options = {"ignore_patterns": ["consolidated*"], "load_format": load_format}
+        assert resolve_model_source("org/name", download_dir=cache, **options) == str(hub_cache)
     (hub_cache / "model.safetensors").write_bytes(b"")
     assert resolve_model_source("org/name", download_dir=cache) == str(hub_cache)
 
