@@ -141,7 +141,7 @@ def write_bases(folder: Path) -> None:
         (folder / family / "tokenizer_config.json").write_text(json.dumps(settings))
         generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": [2, 3]}
         (folder / family / "generation_config.json").write_text(json.dumps(generation))
-    _write_gguf(folder / "base.gguf")
+    write_gguf(folder / "base.gguf")
 
 
 _TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{{ bos_token }}"
@@ -160,7 +160,7 @@ def _tokenizer(size: int) -> str:
     return tokenizer.to_str()
 
 
-def _write_gguf(path: Path) -> None:
+def write_gguf(path: Path) -> None:
     import gguf
     import numpy as np
 

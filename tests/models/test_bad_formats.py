@@ -1,11 +1,18 @@
-"""Damaged settings and tensors of quantised checkpoints: one line and a refusal, or logits."""
+"""Damaged settings and tensors of quantised checkpoints: one line and a refusal, or logits.
+
+FORMAT_MUTANTS is how many of each format are tried, 20 by default. The first are the mistakes that
+people make: five bits, groups that are none, a scale that is not there, a table that is too short.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +20,116 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.attack.mutate_checkpoints import damaged_bytes, write_gguf
 from tests.models.quantized_checkpoints import write_pair
-from tests.models.runner import load
+from tests.models.runner import PagedRunner, load
+from tests.models.test_experts import write_float4_experts
 from tests.models.test_integer_checkpoints import FORMATS
-from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, logits
+from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, TERNARY, logits
 from tests.models.test_stored_codes import CASES
+from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 
-MUTANTS = 20
+MUTANTS = int(os.environ.get("FORMAT_MUTANTS", "20"))
 VALUES: list[Any] = [0, -7, 5, 48, 10**9, "x", "", None, [], {}, True, 2.5, ["x"], {"x": 0}, "*("]
 ALL = FORMATS | {name: (*CODES[name], SQUARE if "blocks" in name else SIZES) for name in CODES}
 ALL |= {name: (*CASES[name][:2], SQUARE if "blocks" in name else SIZES) for name in CASES}
+ALL |= {f"bitnet {name}": (*TERNARY[name], SIZES) for name in TERNARY}
+BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits")
+GROUP_SIZES = ("group_size", "q_group_size", "groupsize")
+Tensors = dict[str, torch.Tensor]
+# What was done, by the name of a tensor after a space where it was done to one; and the result.
+Mutant = tuple[str, dict[str, Any], Tensors]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_damaged_checkpoints_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def write(name: str, directory: Path) -> Path:
+    """A good checkpoint."""
+    if name == "gpt-oss":
+        write_float4_experts(directory / "packed")
+        return directory / "packed"
     settings, quantise, sizes = ALL[name]
-    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    return write_pair(directory, settings, quantise, **sizes)[0]
+
+
+@pytest.mark.parametrize("name", [*ALL, "gpt-oss"])
+def test_damaged_checkpoints_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    packed = write(name, tmp_path)
     config = json.loads((packed / "config.json").read_text())
     tensors = load_file(packed / "model.safetensors")
     rng = random.Random(zlib.crc32(name.encode()))
-    for number in range(MUTANTS):
-        if number % 2:
-            what = _damage_settings(rng, config, packed)
-        else:
-            what = _damage_tensor(rng, tensors, packed)
+    mutants = chain(common_mistakes(config, tensors), damaged(rng, config, tensors))
+    for what, settings, held in islice(mutants, MUTANTS):
+        (packed / "config.json").write_text(json.dumps(settings))
+        save_file(held, packed / "model.safetensors", {"format": "pt"})
         try:
             model = load(packed)
         except (CheckpointError, UsageError) as error:
-            assert "\n" not in str(error), f"{what}: {error}"
-            assert str(packed) in str(error), f"{what}: {error}"
-            # A tensor is named, or those that lack.
-            assert number % 2 or "lacks" in what or _names(what, str(error)), f"{what}: {error}"
+            _check(what, str(error), packed)
         else:
             assert logits(model).isfinite().all(), what
-        (packed / "config.json").write_text(json.dumps(config))
-        save_file(tensors, packed / "model.safetensors", {"format": "pt"})
 
 
-def _damage_settings(rng: random.Random, config: dict[str, Any], packed: Path) -> str:
-    changed = json.loads(json.dumps(config))
-    place, key = rng.choice(list(_leaves(changed["quantization_config"])))
-    place[key] = rng.choice(VALUES)
-    (packed / "config.json").write_text(json.dumps(changed))
-    return f"{key} = {place[key]!r}"
+def _check(what: str, message: str, packed: Path) -> None:
+    """One line that names the checkpoint and, where one is damaged, the tensor or its layer."""
+    assert "\n" not in message, f"{what}: {message}"
+    assert str(packed) in message, f"{what}: {message}"
+    tensor = what.partition(" of ")[2]
+    layer = tensor.partition("_proj")[0]
+    # A stack is named by its experts.
+    bare = re.sub(r"\.experts\.\d+", ".experts", message)
+    assert layer in bare or "lacks" in message, f"{what}: {message}"
+
+
+def common_mistakes(config: dict[str, Any], tensors: Tensors) -> Iterator[Mutant]:
+    """What people do to files, rather than chance."""
+    settings = config["quantization_config"]
+    for keys, values in ((BITS, (5,)), (GROUP_SIZES, (0, 160))):
+        for value in values:
+            if any(key in keys for _, key in _leaves(settings)):
+                changed = json.loads(json.dumps(config))
+                for place, key in _leaves(changed["quantization_config"]):
+                    if key in keys:
+                        place[key] = value
+                yield f"{keys[0]} {value}", changed, tensors
+    for part, change in MISTAKES.items():
+        name = next((name for name in tensors if name.partition("_proj")[2].endswith(part)), None)
+        if name is not None:
+            yield f"{part} of {name}", config, change(tensors, name)
+
+
+def _lacking(tensors: Tensors, name: str) -> Tensors:
+    return {other: tensor for other, tensor in tensors.items() if other != name}
+
+
+def _halved(tensors: Tensors, name: str) -> Tensors:
+    return tensors | {name: tensors[name].flatten()[: tensors[name].numel() // 2].clone()}
+
+
+def _all_ones(tensors: Tensors, name: str) -> Tensors:
+    """The largest codes, or the largest numbers that are one."""
+    tensor = tensors[name]
+    largest = torch.finfo(tensor.dtype).max if tensor.is_floating_point() else -1
+    return tensors | {name: torch.full_like(tensor, largest)}
+
+
+# By the last part of a tensor's name.
+MISTAKES: dict[str, Callable[[Tensors, str], Tensors]] = {
+    **dict.fromkeys((".scales", "weight_scale", "_scale", ".s", ".scale", ".SCB"), _lacking),
+    **dict.fromkeys((".absmax", "_scale_inv", "_scales", "scale_packed"), _lacking),
+    **dict.fromkeys(("qweight", ".weight", "W_q", "_qdata", "weight_packed", ".B"), _halved),
+    **dict.fromkeys(("_blocks", "quant_map", "nested_quant_map", "_global_scale"), _halved),
+    **dict.fromkeys(("qzeros", "zero_point", ".zero", "g_idx", "meta", ".B_meta"), _all_ones),
+}
+
+
+def damaged(rng: random.Random, config: dict[str, Any], tensors: Tensors) -> Iterator[Mutant]:
+    """Settings and tensors by turns, for ever."""
+    while True:
+        changed = json.loads(json.dumps(config))
+        place, key = rng.choice(list(_leaves(changed["quantization_config"])))
+        place[key] = rng.choice(VALUES)
+        yield f"{key} = {place[key]!r}", changed, tensors
+        yield _damaged_tensor(rng, config, tensors)
 
 
 def _leaves(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -66,12 +139,12 @@ def _leaves(tree: Any) -> Iterator[tuple[Any, Any]]:
             yield from _leaves(value)
 
 
-def _damage_tensor(rng: random.Random, tensors: dict[str, torch.Tensor], packed: Path) -> str:
+def _damaged_tensor(rng: random.Random, config: dict[str, Any], tensors: Tensors) -> Mutant:
     changed = dict(tensors)
-    name = rng.choice([name for name in tensors if "_proj." in name and not name.endswith("bias")])
+    name = rng.choice([name for name in tensors if "_proj" in name and not name.endswith("bias")])
     tensor = tensors[name]
-    how = rng.choice(["lacks", "short", "long", "turned", "type", "values"])
-    if how == "lacks":
+    how = rng.choice(["lack", "short", "long", "turned", "type", "values"])
+    if how == "lack":
         del changed[name]
     elif how == "short":
         changed[name] = tensor.flatten()[:-1].contiguous()
@@ -90,10 +163,23 @@ def _damage_tensor(rng: random.Random, tensors: dict[str, torch.Tensor], packed:
             if tensor.element_size() == 1
             else (wide * 2**24 + wide).to(tensor.dtype)
         )
-    save_file(changed, packed / "model.safetensors", {"format": "pt"})
-    return f"{how} {name}"
+    return f"{how} of {name}", config, changed
 
 
-def _names(what: str, message: str) -> bool:
-    layer = what.split()[1].rpartition(".")[0].removesuffix(".weight")
-    return layer in message or "a quantised layer" in message
+def test_damaged_headers_of_gguf_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    """A file's numbers are checked as an engine starts, which tests/attack does."""
+    base = tmp_path / "base.gguf"
+    write_gguf(base)
+    data = base.read_bytes()
+    start = min(tensor.offset for tensor in read_gguf(base).tensors.values())
+    rng = random.Random(0)
+    for number in range(MUTANTS):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(damaged_bytes(rng, data[:start], start) + data[start:])
+        try:
+            model = load(path)
+        except (CheckpointError, UsageError) as error:
+            assert "\n" not in str(error), f"{path}: {error}"
+            assert str(path) in str(error), f"{path}: {error}"
+        else:
+            PagedRunner(model).step({"a": [1, 2]})

@@ -76,7 +76,8 @@ def test_experts_may_be_stored_as_one_tensor(tmp_path: Path) -> None:
     assert torch.equal(logits(load(stack_experts(path))), want)
 
 
-def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
+def write_float4_experts(directory: Path) -> Any:
+    """gpt-oss' experts as floats of four bits; the model that they are worth."""
     reference = make_model("gpt_oss", hidden_size=64, intermediate_size=32, head_dim=16)
     packed = {}
     for name, parameter in reference.named_parameters():
@@ -87,13 +88,18 @@ def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
             packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
             values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
             parameter.data = values.view(parameter.shape)
-    path = save(reference, tmp_path)
+    path = save(reference, directory)
     tensors = load_file(path / "model.safetensors")
     plain = {name: values for name, values in tensors.items() if f"{name}_blocks" not in packed}
     save_file({**plain, **packed}, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (path / "config.json").write_text(json.dumps(config))
+    return reference
+
+
+def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
+    reference, path = write_float4_experts(tmp_path), tmp_path
     want = expected(reference, IDS)
     for name in (None, "mxfp4", "gpt_oss_mxfp4"):
         model = load(path, quantization=name)

@@ -75,7 +75,14 @@ class TernaryTensor:
         if self.scale is None:
             worth = stored.float().abs().mean().clamp(min=_LEAST_SCALE)
             return (stored.float() / worth).round().clamp(-1, 1).add(1).byte(), worth.item()
-        scale = self.scale.read().float().item()
+        numbers = self.scale.read().float().flatten().tolist()
+        is_scale = len(numbers) == 1 and 0 < abs(numbers[0]) < math.inf
+        if stored.dtype is not torch.uint8 or not is_scale:
+            raise CheckpointError(
+                f"{self.path}: {self.name!r} has to be bytes, and its scale one finite number that "
+                "is not zero; fetch them again"
+            )
+        (scale,) = numbers
         codes = torch.cat([stored >> 2 * place & 3 for place in range(4)])
         return codes, 1 / scale if self.form.is_divided else scale
 
