@@ -204,8 +204,9 @@ class EngineCollector(Collector):
             "request_num_preemptions": request.num_preemptions,
         }
         decode, prefill = request.decode_time, request.prefill_time
-        if decode is not None and prefill is not None:
-            observed["request_inference_time_seconds"] = prefill + decode
+        if prefill is not None:
+            # A pooled prompt is followed by nothing.
+            observed["request_inference_time_seconds"] = prefill + (decode or 0.0)
         if decode is not None and request.num_generation_tokens > 1:
             per_token = decode / (request.num_generation_tokens - 1)
             observed["request_time_per_output_token_seconds"] = per_token

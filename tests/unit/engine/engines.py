@@ -14,6 +14,7 @@ from vllm_lite.config.cache import CacheConfig
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
+from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.scheduler import SchedulerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
@@ -50,6 +51,7 @@ def engine_config(
     log_stats: bool = True,
     generation_config: dict[str, Any] | None = None,
     max_logprobs: int = 20,
+    pooling: PoolingFacts | None = None,
     **scheduler: Any,
 ) -> VllmConfig:
     """A config of a model of bytes; `scheduler` are SchedulerConfig's options."""
@@ -69,11 +71,16 @@ def engine_config(
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
         generation_config=generation_config or {},
+        pooling=pooling,
     )
     return VllmConfig(
         facts=facts,
         model=ModelConfig(
-            model="tiny", max_model_len=max_model_len, max_logprobs=max_logprobs, tokenizer="tiny"
+            model="tiny",
+            max_model_len=max_model_len,
+            max_logprobs=max_logprobs,
+            tokenizer="tiny",
+            runner="generate" if pooling is None else "pooling",
         ),
         cache=CacheConfig(block_size=8, num_gpu_blocks_override=num_blocks),
         scheduler=SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **scheduler}),
