@@ -105,7 +105,8 @@ EFFECTS = {
     "--model": _FETCHED,
     "--tokenizer": "tests/unit/tokenizer/test_hf_tokenizer.py::"
     "test_the_tokenizer_option_overrules_the_model",
-    "--tokenizer-mode": _SOME_WORK,
+    "--tokenizer-mode": "tests/unit/tokenizer/test_mistral.py::"
+    "test_the_mode_chooses_and_auto_takes_what_is_there",
     "--trust-remote-code": _HERE + "test_code_of_a_tokenizer_runs_only_where_trusted",
     "--dtype": _RESOLVE + "test_dtype",
     "--seed": "tests/unit/sample/test_sampler.py::"

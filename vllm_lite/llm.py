@@ -30,7 +30,8 @@ from vllm_lite.outputs import (
 )
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
-from vllm_lite.tokenizer.chat_template import load_chat_template, render_chat
+from vllm_lite.tokenizer.chat import encode_chat
+from vllm_lite.tokenizer.chat_template import load_chat_template
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -98,7 +99,7 @@ class LLM(PoolingCalls):
         """Answer a conversation, or each of a list of them, as the chat template writes it."""
         prompts: list[Prompt] = []
         for conversation in _as_conversations(messages):
-            text = render_chat(
+            text, ids = encode_chat(
                 self.get_tokenizer(),
                 conversation,
                 tools=tools,
@@ -107,8 +108,6 @@ class LLM(PoolingCalls):
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            # The template writes its own special tokens.
-            ids = self.get_tokenizer().encode(text, add_special_tokens=False)
             prompts.append(PromptDict(prompt=text, prompt_token_ids=ids))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 

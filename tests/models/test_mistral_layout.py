@@ -15,6 +15,8 @@ from tests.checkpoints import write_gguf
 from tests.models.checkpoints import make_model, save
 from tests.models.quantized_checkpoints import scaled, write_pair
 from tests.models.runner import PagedRunner, load
+from tests.unit.tokenizer.tekken import write_tekken
+from vllm_lite import LLM, SamplingParams
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.loader.mistral_files import as_hugging_face
 from vllm_lite.loader.safetensors import SafetensorsFile
@@ -252,3 +254,21 @@ def test_queries_of_some_heads_are_read_by_themselves(tmp_path: Path) -> None:
 def test_a_gguf_file_has_no_other_description(tmp_path: Path) -> None:
     message = refusal(write_gguf(tmp_path / "m.gguf"), config_format="mistral")
     assert "--config-format mistral" in message
+
+
+def test_a_folder_of_this_layout_alone_is_all_that_a_chat_needs(tmp_path: Path) -> None:
+    common = pytest.importorskip("mistral_common.tokens.tokenizers.mistral")
+    request = pytest.importorskip("mistral_common.protocol.instruct.request")
+    model = save(make_model("mistral", sliding_window=None, vocab_size=3100), tmp_path / "hf")
+    own = write_mistral(model, tmp_path / "own")
+    write_tekken(own / "tekken.json", "v3")
+    messages = [{"role": "user", "content": "Grüße?"}]
+    params = SamplingParams(max_tokens=20, temperature=0.0)
+    options = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "block_size": 8}
+    with LLM(str(own), disable_frontend_multiprocessing=True, **options) as llm:
+        (answer,) = llm.chat(messages, params, use_tqdm=False)
+    tokenizer = common.MistralTokenizer.from_file(str(own / "tekken.json"))
+    asked = request.ChatCompletionRequest.from_openai(messages)
+    assert answer.prompt_token_ids == tokenizer.encode_chat_completion(asked).tokens
+    assert answer.prompt == "<s>[INST]Grüße?[/INST]"
+    assert answer.outputs[0].text == tokenizer.decode(answer.outputs[0].token_ids)

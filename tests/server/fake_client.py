@@ -48,6 +48,7 @@ from vllm_lite.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from vllm_lite.tokenizer.parts import ChatEncoder
 
 EOS = 256
 VOCAB_SIZE = 258
@@ -69,6 +70,7 @@ class ByteTokenizer:
         self.all_special_ids = frozenset({EOS, EOS + 1})
         self.vocab_size = VOCAB_SIZE
         self.spelling = None
+        self.chat: ChatEncoder | None = None
 
     @property
     def chat_template(self) -> str | None:
@@ -78,6 +80,9 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def marker_ids(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int], *_: Any, **__: Any) -> str:
         return bytes(i for i in ids if i < EOS).decode(errors="replace")

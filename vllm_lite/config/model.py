@@ -87,9 +87,9 @@ class ModelConfig:
     )
     tokenizer_mode: Literal["auto", "hf", "slow", "mistral", "custom"] = option(
         "auto",
-        "Which tokenizer implementation to load.",
-        works=("auto", "hf"),
-        remedy="use auto",
+        "Which tokenizer implementation to load; mistral: tekken.json or tokenizer.model by the "
+        "package mistral-common, which writes chats too; auto: that one where no other is there; "
+        "slow, custom: refused.",
     )
     skip_tokenizer_init: bool = option(False, "Load no tokenizer: take and give token ids only.")
     trust_remote_code: bool = option(
@@ -180,6 +180,12 @@ class ModelConfig:
         "Let LLM.sleep(), or POST /sleep with VLLM_SERVER_DEV_MODE=1, give the KV cache's memory "
         "back until it wakes. At level 2 the weights' too, which are then read again. CPU only.",
     )
+
+    def __post_init__(self) -> None:
+        if why := _TOKENIZER_MODES.get(self.tokenizer_mode):
+            raise UsageError(
+                f"--tokenizer-mode {self.tokenizer_mode} is not available: it needs {why}"
+            )
 
 
 @config

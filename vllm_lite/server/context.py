@@ -223,6 +223,11 @@ class ServingContext:
         self.large_replies = LargeReplies()
         # None with --skip-tokenizer-init.
         self.maybe_tokenizer = _tokenizer_of(client)
+        if self.chat_template and self.maybe_tokenizer and self.maybe_tokenizer.chat:
+            raise UsageError(
+                "--chat-template has no effect with --tokenizer-mode mistral, whose package writes "
+                "chats; leave it out, or use --tokenizer-mode hf"
+            )
         self._templates = TemplatePool()
 
     def start(self) -> None:

@@ -53,7 +53,7 @@ def read_tokenizer(config: VllmConfig) -> TokenizerFacts:
         return TokenizerFacts(vocabulary)
     start = config.reasoning.reasoning_start_str or found.start
     forced = config.reasoning.reasoning_end_str or found.end
-    ids = [tuple(tokenizer.encode(one, add_special_tokens=False)) for one in (start, forced)]
+    ids = [tuple(tokenizer.marker_ids(one)) for one in (start, forced)]
     return TokenizerFacts(vocabulary, ReasoningTokens(start.encode(), found.end.encode(), *ids))
 
 

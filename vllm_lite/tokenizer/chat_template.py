@@ -274,13 +274,14 @@ def _prepare_content(content: Any, as_parts: bool) -> Any:
         return [] if as_parts else ""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if as_parts else content
-    texts = [_part_text(part) for part in content]
+    texts = [part_text(part) for part in content]
     if as_parts:
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)
 
 
-def _part_text(part: Any) -> str:
+def part_text(part: Any) -> str:
+    """The text of a part of a message's content; raises RequestError for what is no text."""
     if isinstance(part, str):
         return part
     kind = part.get("type", "text")

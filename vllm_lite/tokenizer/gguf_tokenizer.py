@@ -254,14 +254,19 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     )
     tokenizer = Tokenizer(model)
     spaces = normalizers.Replace(" ", _SPACE)
-    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    has_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    if has_prefix:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
-        decoding.append(decoders.Strip(" ", 1, 0))
     else:
         tokenizer.normalizer = spaces
-    tokenizer.decoder = decoders.Sequence(decoding)
+    tokenizer.decoder = sentencepiece_decoder(has_prefix=has_prefix)
     return tokenizer
+
+
+def sentencepiece_decoder(*, has_prefix: bool = True) -> decoders.Decoder:
+    """The decoder of SentencePiece's pieces; `has_prefix`: a text's first space is not its own."""
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
 
 
 def _merges_from_scores(

@@ -5,11 +5,32 @@ Plain data that the loaders fill and Tokenizer wraps; knows no file format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
+
+
+class ChatEncoder(Protocol):
+    """Code that writes conversations in place of a chat template."""
+
+    @property
+    def encode(self) -> Callable[..., list[int]]:
+        """The prompt for messages, with the options of render_chat; raises RequestError."""
+        ...
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: itself, or the next from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(hidden)})
+    return alphabet
+
+
+BYTE_OF = _byte_alphabet()
 
 
 @dataclass(frozen=True)
@@ -24,3 +45,4 @@ class TokenizerParts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    chat: ChatEncoder | None = None

@@ -24,12 +24,14 @@ from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
-from vllm_lite.tokenizer.parts import TokenizerParts
+from vllm_lite.tokenizer.mistral import is_mistral, tokenizer_from_mistral
+from vllm_lite.tokenizer.parts import BYTE_OF, TokenizerParts
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
+    from vllm_lite.config.model import ModelConfig
     from vllm_lite.config.vllm import VllmConfig
 
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -80,21 +82,9 @@ def _sentencepiece_step(step: dict[str, Any]) -> str:
     return ""
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: itself, or the next from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(hidden)})
-    return alphabet
-
-
-_BYTE_OF = _byte_alphabet()
-
-
 def _from_byte_alphabet(piece: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[char] for char in piece])
+        return bytes([BYTE_OF[char] for char in piece])
     except KeyError:  # an added token, written as plain text
         return piece.encode()
 
@@ -160,6 +150,8 @@ class Tokenizer:
         # Names such as "bos_token" to their text, as chat templates use them.
         self.special_tokens = dict(parts.special_tokens)
         self.chat_templates = dict(parts.chat_templates)
+        # In place of a template; None: there may be one.
+        self.chat = parts.chat
         self._settings = dict(parts.settings)
         # None: a token's text depends on its neighbours (see detokenizer.py).
         self.spelling = spelling_of(parts.backend)
@@ -298,6 +290,11 @@ class Tokenizer:
             self._bytes[token_id] = known
         return known
 
+    def marker_ids(self, text: str) -> list[int]:
+        """The ids of a text of markers: of a special token its own, however texts are read."""
+        found = self.token_to_id(text)
+        return self.encode(text, add_special_tokens=False) if found is None else [found]
+
     def decode_token(self, token_id: int) -> str:
         """One token's text for logprobs; a part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -308,7 +305,7 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
     path = tokenizer_path(config)
     try:
         with quiet_panics():
-            tokenizer = Tokenizer(_read_parts(path, config.model.trust_remote_code))
+            tokenizer = Tokenizer(_read_parts(path, config.model))
             _try_out(tokenizer)
         return tokenizer
     except CheckpointError as error:
@@ -332,11 +329,13 @@ def _try_out(tokenizer: Tokenizer) -> None:
     tokenizer.decode([0])
 
 
-def _read_parts(path: Path, trust_remote_code: bool) -> TokenizerParts:
+def _read_parts(path: Path, model: ModelConfig) -> TokenizerParts:
+    if is_mistral(path, model.tokenizer_mode):
+        return tokenizer_from_mistral(path)
     if path.suffix == ".gguf":
         parts = tokenizer_from_gguf(read_gguf(path).metadata)
         if is_demo(path):
             templates = {**parts.chat_templates, "tool_use": DEMO_TOOL_TEMPLATE}
             parts = replace(parts, chat_templates=templates)
         return parts
-    return tokenizer_from_directory(path, trust_remote_code=trust_remote_code)
+    return tokenizer_from_directory(path, trust_remote_code=model.trust_remote_code)

@@ -6,7 +6,9 @@ out can be started, and whatever is wrong with it was raised before.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm_lite.beam_search import BeamSearch
 from vllm_lite.engine.client import PromptDict
@@ -27,6 +29,7 @@ from vllm_lite.server.openai.chat_protocol import (
     tool_specs,
 )
 from vllm_lite.server.openai.sampling_protocol import blamed_on, effective_max_tokens
+from vllm_lite.tokenizer.chat import encode_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +87,24 @@ async def render_prompt(
     context: ServingContext, body: TemplateFields, template_kwargs: dict[str, object] | None
 ) -> PromptDict:
     """The prompt of `body`'s messages, as text and as token ids; raises RequestError."""
-    text = await context.render(
-        messages=body.messages,
-        tools=body.tools,
-        documents=body.documents,
-        chat_template=body.chat_template or context.chat_template,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=template_kwargs,
-        content_format=context.server_config.chat_template_content_format,
-    )
-    token_ids = await context.encode(
-        text,
-        "messages",
-        special=body.add_special_tokens,
-        cut=body.truncate_prompt_tokens is not None,
-    )
+    job: dict[str, Any] = {
+        "messages": body.messages,
+        "tools": body.tools,
+        "documents": body.documents,
+        "chat_template": body.chat_template or context.chat_template,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "chat_template_kwargs": template_kwargs,
+        "content_format": context.server_config.chat_template_content_format,
+    }
+    tokenizer, cut = context.tokenizer, body.truncate_prompt_tokens is not None
+    if tokenizer.chat is not None:  # which is no code of the model's, to be run apart
+        said = "".join(str(message.get("content")) for message in body.messages)
+        context.check_characters(said, "messages", cut=cut)
+        text, token_ids = await asyncio.to_thread(encode_chat, tokenizer, **job)
+    else:
+        text = await context.render(**job)
+        token_ids = await context.encode(text, "messages", special=body.add_special_tokens, cut=cut)
     return {"prompt": text, "prompt_token_ids": token_ids}
 
 
@@ -108,7 +113,7 @@ def _opens_by_one_token(context: ServingContext, reasoning_parser: str) -> bool:
     markers = registry.reasoning_markers(reasoning_parser)
     if markers is None:
         return False
-    return len(context.tokenizer.encode(markers.start, add_special_tokens=False)) == 1
+    return len(context.tokenizer.marker_ids(markers.start)) == 1
 
 
 def template_kwargs(context: ServingContext, body: ChatCompletionRequest) -> dict[str, object]:
