@@ -249,17 +249,17 @@ class LoadConfig:
     )
 
     def __post_init__(self) -> None:
+        if why := _LOAD_FORMATS.get(self.load_format):
+            raise UsageError(
+                f"--load-format {self.load_format} is not available: it {why}; use auto, or "
+                "runai_streamer or fastsafetensors to read faster"
+            )
         kinds = EXTRA_SETTINGS.get(self.load_format, _THREADS)
         for name, value in self.model_loader_extra_config.items():
             kind = kinds.get(name)
             if kind is None or type(value) is not kind:
                 known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
                 raise UsageError(
-        if why := _LOAD_FORMATS.get(self.load_format):
-            raise UsageError(
-                f"--load-format {self.load_format} is not available: it {why}; use auto, or "
-                "runai_streamer or fastsafetensors to read faster"
-            )
                     f"--model-loader-extra-config {name}: --load-format {self.load_format} has "
                     f"{known or 'no settings'}; leave it out"
                 )
