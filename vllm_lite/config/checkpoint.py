@@ -58,11 +58,11 @@ def read_facts(
     *,
     hf_overrides: Json | None = None,
     hf_config_path: str | None = None,
+    config_format: str = "auto",
     disable_sliding_window: bool = False,
     model_impl: str = "auto",
 ) -> ModelFacts:
     """The facts of the model at `path`, a directory or a .gguf file, with overrides applied.
-    config_format: str = "auto",
 
     `hf_config_path` is another directory, or config.json, that describes the weights; of files of
     both layouts `config_format` chooses, and auto takes params.json where it stands alone. With
@@ -99,16 +99,16 @@ def read_facts(
     return facts
 
 
-def _hf_config(gguf: GGUFFile) -> Json:
-    try:
-        return hf_config_of(gguf)
-    except (TypeError, AttributeError) as error:
 def _raw_config(place: Path, config_format: str) -> Json:
     if params := params_of(place, config_format):
         return hf_config_of_params(params)
     return read_json(place if place.suffix == ".json" else place / "config.json")
 
 
+def _hf_config(gguf: GGUFFile) -> Json:
+    try:
+        return hf_config_of(gguf)
+    except (TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{gguf.path} has metadata of the wrong type ({error}); fetch or convert it again"
         ) from None
