@@ -96,12 +96,13 @@ gguf-oracle: peers ## compare GGUF files of every family with llama.cpp and tran
 compare: peers ## compare with them: some hours on two cores
 	$(BIN)/python benchmarks/compare_peers.py
 
-# Options are read from the sources, so nothing is installed or built for it.
-docs: ## write docs/cli.md, server.md, parsers.md and models.md from what the code says
+# Options are read from the sources, so nothing is installed or built for it, but for the last.
+docs: ## write docs/cli.md, server.md, parsers.md, models.md and quantization.md from the code
 	$(BIN)/python -m tests.unit.cli.make_docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md
 	$(BIN)/python -m tests.unit.config.make_models_page > docs/models.md
+	$(BIN)/python -m tests.models.make_quantization_page > docs/quantization.md
 
 wheel: $(VENV)/.installed ## build a wheel into dist
 	$(BIN)/pip wheel --no-deps --no-build-isolation --wheel-dir dist .

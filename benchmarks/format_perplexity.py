@@ -1,0 +1,310 @@
+"""Perplexity of the demo model in every format of weights that its sizes allow, beside float32.
+
+    python benchmarks/format_perplexity.py                 25 minutes of two cores
+    python benchmarks/format_perplexity.py --only 'in flight' --windows 2 --output-json some.json
+
+The model is written plain, and from that in each format: by the writers of the tests where a tool
+would have written a checkpoint, by this package where it rounds in flight, and by llama.cpp's own
+quantiser (`make peers`) where it is a GGUF file, which is held against itself dequantised. Formats
+that share values cost the same, and one of them stands for all. What a tool finds from data
+(importance, scales of inputs, a better grid) is not there: each weight takes its nearest value.
+
+perplexity.py scores, always in float32. Results are added to the file one by one, and what it has
+is not measured again; `make docs` writes the table of docs/quantization.md from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize
+from peers.engines import default_peers
+from peers.machine import describe_machine
+from perplexity import TEXT, score
+from safetensors.torch import load_file, save_file
+
+from tests.models import integer_layouts as integers
+from tests.models import stored_codes as codes
+from tests.models.quantized_checkpoints import Quantise, awq, gptq
+from tests.models.test_integer_checkpoints import hqq, torchao
+from tests.models.test_quantized_checkpoints import AWQ, GPTQ
+from tests.models.test_stored_codes import CASES
+from vllm_lite.config.demo import demo_path
+from vllm_lite.config.quantized.in_flight import BLOCKS, CODES
+from vllm_lite.errors import VLLMLiteError
+
+BENCHMARKS = Path(__file__).parent
+OUTPUT = BENCHMARKS / "results" / "format_perplexity.json"
+GROUP = 64  # 128 does not divide 576.
+# A GGUF file as it is may differ by so much from itself dequantised.
+LIMIT_PERCENT = 0.5
+Settings = dict[str, Any]
+_BNB: Settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+_AS_INT4 = codes.words(4, GROUP, True)
+# Name: the inputs' rounding, and the checkpoint.
+CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
+    "awq, 4 bits": ("", AWQ | {"group_size": GROUP}, awq(GROUP)),
+    "gptq, 2 bits": (
+        *("", GPTQ | {"bits": 2, "group_size": GROUP, "sym": False}),
+        integers.any_bits(GROUP, 2),
+    ),
+    "gptq, 3 bits": (
+        *("", GPTQ | {"bits": 3, "group_size": GROUP, "sym": False}),
+        integers.any_bits(GROUP, 3),
+    ),
+    "gptq, 4 bits": ("", GPTQ | {"group_size": GROUP}, gptq(GROUP, 4, True, True)),
+    "gptq, 8 bits": ("", GPTQ | {"bits": 8, "group_size": GROUP}, gptq(GROUP, 8, True, True)),
+    "qqq": (
+        *("int8 by token", {"quant_method": "qqq", "bits": 4, "group_size": GROUP}),
+        integers.qqq(GROUP),
+    ),
+    "hqq, 3 bits": ("", hqq(3, GROUP), integers.hqq(GROUP, 3)),
+    "hqq, 4 bits": ("", hqq(4, GROUP), integers.hqq(GROUP, 4)),
+    "torchao int8": ("", torchao("Int8WeightOnlyConfig"), integers.torchao_int8),
+    "torchao int4": (
+        *("", torchao("Int4WeightOnlyConfig", group_size=GROUP)),
+        integers.torchao_int4(GROUP),
+    ),
+    "bitsandbytes int8": (
+        *("", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        integers.llm_int8,
+    ),
+    "bitsandbytes nf4, double": (
+        *("", _BNB | {"bnb_4bit_quant_type": "nf4"}),
+        codes.bitsandbytes("nf4", True),
+    ),
+    "bitsandbytes fp4": (
+        *("", _BNB | {"bnb_4bit_quant_type": "fp4"}),
+        codes.bitsandbytes("fp4", False),
+    ),
+    "compressed-tensors W4A16": ("", codes.compressed(_INT4), _AS_INT4),
+    "compressed-tensors W4A8": (
+        *("int8 by token", codes.compressed(_INT4, _TOKENS, format="pack-quantized")),
+        _AS_INT4,
+    ),
+    "compressed-tensors W8A16": (
+        *("", codes.compressed(_INT4 | {"num_bits": 8})),
+        codes.words(8, GROUP, True),
+    ),
+    "compressed-tensors W8A8": ("int8 by token", *CASES["W8A8 int"][:2]),
+    "compressed-tensors W8A8, asymmetric inputs": (
+        *("int8 by token", CASES["W8A8 int asymmetric"][0]),
+        CASES["W8A8 int"][1],
+    ),
+    "compressed-tensors W8A8 fp8": ("fp8 by token", *CASES["W8A8 float"][:2]),
+    "fp8": ("fp8 by token", *CASES["fp8"][:2]),
+    "fp8, blocks of 128x128": ("fp8 in 128", *CASES["fp8 blocks"][:2]),
+    "compressed-tensors MXFP8": ("fp8 in 32", *CASES["MXFP8"][:2]),
+    "compressed-tensors MXFP6": ("fp6 in 32", *CASES["MXFP6"][:2]),
+    "quark fp6_e3m2": ("", *CASES["quark fp6_e3m2"][:2]),
+    "quark fp4, fp8 inputs": ("fp8 by token", *CASES["quark fp4, fp8"][:2]),
+    "compressed-tensors MXFP4": ("fp4 in 32", *CASES["MXFP4"][:2]),
+    "compressed-tensors NVFP4A16": ("", *CASES["NVFP4A16"][:2]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A format: what makes the model, and the engine's options."""
+
+    part: str
+    name: str
+    inputs: str
+    make: Callable[[], Path]
+    options: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`change_percent` is of float32, or of a GGUF file dequantised; a refusal has a reason."""
+
+    part: str
+    name: str
+    inputs: str
+    perplexity: float | None
+    change_percent: float | None = None
+    of_itself_percent: float | None = None
+    refusal: str = ""
+
+
+class Demo:
+    """The demo model as files in a directory: one plain, and one at a time in another format."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plain = folder / "plain"
+        self._other = folder / "other"
+        export = BENCHMARKS / "export_demo_checkpoint.py"
+        subprocess.run([sys.executable, export, self.plain], check=True, stdout=sys.stderr)
+        self._state = load_file(self.plain / "model.safetensors")
+
+    def stored(self, settings: Settings, quantise: Quantise) -> Path:
+        """A checkpoint by a writer of the tests."""
+        self._other.mkdir(exist_ok=True)
+        stored = {}
+        for name, tensor in self._state.items():
+            if not name.endswith("_proj.weight"):
+                stored[name] = tensor
+                continue
+            parts, _ = quantise(name, tensor.float())
+            layer = name.removesuffix(".weight")
+            stored |= {f"{layer}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        save_file(stored, self._other / "model.safetensors", {"format": "pt"})
+        for file in self.plain.glob("*.json"):
+            (self._other / file.name).write_bytes(file.read_bytes())
+        config = json.loads((self.plain / "config.json").read_text())
+        config["quantization_config"] = settings
+        (self._other / "config.json").write_text(json.dumps(config))
+        return self._other
+
+    def as_gguf(self, kind: GGMLQuantizationType) -> Path:
+        """A file whose matrices are of a type as far as its blocks divide them, the rest Q8_0."""
+        path = self._other.with_suffix(".gguf")
+        reader = GGUFReader(demo_path())
+        writer = GGUFWriter(path, "llama")
+        for field in reader.fields.values():
+            if not field.name.startswith(("GGUF.", "general.architecture")):
+                inner = field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+        for tensor in reader.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type)
+            if values.ndim < 2:
+                writer.add_tensor(tensor.name, values)
+                continue
+            elements, _ = GGML_QUANT_SIZES[kind]
+            fits = "token_embd" not in tensor.name and not values.shape[1] % elements
+            own = kind if fits else GGMLQuantizationType.Q8_0
+            writer.add_tensor(tensor.name, quantised(values, own), raw_dtype=own)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+@cache
+def ggml() -> ctypes.CDLL | None:
+    """llama.cpp's quantiser, of the peers' environment; None where there is none."""
+    site = default_peers().llamacpp_python.parent.parent
+    found = sorted(site.glob("lib/python*/site-packages/llama_cpp/lib/libggml-base.so*"))
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))
+    library.ggml_row_size.restype = ctypes.c_size_t
+    library.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk.argtypes = [
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+    ]
+    return library
+
+
+def quantised(values: Any, kind: GGMLQuantizationType) -> Any:
+    """Blocks of rows, uint8, by llama.cpp; all values count alike."""
+    library = ggml()
+    assert library is not None
+    rows, columns = values.shape
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    blocks = np.empty((rows, library.ggml_row_size(int(kind), columns)), dtype=np.uint8)
+    importance = np.ones(columns, dtype=np.float32)
+    places = (values.ctypes.data, blocks.ctypes.data)
+    library.ggml_quantize_chunk(int(kind), *places, 0, rows, columns, importance.ctypes.data)
+    return blocks
+
+
+def forms(demo: Demo) -> Iterator[Form]:
+    """float32 first; of forms with several names, the first."""
+    yield Form("plain", "float32", "", lambda: demo.plain, {})
+    seen: dict[Any, str] = {}
+    for name, form in {**CODES, **BLOCKS}.items():
+        seen.setdefault(form, name)
+    for form, name in seen.items():
+        inputs = "int8 in 32" if form in BLOCKS.values() else ""
+        yield Form("in flight", name, inputs, lambda: demo.plain, {"quantization": name})
+    for name, (inputs, settings, quantise) in CHECKPOINTS.items():
+        yield Form("checkpoint", name, inputs, partial(demo.stored, settings, quantise), {})
+    if ggml() is None:
+        sys.stderr.write("llama.cpp is not there (make peers): no GGUF files\n")
+        return
+    for kind in GGMLQuantizationType:
+        is_wide = kind.name.startswith(("F", "I8", "I16", "I32", "I64"))
+        if not is_wide and kind.name not in ("Q8_1", "Q8_K", "BF16"):
+            make = partial(demo.as_gguf, kind)
+            yield Form("GGUF", kind.name, "int8 in 32", make, {"quantization": "gguf"})
+
+
+def measure(form: Form, args: argparse.Namespace, base: float | None) -> Result:
+    """Score a form, where it is a GGUF file beside itself dequantised."""
+
+    def perplexity(model: Path, **options: str) -> float:
+        given = argparse.Namespace(**vars(args), model=str(model))
+        return score(given, {"dtype": "float32", **options})[0]
+
+    try:
+        model = form.make()
+        found = perplexity(model, **form.options)
+        itself = perplexity(model, quantization="dequantize") if form.part == "GGUF" else None
+    except VLLMLiteError as error:
+        # Without the name of a directory that is gone.
+        reason = re.sub(r"^/\S+: ", "", str(error))
+        return Result(form.part, form.name, form.inputs, None, refusal=reason)
+    change, of_itself = (
+        None if other is None else round(100 * (found / other - 1), 3) for other in (base, itself)
+    )
+    return Result(form.part, form.name, form.inputs, round(found, 4), change, of_itself)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", default=str(TEXT))
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
+    parser.add_argument("--windows", type=int, default=None, help="how many, from the beginning")
+    parser.add_argument("--only", action="append", default=[], metavar="PART|NAME")
+    parser.add_argument("--output-json", type=Path, default=OUTPUT)
+    args = parser.parse_args()
+    wanted = ("plain", *args.only)
+    content: dict[str, Any] = {"window": args.window, "windows": args.windows, "results": []}
+    if args.output_json.exists():
+        content = json.loads(args.output_json.read_text())
+        if [content["window"], content["windows"]] != [args.window, args.windows]:
+            raise SystemExit(f"{args.output_json} is of other windows; remove it")
+    results: list[dict[str, Any]] = content["results"]
+    content["machine"] = describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        for form in forms(Demo(Path(folder))):
+            is_wanted = not args.only or form.part in wanted or form.name in wanted
+            if not is_wanted or any(
+                (each["part"], each["name"]) == (form.part, form.name) for each in results
+            ):
+                continue
+            result = measure(form, args, results[0]["perplexity"] if results else None)
+            print(*asdict(result).values(), sep="\t", flush=True)
+            results.append(asdict(result))
+            args.output_json.write_text(json.dumps(content, indent=1) + "\n")
+    of_itself = [abs(each["of_itself_percent"] or 0.0) for each in results]
+    if any(change > LIMIT_PERCENT for change in of_itself):
+        sys.exit(f"a GGUF file differs from itself dequantised by more than {LIMIT_PERCENT} %")
+
+
+if __name__ == "__main__":
+    main()

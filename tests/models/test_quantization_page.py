@@ -1,0 +1,58 @@
+"""docs/quantization.md has a row for every name, and a test for every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models.make_quantization_page import (
+    LOADS,
+    ROWS,
+    Row,
+    cases,
+    in_flight,
+    option_of,
+    page,
+    readable,
+)
+from tests.test_flags import names_in
+from vllm_lite.config.model import LoadConfig, ModelConfig
+from vllm_lite.config.quantized.registry import HARDWARE, OTHER_NAMES, READERS
+
+READ = [row for row in ROWS if readable(row.names) or not row.names]
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    written = Path(__file__).parents[2] / "docs" / "quantization.md"
+    advice = "run `python -m tests.models.make_quantization_page > docs/quantization.md`"
+    assert written.read_text() == page(), advice
+
+
+def test_every_name_has_one_row() -> None:
+    choices = option_of(ModelConfig, "quantization").choices
+    known = [name for row in READ for name in readable(row.names)]
+    assert len(known) == len(set(known))
+    assert {*known, *in_flight(), *HARDWARE} == set(readable(choices))
+    assert {method for row in READ for method in row.methods} >= {*READERS} - {*readable(choices)}
+    assert set(LOADS) == set(option_of(LoadConfig, "load_format").choices)
+
+
+@pytest.mark.parametrize("row", READ, ids=lambda row: (row.names or row.methods)[0])
+def test_every_row_is_of_readers_that_are_tested(row: Row) -> None:
+    assert is_there(row.test)
+    for name in readable(row.names):
+        stored = {name, *OTHER_NAMES.get(name, ())}
+        assert not stored.isdisjoint(row.methods) or not row.methods
+    assert cases(row) or "mxfp4" in row.methods or not row.methods
+
+
+def test_every_form_in_flight_and_load_format_is_tested() -> None:
+    tests = [test for _, test in (*in_flight().values(), *LOADS.values())]
+    assert all(map(is_there, tests)), [test for test in tests if not is_there(test)]
+
+
+def is_there(test: str) -> bool:
+    """Whether the test `file::name` is there."""
+    file, _, name = test.partition("::")
+    return name in names_in(file)
