@@ -34,7 +34,8 @@ SHARED = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 # Scaled and tied embeddings, learned positions; fused and partly rotated heads; experts of ours and
-# of the module's own, latents, masks of several kinds; families that are native as well.
+# of the module's own, latents, masks of several kinds; sinks, renamed tensors, tied heads with
+# biases; families that are native as well.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGptForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", {"num_key_value_heads": None}),
@@ -64,6 +65,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
             "head_dim": 8,
         },
+    ),
+    "flint": (
+        "FlintForCausalLM",
+        {
+            **EXPERTS,
+            "num_experts": 6,
+            "mlp_only_layers": [0],
+            "head_dim": 12,
+            "shared_expert_intermediate_size": 24,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "kolibri1": (
+        "Kolibri1ForCausalLM",
+        {**EXPERTS, "n_routed_experts": 6, "n_shared_experts": 1, "head_dim": 12, "n_group": 1},
+    ),
+    "modernbert_decoder": (
+        "ModernBertDecoderForCausalLM",
+        {"local_attention": 18, "num_hidden_layers": 3, "pad_token_id": 0, "bos_token_id": 1},
+    ),
+    "bert": (
+        "BertLMHeadModel",
+        {"is_decoder": True, "pad_token_id": 0, "num_key_value_heads": None},
     ),
     "gemma2": (
         "Gemma2ForCausalLM",
@@ -186,11 +211,17 @@ def test_ranks_together_equal_one(tmp_path: Path) -> None:
     ("name", "changes", "reason"),
     [
         ("MambaForCausalLM", {}, "it keeps a state of its own"),
-        ("GPTJForCausalLM", {}, "does not attend by transformers' attention interface"),
         (
-            "Phi3ForCausalLM",
-            {"rope_parameters": LONGROPE, **LONG, "pad_token_id": None},
-            "its tokens depend on others by more than attention",
+            "GPTNeoXJapaneseForCausalLM",
+            {},
+            "does not attend by transformers' attention interface",
+        ),
+        ("BartForCausalLM", {}, "it is no decoder that takes positions"),
+        ("RobertaForCausalLM", {"is_decoder": True}, r"its positions are not 0, 1, 2, \.\.\."),
+        (
+            "Lfm3ForCausalLM",
+            {"layer_types": ["conv", "full_attention"], "pad_token_id": None},
+            "it has layers of the kind conv",
         ),
         ("OtherForCausalLM", {}, "has no such model"),
     ],
@@ -205,6 +236,17 @@ def test_what_a_paged_cache_cannot_give_is_refused(
         save(make(name, **changes), tmp_path)
     with pytest.raises(CheckpointError, match=f"{name} .*{reason}"):
         load(tmp_path, **FALLBACK).kv_cache_spec()
+
+
+def test_frequencies_that_follow_a_sequence_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    save(make("llama", rope_parameters=rope, max_position_embeddings=48), tmp_path)
+    load(tmp_path, **FALLBACK).kv_cache_spec()
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    with pytest.raises(CheckpointError, match="its tokens depend on others by more than attention"):
+        load(tmp_path, **FALLBACK, max_model_len=96).kv_cache_spec()
 
 
 def test_what_the_option_says_is_kept(tmp_path: Path) -> None:

@@ -32,10 +32,12 @@ LOADABLE_GGML_TYPES = (
 )
 # Other names of sizes, in configurations that only transformers reads.
 _USUAL_NAMES = {
-    **dict.fromkeys(("n_embd", "d_model", "dim"), "hidden_size"),
-    **dict.fromkeys(("n_layer", "n_layers", "num_layers"), "num_hidden_layers"),
-    **dict.fromkeys(("n_head", "n_heads", "num_heads"), "num_attention_heads"),
-    **dict.fromkeys(LENGTHS, "max_position_embeddings"),
+    **dict.fromkeys(("n_embd", "d_model", "dim", "emb_dim"), "hidden_size"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "decoder_layers"), "num_hidden_layers"),
+    **dict.fromkeys(
+        ("n_head", "n_heads", "num_heads", "decoder_attention_heads"), "num_attention_heads"
+    ),
+    **dict.fromkeys((*LENGTHS, "model_max_length"), "max_position_embeddings"),
 }
 # Architectures whose tokens attend to what an index chooses for them.
 _SPARSE = {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}
@@ -226,6 +228,12 @@ def _of_transformers(path: str, raw: Json, disable_sliding_window: bool) -> Mode
     read: Json = {**usual, **raw, "layer_types": None, "sliding_window": None}
     read["rope_parameters"] = {"rope_type": "default"}
     row = fallback(next(filter(_is_of_transformers, map(str, raw["architectures"]))))
+    sizes = {*_USUAL_NAMES.values(), "vocab_size"}
+    if lacking := sorted(name for name in sizes if read.get(name) is None):
+        raise CheckpointError(
+            f"{path}: transformers' module of {row.name} cannot run here: its configuration has "
+            f"no {lacking[0]}"
+        )
     facts = replace(_facts(path, row, read), hf_config=raw, implementation="transformers")
     if (Path(path) / _GENERATION_CONFIG).is_file():
         facts = with_generation_config(facts, Path(path))

@@ -1,13 +1,13 @@
 """How a module of transformers attends, learnt from trial passes, and its way to our cache.
 
 A module reaches attention by the function that its configuration names. During trial passes
-that function notes what each layer asks for and answers with zeros; afterwards it is a layer's own
-paged attention. What cannot be had from a paged cache is refused by name.
+that function notes what each layer asks for and answers as if each token saw itself alone;
+afterwards it is a layer's own paged attention. What that cannot give is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -44,6 +44,17 @@ class AttendingLayer:
     scale: float
     window: int | None
     softcap: float
+    # Scores of keys without values, one for each head.
+    sinks: Tensor | None
+
+
+# The name under which a layer has its paged attention.
+_OWN = "_paged_attention"
+
+
+def bound_attention(module: nn.Module) -> Any:
+    """The attention that was made for `module` after its trial."""
+    return getattr(module, _OWN)
 
 
 def attend(
@@ -54,12 +65,21 @@ def attend(
     if padding:
         value = F.pad(value, (0, padding))
     rows = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
-    mixed = module.attn.forward(*rows)  # type: ignore[union-attr]
+    mixed = bound_attention(module).forward(*rows)
     return (mixed[..., :-padding] if padding else mixed)[None], None
+
+
+def _compare(seen: Sequence[Tensor], other: Sequence[Tensor], reason: str) -> None:
+    for one, two in zip(seen, other, strict=True):
+        largest = float(one.abs().max())
+        if not torch.allclose(one, two, rtol=1e-2, atol=1e-2 * largest):
+            raise CheckpointError(reason)
 
 
 # Less than any model's trained length, beyond which some rotate in another way.
 _SHORT = 31
+# Of words: the first ids are mostly those of special tokens, as padding.
+_IDS = (5, 6, 7)
 _running: ContextVar[Trial] = ContextVar("trial")
 AttentionInterface.register(PAGED, attend)
 AttentionInterface.register(TRIAL, lambda *x, **options: _running.get().attend(*x, **options))
@@ -80,39 +100,62 @@ class Trial:
     # Masks that models only pass on, and how far back each one looks.
     _masks: list[tuple[Tensor, int | None]] = field(default_factory=list)
 
-    def run(self, forward: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> None:
+    def run(self, forward: Callable[[Tensor, Tensor | None], Tensor], device: torch.device) -> None:
         """Fill `layers`; raises CheckpointError where a paged cache would give other results.
 
-        Between tokens only attention may carry anything, here and in any other step: with
-        attention silenced, a token at its position has the same rows whatever stands before it.
+        `forward` maps ids and positions, or its module's own, to rows. Between tokens only
+        attention may carry anything, here and in any other step: where each token sees itself
+        alone, one at its position has the same rows whatever stands before it.
         """
-        token = _running.set(self)
         far = self.length - 1
         middle = min(far // 2, _SHORT)
-        seen = []
-        for ids, positions in (((0, 1, 2), (1, far, middle)), ((1, 0, 2), (0, 0, middle))):
-            self.layers, self.rows = [], []
-            given = [torch.tensor(numbers, device=device) for numbers in (ids, positions)]
-            hidden = forward(*given)
-            seen.append([*self.rows, hidden[-1]])
-        _running.reset(token)
+        first = self._last_rows(forward, device, _IDS, (1, far, middle))
+        _compare(
+            first,
+            self._last_rows(forward, device, (6, 5, 7), (0, 0, middle)),
+            "its tokens depend on others by more than attention",
+        )
+        _compare(
+            self._last_rows(forward, device, _IDS, None),
+            self._last_rows(forward, device, _IDS, (0, 1, 2)),
+            "its positions are not 0, 1, 2, ...",
+        )
+        for layer in self.layers:
+            setattr(layer.module, _OWN, self.make_attention(layer))
+
+    def _last_rows(
+        self,
+        forward: Callable[[Tensor, Tensor | None], Tensor],
+        device: torch.device,
+        ids: Sequence[int],
+        positions: Sequence[int] | None,
+    ) -> list[Tensor]:
+        self.layers, self.rows, self._masks = [], [], []
+        where = None if positions is None else torch.tensor(positions, device=device)
+        token = _running.set(self)
+        try:
+            result = forward(torch.tensor(ids, device=device), where)
+        finally:
+            _running.reset(token)
         if not self.layers:
             raise CheckpointError("it does not attend by transformers' attention interface")
-        modules = {id(layer.module) for layer in self.layers}
-        if len(modules) < len(self.layers):
+        if len({id(layer.module) for layer in self.layers}) < len(self.layers):
             raise CheckpointError("one of its modules attends several times in a pass")
-        for one, other in zip(*seen, strict=True):
-            largest = float(one.abs().max())
-            if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * largest):
-                raise CheckpointError("its tokens depend on others by more than attention")
-        for layer in self.layers:
-            layer.module.attn = self.make_attention(layer)
+        return [*self.rows, result[-1]]
 
     def make_attention(self, layer: AttendingLayer) -> nn.Module:
         """The attention that takes the place of a layer's own."""
-        heads = Shard.whole(layer.num_heads)
-        terms = ScoreTerms(heads=heads, softcap=layer.softcap) if layer.softcap else None
-        return attention(layer.scale, layer.window, terms)
+        sinks = layer.sinks
+        terms = ScoreTerms(
+            heads=Shard.whole(layer.num_heads),
+            softcap=layer.softcap,
+            has_sinks=sinks is not None,
+        )
+        made = attention(layer.scale, layer.window, terms)
+        if sinks is not None:
+            for _, _, slot in made.weight_slots():
+                slot.tensor.copy_(sinks.flatten())
+        return made
 
     def attend(
         self,
@@ -123,23 +166,23 @@ class Trial:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """Note the layer; the answer is 0."""
+        """Note the layer; each token is answered with its own value."""
         unknown = [k for k, v in options.items() if v is not None and k not in self.harmless]
         if unknown:
             raise CheckpointError(f"its attention has {unknown[0]}")
         if key.shape[2] != query.shape[2] or value.shape[-1] > key.shape[-1]:
             raise CheckpointError("it does not attend to its own tokens alone")
-        if hasattr(module, "attn"):
-            raise CheckpointError("its attention has a part called attn")
         head_size = query.shape[-1]
         scale = head_size**-0.5 if scaling is None else float(scaling)
         window = self._window(module, attention_mask, options.get("sliding_window"))
         sizes = (query.shape[1], key.shape[1], head_size)
-        self.layers.append(AttendingLayer(module, *sizes, scale, window, softcap or 0.0))
+        self.layers.append(AttendingLayer(module, *sizes, scale, window, softcap or 0.0, s_aux))
         self.rows += [x[0, :, -1] for x in (query, key, value)]
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+        answer = value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2)
+        return answer.contiguous(), None
 
     def _window(
         self, module: nn.Module, attention_mask: Tensor | None, window: int | None

@@ -26,13 +26,8 @@ from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.heads import Heads, HeadSpec
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.transformers_attention import TRIAL, AttendingLayer, Trial, attend
-from vllm_lite.models.transformers_model import (
-    arguments,
-    build,
-    make_parameters,
-    refusal,
-    replace_layers,
-)
+from vllm_lite.models.transformers_layers import make_parameters, replace_layers
+from vllm_lite.models.transformers_model import arguments, build, refusal
 
 PACKED = "vllm_lite_encoder"
 
@@ -50,12 +45,6 @@ class TransformersEncoder(nn.Module):
         taken = arguments(base.forward)
         if "position_ids" not in taken or whole.config.is_encoder_decoder:
             raise refusal(facts, "it is no encoder that takes positions")
-        if any(
-            getattr(m, "padding_idx", None) is not None
-            for n, m in base.named_modules()
-            if n.endswith("position_embeddings")
-        ):
-            raise refusal(facts, "its first positions are those of padding")
         self._config, self._base_forward = whole.config, base.forward
         self._has_types = "token_type_ids" in taken
         replace_layers(base, "" if base is whole else name, options)
@@ -88,11 +77,13 @@ class TransformersEncoder(nn.Module):
         """All sequences of a step in one row: attention tells them apart."""
         return self._run(input_ids, positions)
 
-    def _run(self, input_ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
+    def _run(self, input_ids: Tensor, positions: Tensor | None, **more: Any) -> Tensor:
         if self._has_types:
             more["token_type_ids"] = (input_ids // self._vocab_size)[None]
             input_ids = input_ids % self._vocab_size
-        result = self._base_forward(input_ids=input_ids[None], position_ids=positions[None], **more)
+        if positions is not None:
+            more["position_ids"] = positions[None]
+        result = self._base_forward(input_ids=input_ids[None], **more)
         hidden: Tensor = result[0][0]
         return hidden
 
@@ -117,7 +108,7 @@ class TransformersEncoder(nn.Module):
 
     @torch.inference_mode()
     def _try(self) -> None:
-        def run(input_ids: Tensor, positions: Tensor) -> Tensor:
+        def run(input_ids: Tensor, positions: Tensor | None) -> Tensor:
             try:
                 return self._run(
                     input_ids, positions, attention_mask=torch.ones_like(input_ids)[None]
