@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -183,20 +184,26 @@ class Demo:
             if not field.name.startswith(("GGUF.", "general.architecture")):
                 inner = field.types[-1] if len(field.types) > 1 else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-        for tensor in reader.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type)
-            if values.ndim < 2:
-                writer.add_tensor(tensor.name, values)
-                continue
-            elements, _ = GGML_QUANT_SIZES[kind]
-            fits = "token_embd" not in tensor.name and not values.shape[1] % elements
-            own = kind if fits else GGMLQuantizationType.Q8_0
-            writer.add_tensor(tensor.name, quantised(values, own), raw_dtype=own)
+        with ThreadPoolExecutor() as pool:
+            stored = pool.map(partial(as_stored, kind), reader.tensors)
+            for tensor, (values, own) in zip(reader.tensors, stored, strict=True):
+                writer.add_tensor(tensor.name, values, raw_dtype=own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
         return path
+
+
+def as_stored(kind: GGMLQuantizationType, tensor: Any) -> tuple[Any, GGMLQuantizationType]:
+    """A tensor's values as a file with matrices of `kind` has them, and their type."""
+    values = dequantize(tensor.data, tensor.tensor_type)
+    if values.ndim < 2:
+        return values, GGMLQuantizationType.F32
+    elements, _ = GGML_QUANT_SIZES[kind]
+    fits = "token_embd" not in tensor.name and not values.shape[1] % elements
+    own = kind if fits else GGMLQuantizationType.Q8_0
+    return quantised(values, own), own
 
 
 @cache
