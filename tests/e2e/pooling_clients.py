@@ -1,8 +1,8 @@
 """Clients of others against a server that embeds: `python tests/e2e/pooling_clients.py URL FOLDER`.
 
 Runs in an environment with openai, cohere, langchain-openai, llama-index-embeddings-openai and
-sentence-transformers. FOLDER is the model that the server at URL serves, in sentence-transformers'
-layout: its own vectors are what all clients must get.
+sentence-transformers: peers/st of `make peers`. FOLDER is the model that the server at URL serves,
+in sentence-transformers' layout: its own vectors are what all clients must get.
 """
 
 from __future__ import annotations

