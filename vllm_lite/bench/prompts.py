@@ -13,23 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
-from vllm_lite.tokenizer.hf_tokenizer import tokenizer_from_directory
-from vllm_lite.tokenizer.tokenizer import Tokenizer
+from vllm_lite.tokenizer.tokenizer import Tokenizer, read_parts
 
 _ROUNDS = 16
 
 
-def open_tokenizer(name: str, *, trust_remote_code: bool = False) -> Tokenizer:
+def open_tokenizer(name: str, *, mode: str = "auto", trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of `name`: demo, a directory, a .gguf file or a hub id; UsageError."""
     try:
         path = Path(resolve_model_source(name, weights=False, trust_remote_code=trust_remote_code))
-        if path.suffix == ".gguf":
-            return Tokenizer(tokenizer_from_gguf(read_gguf(path).metadata))
-        return Tokenizer(tokenizer_from_directory(path, trust_remote_code=trust_remote_code))
+        return Tokenizer(read_parts(path, mode=mode, trust_remote_code=trust_remote_code))
     except CheckpointError as error:
         raise UsageError(
             f"cannot load the tokenizer of {name}: {error}; --tokenizer names another one"

@@ -162,7 +162,9 @@ def _samples(
         maker: PromptMaker = UncountedPrompts()
         return None, maker, load_samples(options.dataset_name, Source(dataset, maker, options.seed))
     name = target.tokenizer or model.source
-    tokenizer = open_tokenizer(name, trust_remote_code=target.trust_remote_code)
+    tokenizer = open_tokenizer(
+        name, mode=target.tokenizer_mode, trust_remote_code=target.trust_remote_code
+    )
 
     def as_chat(prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]

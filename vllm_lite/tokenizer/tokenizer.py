@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
-    from vllm_lite.config.model import ModelConfig
     from vllm_lite.config.vllm import VllmConfig
 
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -305,7 +304,11 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
     path = tokenizer_path(config)
     try:
         with quiet_panics():
-            tokenizer = Tokenizer(_read_parts(path, config.model))
+            model = config.model
+            parts = read_parts(
+                path, mode=model.tokenizer_mode, trust_remote_code=model.trust_remote_code
+            )
+            tokenizer = Tokenizer(parts)
             _try_out(tokenizer)
         return tokenizer
     except CheckpointError as error:
@@ -329,8 +332,11 @@ def _try_out(tokenizer: Tokenizer) -> None:
     tokenizer.decode([0])
 
 
-def _read_parts(path: Path, model: ModelConfig) -> TokenizerParts:
-    if is_mistral(path, model.tokenizer_mode):
+def read_parts(
+    path: Path, *, mode: str = "auto", trust_remote_code: bool = False
+) -> TokenizerParts:
+    """The tokenizer of the directory or .gguf file `path`, by --tokenizer-mode; CheckpointError."""
+    if is_mistral(path, mode):
         return tokenizer_from_mistral(path)
     if path.suffix == ".gguf":
         parts = tokenizer_from_gguf(read_gguf(path).metadata)
@@ -338,4 +344,4 @@ def _read_parts(path: Path, model: ModelConfig) -> TokenizerParts:
             templates = {**parts.chat_templates, "tool_use": DEMO_TOOL_TEMPLATE}
             parts = replace(parts, chat_templates=templates)
         return parts
-    return tokenizer_from_directory(path, trust_remote_code=model.trust_remote_code)
+    return tokenizer_from_directory(path, trust_remote_code=trust_remote_code)

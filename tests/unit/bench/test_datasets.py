@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.tokenizer.conftest import sentencepiece_metadata
+from tests.unit.tokenizer.tekken import write_tekken
 from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options.datasets import DatasetOptions
 from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
@@ -294,3 +295,10 @@ def test_a_query_comes_with_documents_to_rank(demo: PromptMaker) -> None:
     assert made[0].prompt[0] == made[1].prompt[0]
     assert len({text for sample in made for text in sample.prompt}) == 4
     assert [sample.prompt_tokens for sample in made] == [24, 12]
+
+
+def test_a_tokenizer_by_mistral_common_makes_prompts(tmp_path: Path) -> None:
+    pytest.importorskip("mistral_common.tokens.tokenizers.mistral")
+    write_tekken(tmp_path / "tekken.json", "v3")
+    for mode in ("auto", "mistral"):
+        assert PromptMaker(open_tokenizer(str(tmp_path), mode=mode)).count("Grüße") > 0

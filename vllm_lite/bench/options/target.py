@@ -126,7 +126,7 @@ class TargetOptions:
         "auto",
         "Which tokenizer implementation to load.",
         choices=("auto", "hf", "slow", "mistral", "custom", "deepseek_v32"),
-        works=("auto", "hf"),
+        works=("auto", "hf", "mistral"),
         remedy="use auto",
     )
     skip_tokenizer_init: bool = option(

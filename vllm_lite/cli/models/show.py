@@ -153,9 +153,12 @@ def _description(footprint: Footprint, stored: str) -> Iterator[tuple[str, str]]
 
 def _template(described: VllmConfig) -> str:
     try:
-        templates = load_tokenizer(described).chat_templates
+        tokenizer = load_tokenizer(described)
     except CheckpointError:
         return "no tokenizer"
+    if tokenizer.chat is not None:
+        return "none: mistral-common writes chats"
+    templates = tokenizer.chat_templates
     if not templates:
         return "none: completions only"
     return "shows tools" if any(map(shows_tools, templates.values())) else "shows no tools"
