@@ -1,4 +1,6 @@
-"""Quantises a plain checkpoint by compressed-tensors and bitsandbytes, in an environment of theirs.
+"""Quantises a plain checkpoint by the formats' own packages, in an environment of theirs.
+
+compressed-tensors, bitsandbytes, torchao, HQQ and AutoAWQ, whose models are not needed.
 
     PYTHON tests/models/written_by_packages.py PLAIN OUT
 
@@ -11,7 +13,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,8 +29,21 @@ from compressed_tensors.quantization import (
     preset_name_to_scheme,
 )
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchao.core.config import config_to_dict
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    MappingType,
+    PerGroup,
+    quantize_,
+)
 
 Parts = dict[str, Tensor]
 Quantise = Callable[[Tensor], tuple[Parts, Tensor]]
@@ -100,6 +117,82 @@ def eight_bits(weight: Tensor) -> tuple[Parts, Tensor]:
     return {"weight": codes, "SCB": largest}, codes.float() * (largest[:, None] / 127)
 
 
+def by_torchao(config: Any) -> Quantise:
+    def quantise(weight: Tensor) -> tuple[Parts, Tensor]:
+        layer = _layer(weight)
+        quantize_(layer, config)
+        stored, _ = flatten_tensor_state_dict({"x.weight": layer.weight})
+        parts = {name.removeprefix("x."): part for name, part in stored.items()}
+        return parts, layer.weight.dequantize().float()
+
+    return quantise
+
+
+def torchao_configs() -> Iterator[Any]:
+    group: dict[str, Any] = {"granularity": PerGroup(32)}
+    yield Int8WeightOnlyConfig()
+    yield Int8WeightOnlyConfig(**group)
+    yield Float8WeightOnlyConfig()
+    yield Int8DynamicActivationInt8WeightConfig()
+    for name in ("int2", "int3", "int4", "int7", "int8"):
+        dtype = getattr(torch, name)
+        yield IntxWeightOnlyConfig(weight_dtype=dtype, **group)
+        shifted = {"mapping_type": MappingType.ASYMMETRIC}
+        yield IntxWeightOnlyConfig(weight_dtype=dtype, **group, **shifted)
+    yield Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(32)
+    )
+
+
+def by_hqq(bits: int, group: int) -> Quantise:
+    settings = BaseQuantizeConfig(nbits=bits, group_size=group, axis=1)
+
+    def quantise(weight: Tensor) -> tuple[Parts, Tensor]:
+        made = HQQLinear(_layer(weight), settings, compute_dtype=torch.float32, device="cpu")
+        return dict(made.state_dict()), made.dequantize().float()
+
+    return quantise
+
+
+def by_awq(kind: str, group: int) -> Quantise:
+    """AutoAWQ's layers, of numbers that are what the codes are worth."""
+    if "awq" not in sys.modules:
+        spec, package = find_spec("awq"), ModuleType("awq")
+        package.__path__ = list((spec and spec.submodule_search_locations) or ())
+        sys.modules["awq"] = package
+    from awq.modules import linear
+
+    tool = getattr(linear, f"WQLinear_{kind}")
+
+    def quantise(weight: Tensor) -> tuple[Parts, Tensor]:
+        groups = weight.unflatten(1, (-1, group))
+        low, high = groups.amin(-1), groups.amax(-1)
+        if kind == "Marlin":
+            high = torch.maximum(high, -low)
+            low = -high
+        scales = ((high - low) / 15).half().float()
+        zeros = (-low / scales).round().clamp(0, 15)
+        zeros = zeros if kind != "Marlin" else torch.full_like(zeros, 8)
+        codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+        worth = ((codes - zeros[..., None]) * scales[..., None]).flatten(1)
+        given = {"scales": scales, "zeros": None if kind == "Marlin" else zeros}
+        if kind == "GEMM":
+            given = {"scales": scales.t().contiguous(), "zeros": zeros.t().contiguous()}
+        made = tool.from_linear(_layer(worth), 4, group, **given)
+        if kind == "GEMVFast":  # whose zero points are worth float16
+            minimums = (scales * zeros).half().float()
+            worth = (codes * scales[..., None] - minimums[..., None]).flatten(1)
+        return dict(made.state_dict()), worth
+
+    return quantise
+
+
+def _layer(weight: Tensor) -> torch.nn.Linear:
+    layer = torch.nn.Linear(*reversed(weight.shape), bias=False)
+    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    return layer
+
+
 def write(plain: Path, out: Path, settings: dict[str, Any], quantise: Quantise) -> None:
     state, stored = load_file(plain / "model.safetensors"), {}
     for name, tensor in list(state.items()):
@@ -133,6 +226,18 @@ def main(plain: Path, out: Path) -> None:
             name = f"bitsandbytes {kind}{' nested' * is_nested}"
             write(plain, out / name, settings, four_bits(kind, is_nested))
     write(plain, out / "bitsandbytes", both | {"load_in_8bit": True}, eight_bits)
+    for i, config in enumerate(torchao_configs()):
+        kind = {"quant_method": "torchao", "quant_type": {"default": config_to_dict(config)}}
+        write(plain, out / f"torchao {i} {type(config).__name__}", kind, by_torchao(config))
+    for bits, group in ((2, 16), (3, 64), (4, 64), (8, 128)):
+        weights = {"nbits": bits, "group_size": group, "axis": 1}
+        settings = {"quant_method": "hqq", "quant_config": {"weight_quant_params": weights}}
+        write(plain, out / f"hqq {bits}", settings, by_hqq(bits, group))
+    for kind in ("GEMM", "GEMV", "GEMVFast", "Marlin"):
+        version = {"GEMVFast": "gemv_fast"}.get(kind, kind.lower())
+        settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": version}
+        settings["zero_point"] = kind != "Marlin"
+        write(plain, out / f"awq {kind}", settings, by_awq(kind, 128))
 
 
 if __name__ == "__main__":
