@@ -25,7 +25,7 @@ NUM_BLOCKS = {8: 25, 32: 9}
 
 
 class Greedy:
-    """What a model would answer at temperature 0."""
+    """The answers of a model at temperature 0."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
