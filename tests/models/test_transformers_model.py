@@ -238,6 +238,24 @@ def test_what_a_paged_cache_cannot_give_is_refused(
         load(tmp_path, **FALLBACK).kv_cache_spec()
 
 
+@pytest.mark.parametrize(("length", "max_model_len"), [(44, 128), (21, 32)], ids=["long", "short"])
+def test_longrope_follows_the_longest_sequence_that_may_come(
+    length: int, max_model_len: int, tmp_path: Path
+) -> None:
+    """Also as Phi-3's files spell it."""
+    reference = make("phi3", rope_parameters=LONGROPE, **LONG)
+    config = save(reference, tmp_path) / "config.json"
+    told = json.loads(config.read_text())
+    rope = told.pop("rope_parameters")
+    told["rope_scaling"] = {key: rope[key] for key in ("short_factor", "long_factor")}
+    told["rope_scaling"]["type"] = "longrope"
+    config.write_text(json.dumps(told | {"rope_theta": rope["rope_theta"]}))
+    ids = ids_of(1, length)
+    model = load(tmp_path, **FALLBACK, max_model_len=max_model_len)
+    got = PagedRunner(model).step({"a": ids})["a"]
+    torch.testing.assert_close(got, expected(reference, ids), atol=1e-4, rtol=0)
+
+
 def test_frequencies_that_follow_a_sequence_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

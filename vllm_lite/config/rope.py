@@ -6,6 +6,8 @@ by the names of layer_types. The order in which spellings win is that of transfo
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm_lite.config.architectures import SUPPORTED_ROPE_TYPES
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
@@ -62,6 +64,21 @@ def main_rope(hf: JsonView) -> Json:
     rope: Json = hf["rope_parameters"]
     main: Json = rope.get("full_attention") or rope.get("sliding_attention", rope)
     return main
+
+
+def with_one_set(config: Any, length: int) -> Any:
+    """A configuration of transformers whose longrope has the factors for `length` tokens alone.
+
+    Its modules choose a set for each sequence, and cached keys would not fit a longer one.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        trained = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        chosen, other = ("long", "short") if length > trained else ("short", "long")
+        for key in ("factor", "mscale"):
+            if f"{chosen}_{key}" in rope:
+                rope[f"{other}_{key}"] = rope[f"{chosen}_{key}"]
+    return config
 
 
 def _flat(path: str, hf: JsonView, given: JsonView, overrides: JsonView) -> Json:

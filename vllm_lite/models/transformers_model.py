@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.rope import with_one_set
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
@@ -53,7 +54,7 @@ class TransformersForCausalLM(nn.Module):
         name, base, head = whole.base_model_prefix, whole.base_model, whole.get_output_embeddings()
         if base is whole or "position_ids" not in arguments(base.forward):
             raise refusal(facts, "it is no decoder that takes positions")
-        self._config = whole.config
+        self._config = with_one_set(whole.config, options.max_model_len)
         self._base_forward = base.forward
         is_plain, is_linear = type(head) is nn.Linear, isinstance(head, nn.Linear)
         is_tied = is_linear and head.weight is base.get_input_embeddings().weight
