@@ -222,6 +222,9 @@ NB_MODULE(_cpu, m) {
     const GgmlBlock block = ggml_block(ggml_type);
     return nb::make_tuple(block.elements, block.bytes);
   });
+  m.def("set_ggml_book", [](int ggml_type, Address words) {
+    ggml_books[ggml_type] = pointer<const uint32_t>(words);
+  });
   m.def("supported_isas", supported_isas);
   m.def("select_isa", select_isa);
   m.def("selected_isa", selected_isa);

@@ -148,6 +148,8 @@ void gated_linear(const Linear& p, int64_t num_tokens, const BesideProduct& besi
              });
 }
 
+const uint32_t* ggml_books[kMostBooks];
+
 GgmlBlock ggml_block(int ggml_type) {
   switch (ggml_type) {
     case kGgmlF32: return {16, 64};
@@ -164,6 +166,19 @@ GgmlBlock ggml_block(int ggml_type) {
     case kGgmlQ5_K: return {256, 176};
     case kGgmlQ6_K: return {256, 210};
     case kGgmlIQ4_NL: return {32, 18};
+    case kGgmlIQ2_XXS: return {256, 66};
+    case kGgmlIQ2_XS: return {256, 74};
+    case kGgmlIQ3_XXS: return {256, 98};
+    case kGgmlIQ1_S: return {256, 50};
+    case kGgmlIQ3_S: return {256, 110};
+    case kGgmlIQ2_S: return {256, 82};
+    case kGgmlIQ4_XS: return {256, 136};
+    case kGgmlIQ1_M: return {256, 56};
+    case kGgmlTQ1_0: return {256, 54};
+    case kGgmlTQ2_0: return {256, 66};
+    case kGgmlMXFP4: return {32, 17};
+    case kGgmlNVFP4: return {64, 36};
+    case kGgmlQ1_0: return {128, 18};
     default:
       throw std::invalid_argument("GGUF tensor type " + std::to_string(ggml_type) +
                                   " is not supported");

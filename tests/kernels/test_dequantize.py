@@ -10,9 +10,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from vllm_lite.config.checkpoint import LOADABLE_GGML_TYPES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
-
-# Where a block holds its half-precision scales.
 from vllm_lite.kernels.reference.ops import Ops as reference
+from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # Where a block holds its half-precision scales.
 SCALE_OFFSETS: dict[str, list[int]] = {
@@ -30,6 +29,19 @@ SCALE_OFFSETS: dict[str, list[int]] = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "IQ1_S": [0],
+    "IQ1_M": [],
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ3_XXS": [0],
+    "IQ3_S": [0],
+    "IQ4_XS": [0],
+    "MXFP4": [],
+    "NVFP4": [],
+    "Q1_0": [0],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
 }
 KINDS = [GGMLQuantizationType[name] for name in SCALE_OFFSETS]
 
@@ -47,12 +59,15 @@ def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch
         storage[..., offset : offset + 2] = scales.view(np.uint8)
     if kind.name == "BF16":
         storage[..., 1::2] &= 0xBF  # no infinities
+    if kind.name == "IQ1_M":
+        storage[..., 55] &= 0x3F  # four of its scale's bits
+    if kind.name == "MXFP4":
+        storage[..., 0] = 120 + storage[..., 0] % 16
     return torch.from_numpy(storage.reshape(rows, -1))
 
 
 def test_every_loadable_type_is_tested() -> None:
-    # Expanded as in gpt-oss's own checkpoints, and tested with them.
-    assert set(LOADABLE_GGML_TYPES) - {"MXFP4"} == set(SCALE_OFFSETS)
+    assert set(LOADABLE_GGML_TYPES) == set(SCALE_OFFSETS)
 
 
 @pytest.mark.usefixtures("isa")
@@ -84,6 +99,21 @@ def test_every_half_precision_value() -> None:
     torch.testing.assert_close(
         actual, torch.from_numpy(raw.view(np.float16)).float(), rtol=0, atol=0, equal_nan=True
     )
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("kind", "place"), [("MXFP4", 0), ("NVFP4", 3)])
+def test_every_scale_of_one_byte(kind: str, place: int) -> None:
+    number = int(GGMLQuantizationType[kind])
+    elements, size = GGML_QUANT_SIZES[number]
+    raw = torch.randint(256, (256, size), dtype=torch.uint8)
+    raw[:, place] = torch.arange(256)
+    shape = (256, elements)
+    with np.errstate(over="ignore"):
+        expected = reference.dequantize_gguf(raw, number, shape, torch.float32)
+    assert torch.equal(cpu.dequantize_gguf(raw, number, shape, torch.float32), expected)
+    packed = cpu.pack_quantized([QuantizedRows(raw, number, elements)])
+    assert torch.equal(cpu.quantized_lookup(packed, torch.arange(256), torch.float32), expected)
 
 
 def test_damaged_and_unknown_storage_is_refused() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tests.kernels.test_dequantize import KINDS, random_storage
+from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import (
     GroupedWeight,
@@ -25,9 +26,14 @@ from vllm_lite.kernels.reference.rounding import ActivationRounding
 GROUPED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]
 
 
-def gguf_weight(kind: GGMLQuantizationType, outputs: int) -> tuple[torch.Tensor, GroupedWeight]:
-    """A random weight as the reference expands it, and in groups; 96 inputs end within a chunk."""
-    inputs = 512 if kind.name.endswith("K") else 96
+def inputs_of(kind: GGMLQuantizationType) -> int:
+    """Whole blocks, which may end within a chunk."""
+    return max(96, 3 * GGML_QUANT_SIZES[kind][0]) if GGML_QUANT_SIZES[kind][0] < 256 else 512
+
+
+def gguf_weight(kind: GGMLQuantizationType, outputs: int) -> tuple[torch.Tensor, PackedWeight]:
+    """A random weight as the reference expands it, and as a GPU multiplies by it."""
+    inputs = inputs_of(kind)
     raw = random_storage(kind, outputs, inputs)
     expected = reference.dequantize_gguf(raw, int(kind), (outputs, inputs), torch.float32)
     return expected, from_gguf(raw, int(kind), outputs)
@@ -78,7 +84,11 @@ def gptq(
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
 def test_gguf_keeps_every_value(kind: GGMLQuantizationType) -> None:
     expected, weight = gguf_weight(kind, 5)
-    assert torch.equal(expand(weight), expected)
+    assert torch.equal(reference_grouped.expand_grouped(weight, torch.float32), expected)
+    # Digits of base 3 take two bits, and scales of 4 bits a byte.
+    larger = {"TQ1_0": 1.23, "Q2_K": 1.2}.get(kind.name, 1.15)
+    raw = random_storage(kind, 5, 768)
+    assert from_gguf(raw, int(kind), 5).nbytes <= larger * raw.nbytes
 
 
 def test_awq_and_gptq_keep_every_value() -> None:
@@ -138,7 +148,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         from_gptq(words, random_words(8, 1), torch.rand(8, 8).half())
 
 
-def check_triton(weight: GroupedWeight, dtype: torch.dtype) -> None:
+def check_triton(weight: PackedWeight, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
 
@@ -162,7 +172,7 @@ def test_look_ups(kind: GGMLQuantizationType) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
 
-    inputs = 256 if kind.name.endswith("K") else 96
+    inputs = inputs_of(kind)
     raw = random_storage(kind, 9, inputs)
     weight = ops.pack_quantized([QuantizedRows(raw.view(9, -1), int(kind), inputs)])
     for ids in (torch.tensor([8]), torch.tensor([3, 0, 8, 3] * 5), torch.arange(0)):

@@ -172,8 +172,10 @@ def test_the_packed_layout_is_the_same_on_every_isa(kind: GGML) -> None:
         layouts.append(cpu.pack_quantized([rows]).parts[0].data)
     _cpu.select_isa(before)
     assert all(torch.equal(layout, layouts[0]) for layout in layouts)
-    # Two panels of 32 outputs, at most 4 % larger than in the file.
-    assert layouts[0].numel() <= rows.blocks.numel() / 40 * 64 * 1.04
+    # Two panels of 32 outputs, at most 4 % larger than in the file; signs and scales of books are
+    # whole bytes.
+    larger = 1.13 if kind.name.startswith("IQ") else 1.04
+    assert layouts[0].numel() <= rows.blocks.numel() / 40 * 64 * larger
 
 
 def test_empty_batches_strides_and_what_does_not_fit() -> None:
@@ -193,7 +195,7 @@ def test_empty_batches_strides_and_what_does_not_fit() -> None:
 def test_damaged_and_unknown_rows_are_refused() -> None:
     for kind, size, message in [
         (8, 67, "the file is damaged"),
-        (16, 66, "type 16 is not supported"),
+        (15, 292, "type 15 is not supported"),
         (12, 36, "cannot be packed"),
     ]:
         rows = QuantizedRows(torch.zeros(4, size, dtype=torch.uint8), kind, 64)

@@ -60,8 +60,6 @@ def test_blocks_are_computed_with_or_expanded(case: str, kind: str, tmp_path: Pa
         )
         logits.append(PagedRunner(load(path)).step({"a": IDS})["a"])
     assert torch.nn.functional.cosine_similarity(*logits, dim=1).min() > 0.999
-    if kind == "MXFP4":
-        assert torch.equal(*logits)
 
 
 def split(path: Path, sizes: Sequence[int]) -> list[Path]:

@@ -71,6 +71,8 @@ GGML_TYPES = {
     34: GGMLType("TQ1_0", 256, 54),
     35: GGMLType("TQ2_0", 256, 66),
     39: GGMLType("MXFP4", 32, 17),
+    40: GGMLType("NVFP4", 64, 36),
+    41: GGMLType("Q1_0", 128, 18),
 }
 
 

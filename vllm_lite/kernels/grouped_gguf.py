@@ -1,4 +1,4 @@
-"""Conversion of GGUF's quantised storage to `GroupedWeight`, exact to the bit.
+"""Conversion of GGUF's quantised storage to `GroupedWeight` or `CodebookWeight`, exact to the bit.
 
 Layouts of the blocks: the GGUF format's documents. Rows are made of whole blocks.
 """
@@ -11,10 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.grouped_weight import SUPER_GROUP, GroupedWeight, make_grouped
+from vllm_lite.kernels.codebook_weight import PackedWeight
+from vllm_lite.kernels.gguf_codebooks import BOOK_FORMATS, from_books
+from vllm_lite.kernels.grouped_weight import SUPER_GROUP, make_grouped
 
 # The values of IQ4_NL's sixteen codes, before their scale.
 _NONLINEAR = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+# Floats of four bits, doubled.
+_FLOAT4 = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,13 @@ class _Parts:
     minimums: Tensor | None = None
     super_scales: Tensor | None = None
     super_minimums: Tensor | None = None
+    table: list[int] | None = None
 
 
-def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
+def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> PackedWeight:
     """The weight with `num_outputs` rows of blocks in `raw`; KeyError for an unsupported type."""
+    if ggml_type in BOOK_FORMATS:
+        return from_books(raw, ggml_type, num_outputs)
     _, block_bytes, read = _FORMATS[ggml_type]
     parts = read(raw.view(torch.uint8).view(num_outputs, -1, block_bytes))
     return make_grouped(
@@ -42,17 +49,18 @@ def from_gguf(raw: Tensor, ggml_type: int, num_outputs: int) -> GroupedWeight:
         minimums=_flat(parts.minimums),
         super_scales=_flat(parts.super_scales),
         super_minimums=_flat(parts.super_minimums),
+        table=None if parts.table is None else torch.tensor(parts.table, device=raw.device),
     )
 
 
 def is_supported(ggml_type: int) -> bool:
     """Whether `from_gguf` reads a storage type, by its number in GGUF files."""
-    return ggml_type in _FORMATS
+    return ggml_type in _FORMATS or ggml_type in BOOK_FORMATS
 
 
 def block_of(ggml_type: int) -> tuple[int, int]:
     """Number of values and of bytes in a block of a supported type."""
-    values, size, _ = _FORMATS[ggml_type]
+    values, size, _ = (_FORMATS if ggml_type in _FORMATS else BOOK_FORMATS)[ggml_type]
     return values, size
 
 
@@ -99,9 +107,49 @@ def _q8_0(blocks: Tensor) -> _Parts:
 
 
 def _iq4_nl(blocks: Tensor) -> _Parts:
-    values = torch.tensor(_NONLINEAR, device=blocks.device, dtype=torch.int16) + 128
-    codes = values.to(torch.uint8)[_nibbles(blocks[..., 2:]).int()]
-    return _Parts(codes, _halves(blocks, 0), 8, offset=128)
+    return _Parts(_nibbles(blocks[..., 2:]), _halves(blocks, 0), 4, table=_NONLINEAR)
+
+
+def _iq4_xs(blocks: Tensor) -> _Parts:
+    codes = [_nibbles(part) for part in torch.split(blocks[..., 8:], 16, dim=-1)]
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
+    high = torch.stack([(blocks[..., 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
+    scales = (low | high << 4).to(torch.int8) - 32
+    codes_of_all = torch.cat(codes, dim=-1)
+    return _Parts(codes_of_all, scales, 4, super_scales=_halves(blocks, 0), table=_NONLINEAR)
+
+
+def _mxfp4(blocks: Tensor) -> _Parts:
+    exponents = blocks[..., :1].int() - 128
+    powers = torch.ldexp(torch.ones_like(exponents).float(), exponents).bfloat16()
+    return _Parts(_nibbles(blocks[..., 1:]), powers, 4, table=_FLOAT4)
+
+
+def _nvfp4(blocks: Tensor) -> _Parts:
+    halves = [_nibbles(part) for part in torch.split(blocks[..., 4:], 8, dim=-1)]
+    bits = blocks[..., :4].int()
+    # e4m3 without its sign and its numbers that are none, halved.
+    exponents, fractions = bits >> 3 & 15, bits & 7
+    normal = torch.ldexp(8.0 + fractions, exponents - 11)
+    scales = torch.where(exponents == 0, torch.ldexp(fractions.float(), bits * 0 - 10), normal)
+    scales = scales.masked_fill(bits == 0x7F, 0.0).bfloat16()
+    return _Parts(torch.cat(halves, dim=-1), scales, 4, table=_FLOAT4)
+
+
+def _tq2_0(blocks: Tensor) -> _Parts:
+    codes = [_bits(half, [0, 2, 4, 6], 3) for half in torch.split(blocks[..., :64], 32, dim=-1)]
+    return _Parts(torch.cat(codes, dim=-1), _halves(blocks, 64), 2, offset=1)
+
+
+def _tq1_0(blocks: Tensor) -> _Parts:
+    """Digits of base 3, which take two bits here."""
+    runs = torch.split(blocks[..., :52], [32, 16, 4], dim=-1)
+    digits = [
+        (run * power).int() * 3 >> 8
+        for run, count in zip(runs, (5, 5, 4), strict=True)
+        for power in (1, 3, 9, 27, 81)[:count]
+    ]
+    return _Parts(torch.cat(digits, dim=-1).to(torch.uint8), _halves(blocks, 52), 2, offset=1)
 
 
 def _q2_k(blocks: Tensor) -> _Parts:
@@ -110,7 +158,7 @@ def _q2_k(blocks: Tensor) -> _Parts:
     return _Parts(
         torch.cat(codes, dim=-1),
         scales & 15,
-        4,
+        2,
         minimums=scales >> 4,
         super_scales=_halves(blocks, 80),
         super_minimums=_halves(blocks, 82),
@@ -121,7 +169,7 @@ def _q3_k(blocks: Tensor) -> _Parts:
     low = [_bits(half, [0, 2, 4, 6], 3) for half in torch.split(blocks[..., 32:96], 32, dim=-1)]
     codes = torch.cat(low, dim=-1) | _bits(blocks[..., :32], list(range(8)), 1) << 2
     scales = _nibbles(blocks[..., 96:104]) | _bits(blocks[..., 104:108], [0, 2, 4, 6], 3) << 4
-    return _Parts(codes, scales.to(torch.int8) - 32, 4, offset=4, super_scales=_halves(blocks, 108))
+    return _Parts(codes, scales.to(torch.int8) - 32, 3, offset=4, super_scales=_halves(blocks, 108))
 
 
 def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,4 +226,9 @@ _FORMATS: dict[int, tuple[int, int, Callable[[Tensor], _Parts]]] = {
     13: (SUPER_GROUP, 176, _q4_or_5_k(5)),
     14: (SUPER_GROUP, 210, _q6_k),
     20: (32, 18, _iq4_nl),
+    23: (SUPER_GROUP, 136, _iq4_xs),
+    34: (SUPER_GROUP, 54, _tq1_0),
+    35: (SUPER_GROUP, 66, _tq2_0),
+    39: (32, 17, _mxfp4),
+    40: (64, 36, _nvfp4),
 }

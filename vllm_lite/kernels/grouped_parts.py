@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.grouped_gguf import block_of, from_gguf, is_supported
-from vllm_lite.kernels.grouped_weight import GroupedWeight
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 
@@ -22,7 +22,7 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 class GroupedPart:
     """Some outputs of a weight, all of one storage type."""
 
-    weight: GroupedWeight
+    weight: PackedWeight
     ggml_type: int
 
     @property

@@ -22,7 +22,6 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.gguf_latents import join_latents
 from vllm_lite.loader.gguf_layout import laid_out
-from vllm_lite.loader.mxfp4 import expand_gguf
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_rules import (
     Alias,
@@ -116,7 +115,7 @@ _CLASSES = {
     },
 }
 # Types whose blocks layers compute with; others are expanded.
-_KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1} - {"MXFP4"}
+_KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1}
 # Numbers by layer that the metadata hold, to the models' names.
 _NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 
@@ -163,8 +162,6 @@ class GGUFCheckpointTensor:
         """The numbers of all or some rows."""
         taken = self._rows(rows)
         shape = (len(taken), *self.shape[1:])
-        if GGML_TYPES[self.tensor.ggml_type].name == "MXFP4":
-            return expand_gguf(taken.view(-1, 17)).view(shape).to(dtype)
         return ops().dequantize_gguf(taken.reshape(-1), self.tensor.ggml_type, shape, dtype)
 
     def _kept(self, rows: Tensor, kind: GGMLType, slot: WeightSlot) -> QuantizedRows:

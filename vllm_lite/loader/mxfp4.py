@@ -60,21 +60,9 @@ class Float4Tensor:
 
 def expand(blocks: Tensor, scales: Tensor) -> Tensor:
     """[M, G, 16] and [M, G] uint8 -> [M, 32 G] float32; the low half of a byte comes first."""
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    return _scaled(codes, scales).flatten(-2)
-
-
-def expand_gguf(blocks: Tensor) -> Tensor:
-    """[G, 17] uint8, scales first -> [G, 32] float32; all low halves of a block come first."""
-    halves = blocks[:, 1:]
-    return _scaled(torch.cat((halves & 15, halves >> 4), 1), blocks[:, 0])
-
-
-def _scaled(codes: Tensor, scales: Tensor) -> Tensor:
-    """[..., 32] and [...] uint8 -> [..., 32] float32."""
-    codes = codes.int()
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
     values = torch.where(codes < 8, _VALUES[codes & 7], -_VALUES[codes & 7])
-    return torch.ldexp(values, (scales.int() - _BIAS).unsqueeze(-1))
+    return torch.ldexp(values, (scales.int() - _BIAS).unsqueeze(-1)).flatten(-2)
 
 
 def join_float4(

@@ -1,7 +1,7 @@
 // Dequantisation of GGUF's storage formats.
 //
 // Products are rounded in the order of the formats' definition, so that results equal it exactly.
-#include "cpu/kernels/ggml_blocks.h"
+#include "cpu/kernels/ggml_books.h"
 #include "cpu/kernels/kernels.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -12,7 +12,7 @@ void expand_block(const uint8_t* block, float* out) {
   for (int part = 0; part < Block::kElements / Block::kPartSize; ++part) {
     const PartScale s = part_scale<Block>(block, part);
     uint8_t codes[Block::kPartSize];
-    Block::codes(block, part, codes);
+    part_codes<Block>(block, part, codes);
     for (int i = 0; i < Block::kPartSize; ++i) {
       const float value = static_cast<float>(Block::decode(codes[i]) - Block::kOffset);
       out[part * Block::kPartSize + i] = s.scale * value - s.minimum;

@@ -32,9 +32,25 @@ struct IntegerScale {
   int minimum;
 };
 
+// Where the scale of a part comes from: a half float beside it; an integer, or nothing more, times
+// the block's; an odd number of four bits times the block's; a byte that is a float.
+enum class PartScales { kHalves, kIntegers, kNone, kOdd, kOddInCodes, kPowersOf2, kFloat8 };
+
 struct PlainCodes {
+  static constexpr bool kHasTable = false;
+  static constexpr bool kIsBook = false;
+  static constexpr PartScales kScales = PartScales::kHalves;
   static int decode(int code) { return code; }
 };
+
+// The lower halves of bytes, then the upper ones.
+template <int kCount>
+static inline void split_nibbles(const uint8_t* from, uint8_t* out) {
+  for (int i = 0; i < kCount; ++i) {
+    out[i] = from[i] & 15;
+    out[i + kCount] = from[i] >> 4;
+  }
+}
 
 // Formats 4_0, 4_1, 5_0 and 5_1: 32 values with one scale. A byte holds values i and i + 16.
 template <bool kMinimum, bool kFifthBit>
@@ -68,11 +84,60 @@ using BlockQ5_0 = Block32<false, true>;
 using BlockQ5_1 = Block32<true, true>;
 
 // Sixteen values that are dense where weights are; 128 stands for zero.
-static const uint8_t kNonLinearCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+static constexpr uint8_t kNonLinearCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                             129, 141, 153, 166, 181, 197, 217, 241};
 struct BlockIQ4_NL : Block32<false, false> {
   static constexpr int kOffset = 128;
-  static int decode(int code) { return kNonLinearCodes[code]; }
+  static constexpr bool kHasTable = true;
+  static constexpr const uint8_t* kTable = kNonLinearCodes;
+  static int decode(int code) { return kTable[code]; }
+};
+
+// Floats of four bits, doubled; 12 stands for zero. Scales are halved.
+static constexpr uint8_t kFloat4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                             12, 11, 10, 9,  8,  6,  4,  0};
+template <int kPart>
+struct Float4Block : PlainCodes {
+  static constexpr bool kHasMinimum = false;
+  static constexpr bool kIsTwoLevel = false;
+  static constexpr int kPartSize = kPart;
+  static constexpr int kLowBits = 4;
+  static constexpr int kHighBits = 0;
+  static constexpr int kOffset = 12;
+  static constexpr bool kHasTable = true;
+  static constexpr const uint8_t* kTable = kFloat4Codes;
+  static int decode(int code) { return kTable[code]; }
+};
+
+struct BlockMXFP4 : Float4Block<32> {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 17;
+  static constexpr PartScales kScales = PartScales::kPowersOf2;
+
+  static void codes(const uint8_t* block, int, uint8_t* out) {
+    split_nibbles<16>(block + 1, out);
+  }
+  static int scale_byte(const uint8_t* block, int) { return block[0]; }
+  // A power of two, less by one than the byte says.
+  static float scale(uint32_t byte) {
+    return bit_cast<float>(byte < 2 ? 0x00200000u << byte : (byte - 1) << 23);
+  }
+};
+
+struct BlockNVFP4 : Float4Block<16> {
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 36;
+  static constexpr PartScales kScales = PartScales::kFloat8;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    split_nibbles<8>(block + 4 + part * 8, out);
+  }
+  // The sign means nothing, and what would be no number is zero.
+  static int scale_byte(const uint8_t* block, int part) {
+    return block[part] == 0x7f ? 0 : block[part] & 0x7f;
+  }
+  // e4m3, halved.
+  static float scale(uint32_t byte) { return bit_cast<float>(byte << 20) * 0x1p119f; }
 };
 
 struct BlockQ8_0 : PlainCodes {
@@ -99,6 +164,7 @@ struct SuperBlock : PlainCodes {
   static constexpr bool kIsTwoLevel = true;
   static constexpr int kElements = 256;
   static constexpr int kPartSize = kPart;
+  static constexpr PartScales kScales = PartScales::kIntegers;
 };
 
 // 128 values share 32 bytes; a byte holds two bits of each of four runs of 32.
@@ -199,39 +265,79 @@ struct BlockQ6_K : SuperBlock<false, 16> {
   }
 };
 
-struct PartScale {
-  float scale;
-  float minimum;
-};
-template <class Block>
-static inline PartScale part_scale(const uint8_t* block, int part) {
-  const float scale = half_to_float(block + Block::kScaleAt);
-  const float minimum = Block::kHasMinimum ? half_to_float(block + Block::kMinimumAt) : 0.0f;
-  if constexpr (Block::kIsTwoLevel) {
-    const IntegerScale factor = Block::integer_scale(block, part);
-    return {scale * static_cast<float>(factor.scale), minimum * static_cast<float>(factor.minimum)};
-  } else {
-    return {scale, -minimum};
-  }
-}
+struct BlockIQ4_XS : SuperBlock<false, 32> {
+  static constexpr int kBytes = 136;
+  static constexpr int kScaleAt = 0;
+  static constexpr int kLowBits = 4;
+  static constexpr int kHighBits = 0;
+  static constexpr int kOffset = 128;
+  static constexpr bool kHasTable = true;
+  static constexpr const uint8_t* kTable = kNonLinearCodes;
+  static int decode(int code) { return kTable[code]; }
 
-// Calls body(Block{}) for the quantised format of this number; false where there is none.
-template <class Body>
-static inline bool with_block(int ggml_type, Body&& body) {
-  switch (ggml_type) {
-    case kGgmlQ4_0: return body(BlockQ4_0{}), true;
-    case kGgmlQ4_1: return body(BlockQ4_1{}), true;
-    case kGgmlQ5_0: return body(BlockQ5_0{}), true;
-    case kGgmlQ5_1: return body(BlockQ5_1{}), true;
-    case kGgmlQ8_0: return body(BlockQ8_0{}), true;
-    case kGgmlQ2_K: return body(BlockQ2_K{}), true;
-    case kGgmlQ3_K: return body(BlockQ3_K{}), true;
-    case kGgmlQ4_K: return body(BlockQ4_K{}), true;
-    case kGgmlQ5_K: return body(BlockQ5_K{}), true;
-    case kGgmlQ6_K: return body(BlockQ6_K{}), true;
-    case kGgmlIQ4_NL: return body(BlockIQ4_NL{}), true;
-    default: return false;
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    split_nibbles<16>(block + 8 + part * 16, out);
   }
-}
+  // Six bits: two high ones in bytes 2 and 3, four low ones in bytes 4 to 7.
+  static IntegerScale integer_scale(const uint8_t* block, int part) {
+    const int low = block[4 + part / 2] >> part % 2 * 4 & 15;
+    return {(low | (block[2 + part / 4] >> part % 4 * 2 & 3) << 4) - 32, 0};
+  }
+};
+
+// Values -1, 0 and 1, with one scale for all.
+struct TernaryBlock : SuperBlock<false, 32> {
+  static constexpr PartScales kScales = PartScales::kNone;
+  static constexpr int kOffset = 1;
+};
+
+struct BlockTQ2_0 : TernaryBlock {
+  static constexpr int kBytes = 66;
+  static constexpr int kScaleAt = 64;
+  static constexpr int kLowBits = 2;
+  static constexpr int kHighBits = 0;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) out[i] = block[part / 4 * 32 + i] >> part % 4 * 2 & 3;
+  }
+};
+
+// Five digits of base 3 in a byte, as a fraction of 256: the first is what three times it carries.
+struct BlockTQ1_0 : TernaryBlock {
+  static constexpr int kBytes = 54;
+  static constexpr int kScaleAt = 52;
+  static constexpr int kLowBits = 0;
+  static constexpr int kHighBits = 0;
+
+  static int digit(int byte, int place) {
+    constexpr int kPowers[5] = {1, 3, 9, 27, 81};
+    return (byte * kPowers[place] & 255) * 3 >> 8;
+  }
+  // Runs of 32 bytes with five values each, of 16, and of 4 with four.
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) {
+      const int at = part * 32 + i, start = at < 160 ? 0 : at < 240 ? 160 : 240;
+      const int run = at < 160 ? 32 : at < 240 ? 16 : 4;
+      const int place = (at - start) / run;
+      out[i] = static_cast<uint8_t>(digit(block[start / 5 + (at - start) % run], place));
+    }
+  }
+};
+
+// Signs of one scale, for 128 values.
+struct BlockQ1_0 : TernaryBlock {
+  static constexpr int kElements = 128;
+  static constexpr int kBytes = 18;
+  static constexpr int kScaleAt = 0;
+  static constexpr int kLowBits = 1;
+  static constexpr int kHighBits = 0;
+  static constexpr bool kHasTable = true;
+  static constexpr uint8_t kTable[16] = {0, 2};
+  static int decode(int code) { return kTable[code]; }
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) out[i] = block[2 + part * 4 + i / 8] >> i % 8 & 1;
+  }
+};
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

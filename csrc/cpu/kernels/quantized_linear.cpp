@@ -203,8 +203,8 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
     return;
   }
   Chunk chunk;
-  for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
-    const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));
+  for (int64_t g = 0; g < num_groups; g += Layout::kGroups, from += Layout::kChunkBytes) {
+    const int count = static_cast<int>(min_of<int64_t>(Layout::kGroups, num_groups - g));
     unpack_chunk<Block>(from, count, 0, num_vectors, chunk);
     const QuantizedGroup* x = p.x + g * p.num_rows;
 #if VLLM_LITE_HAS_TILES
@@ -236,8 +236,8 @@ void look_up_row(const QuantizedLookup& p, int64_t i) {
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
   const uint8_t* from = p.weight->packed + row / kPanel * Layout::panel_bytes(p.num_inputs);
   Chunk chunk;
-  for (int64_t g = 0; g < num_groups; g += kChunkGroups, from += Layout::kChunkBytes) {
-    const int count = static_cast<int>(min_of<int64_t>(kChunkGroups, num_groups - g));
+  for (int64_t g = 0; g < num_groups; g += Layout::kGroups, from += Layout::kChunkBytes) {
+    const int count = static_cast<int>(min_of<int64_t>(Layout::kGroups, num_groups - g));
     unpack_chunk<Block>(from, count, v, v + 1, chunk);
     for (int k = 0; k < count * kQuantizedGroup; ++k, ++out) {
       const int at = k / kQuantizedGroup * 2 + k % kQuantizedGroup / Block::kPartSize;

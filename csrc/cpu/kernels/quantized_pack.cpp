@@ -34,20 +34,85 @@ struct GroupCodes {
   }
 };
 
+// Byte `row` of one output's scales of group `group` of its block.
+template <class Block>
+int scale_byte(const uint8_t* block, int group, int row) {
+  constexpr int kParts = Packed<Block>::kParts;
+  if constexpr (Block::kScales == PartScales::kIntegers) {
+    const IntegerScale s = Block::integer_scale(block, kParts == 1 ? group : group * 2 + row);
+    if (kParts == 2) return s.scale | s.minimum << 4;
+    return row == 0 ? s.scale : s.minimum;
+  } else if constexpr (Block::kScales == PartScales::kOdd) {
+    const int first = Block::odd(block, group * kParts);
+    return kParts == 1 ? first : first | Block::odd(block, group * 2 + 1) << 4;
+  } else {
+    return Block::scale_byte(block, group * kParts + row);
+  }
+}
+
 // One output's scales of group `group` of its block; `to` is the group's first byte.
 template <class Block>
 void write_scales(const uint8_t* block, int group, int output, uint8_t* to) {
-  if constexpr (!Block::kIsTwoLevel) {
+  if constexpr (Block::kScales == PartScales::kHalves) {
     memcpy(to + output * 2, block + Block::kScaleAt, 2);
-    if (Block::kHasMinimum) memcpy(to + (kPanel + output) * 2, block + Block::kMinimumAt, 2);
-  } else if constexpr (Packed<Block>::kParts == 1) {
-    const IntegerScale s = Block::integer_scale(block, group);
-    to[output] = static_cast<uint8_t>(s.scale);
-    to[kPanel + output] = static_cast<uint8_t>(s.minimum);
-  } else {
-    for (int part = 0; part < 2; ++part) {
-      const IntegerScale s = Block::integer_scale(block, group * 2 + part);
-      to[part * kPanel + output] = static_cast<uint8_t>(s.scale | s.minimum << 4);
+    if constexpr (Block::kHasMinimum) {
+      memcpy(to + (kPanel + output) * 2, block + Block::kMinimumAt, 2);
+    }
+  } else if constexpr (Packed<Block>::kScaleRows > 0) {
+    for (int row = 0; row < Packed<Block>::kScaleRows; ++row) {
+      to[row * kPanel + output] = static_cast<uint8_t>(scale_byte<Block>(block, group, row));
+    }
+  }
+}
+
+// One output's halves of a block with two levels; `to` is the chunk's first byte.
+template <class Block>
+void write_halves(const uint8_t* block, int output, uint8_t* to) {
+  const uint16_t half = block_half<Block>(block);
+  memcpy(to + output * 2, &half, 2);
+  if constexpr (Block::kHasMinimum) {
+    memcpy(to + (kPanel + output) * 2, block + Block::kMinimumAt, 2);
+  }
+}
+
+// One output's entries and signs of group `group` of its block; `to` is the first byte of codes.
+template <class Block>
+void write_entries(const uint8_t* block, int group, int output, uint8_t* to) {
+  uint32_t above = 0;
+  to += output;
+  for (int i = 0; i < Block::kEntries; ++i, to += kPanel) {
+    const int entry = Block::entry(block, group * Block::kEntries + i);
+    *to = static_cast<uint8_t>(entry);
+    above |= static_cast<uint32_t>(entry >> 8) << i * Block::kAbove;
+  }
+  for (int bits = 0; bits < Block::kEntries * Block::kAbove; bits += 8, to += kPanel) {
+    *to = static_cast<uint8_t>(above >> bits);
+  }
+  if constexpr (Block::kIsSigned) {
+    for (int i = 0; i < Block::kSignBytes; ++i, to += kPanel) {
+      *to = static_cast<uint8_t>(Block::signs(block, group * Block::kSignBytes + i));
+    }
+  }
+}
+
+// Writes group `group` of a chunk's lines in base 3; `to` is the chunk's first line.
+void write_ternary(const GroupCodes& codes, int group, uint8_t* to) {
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < kGroupLines; ++i) {
+      const int line = group * kGroupLines + i;
+      uint8_t* bytes = to + (half * kTernaryLines + line / 5) * kLine;
+      for (int k = 0; k < kLine; ++k) {
+        bytes[k] = static_cast<uint8_t>(bytes[k] * 3 + codes.lines[half][i][k]);
+      }
+    }
+  }
+  if (group < kChunkGroups - 1) return;
+  for (int line = 0; line < 2 * kTernaryLines; ++line) {
+    // The last of a half has four digits.
+    const int factor = line % kTernaryLines == kTernaryLines - 1 ? 3 : 1;
+    for (int k = 0; k < kLine; ++k) {
+      uint8_t& byte = to[line * kLine + k];
+      byte = static_cast<uint8_t>((byte * factor * 256 + 242) / 243);
     }
   }
 }
@@ -61,34 +126,42 @@ void pack_panel(const PackQuantized& p, int64_t panel) {
   uint8_t* to = p.packed + panel * Layout::panel_bytes(p.num_inputs);
   memset(to, 0, Layout::panel_bytes(p.num_inputs));
   GroupCodes codes = {};
+  uint8_t* chunk = to;
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
   for (int64_t g = 0; g < num_groups; ++g) {
     const uint8_t* blocks = rows + g / kBlockGroups * Block::kBytes;
     const int group = static_cast<int>(g % kBlockGroups);
-    uint8_t* header = to;
-    if (Block::kIsTwoLevel && group == 0) to += Layout::kHeaderBytes;
+    if (Block::kIsTwoLevel && group == 0) {
+      chunk = to;
+      to += Layout::kHeaderBytes;
+    }
+    uint8_t* planes = to + Layout::kScaleBytes;
     for (int output = 0; output < num_outputs; ++output) {
       const uint8_t* block = blocks + output * p.block_stride;
-      if (Block::kIsTwoLevel && group == 0) {
-        memcpy(header + output * 2, block + Block::kScaleAt, 2);
-        if (Block::kHasMinimum) {
-          memcpy(header + (kPanel + output) * 2, block + Block::kMinimumAt, 2);
-        }
+      if constexpr (Block::kIsTwoLevel) {
+        if (group == 0) write_halves<Block>(block, output, chunk);
       }
       write_scales<Block>(block, group, output, to);
-      for (int part = 0; part < Layout::kParts; ++part) {
-        Block::codes(block, group * Layout::kParts + part,
-                     codes.rows[output] + part * Block::kPartSize);
+      if constexpr (Block::kIsBook) {
+        write_entries<Block>(block, group, output, planes);
+      } else {
+        for (int part = 0; part < Layout::kParts; ++part) {
+          Block::codes(block, group * Layout::kParts + part,
+                       codes.rows[output] + part * Block::kPartSize);
+        }
       }
     }
-    codes.make_lines();
-    for (int half = 0; half < 2; ++half) {
-      uint8_t* planes = to + Layout::kScaleBytes;
-      codes.write_plane<Block::kLowBits>(half, 0, planes + half * Layout::kLowBytes);
-      if constexpr (Block::kHighBits > 0) {
-        planes += 2 * Layout::kLowBytes;
-        codes.write_plane<Block::kHighBits>(half, Block::kLowBits,
-                                            planes + half * Layout::kHighBytes);
+    if constexpr (!Block::kIsBook) {
+      codes.make_lines();
+      if constexpr (Layout::kIsTernary) write_ternary(codes, group, chunk + Layout::kHalvesBytes);
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (Block::kLowBits > 0) {
+          codes.write_plane<Block::kLowBits>(half, 0, planes + half * Layout::kLowBytes);
+        }
+        if constexpr (Block::kHighBits > 0) {
+          codes.write_plane<Block::kHighBits>(
+              half, Block::kLowBits, planes + 2 * Layout::kLowBytes + half * Layout::kHighBytes);
+        }
       }
     }
     to += Layout::kGroupBytes;

@@ -22,12 +22,11 @@ constexpr int kFarAhead = 8192, kNearAhead = 1024;
 
 // Adds a group's products to the totals of kRows rows by kRowVectors vectors from `v` on.
 template <class Block, int kRows>
-static inline void add_group(const uint8_t* header, const uint8_t* group, int v,
+static inline void add_group(const uint8_t* header, const uint8_t* group, int g, int v,
                              const QuantizedGroup* x, Vec (&totals)[kRows][kRowVectors]) {
   constexpr int kParts = Packed<Block>::kParts;
   constexpr int kLines = kGroupLines / kParts;
-  const uint8_t* planes = group + Packed<Block>::kScaleBytes;
-  const Codes<Block> codes[kRowVectors] = {{planes, v}, {planes, v + 1}};
+  const Codes<Block> codes[kRowVectors] = {{header, group, g, v}, {header, group, g, v + 1}};
   Vec group_sums[kRows][kRowVectors];
 #pragma GCC unroll 2
   for (int part = 0; part < kParts; ++part) {
@@ -82,16 +81,17 @@ static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vecto
     Vec totals[kRows][kRowVectors] = {};
     const QuantizedGroup* groups = x;
     const uint8_t* chunk = panel;
-    for (int64_t left = num_groups; left > 0; left -= kChunkGroups, chunk += Layout::kChunkBytes) {
+    for (int64_t left = num_groups; left > 0; left -= Layout::kGroups, chunk += Layout::kChunkBytes) {
       const uint8_t* group = chunk + Layout::kHeaderBytes;
-      for (int64_t g = min_of<int64_t>(left, kChunkGroups); g > 0; --g) {
+      const int count = static_cast<int>(min_of<int64_t>(left, Layout::kGroups));
+      for (int g = 0; g < count; ++g) {
         if (v == 0) {
           for (int i = 0; i < Layout::kGroupBytes; i += kLine) {
             __builtin_prefetch(group + kFarAhead + i, 0, 2);
             __builtin_prefetch(group + kNearAhead + i);
           }
         }
-        add_group<Block, kRows>(chunk, group, v, groups, totals);
+        add_group<Block, kRows>(chunk, group, g, v, groups, totals);
         group += Layout::kGroupBytes;
         groups += kRows;
       }

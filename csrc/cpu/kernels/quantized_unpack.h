@@ -71,7 +71,25 @@ static inline Scales load_scales(const uint8_t* header, const uint8_t* group, in
   using Layout = Packed<Block>;
   const int first = v * kLanes;
   Scales to = {};
-  if constexpr (!Block::kIsTwoLevel) {
+  if constexpr (Block::kScales == PartScales::kPowersOf2) {
+    const BitsVec bytes = bit_cast<BitsVec>(load_bytes<uint8_t>(group + first));
+    to.scale = bit_cast<Vec>(bytes < 2 ? (BitsVec{} + 0x00200000u) << bytes : (bytes - 1) << 23);
+  } else if constexpr (Block::kScales == PartScales::kFloat8) {
+    const IntVec bytes = load_bytes<uint8_t>(group + part * kPanel + first);
+    to.scale = bit_cast<Vec>(bytes << 20) * 0x1p119f;
+  } else if constexpr (Block::kScales == PartScales::kNone) {
+    to.scale = load_halves(header + first * 2);
+  } else if constexpr (Block::kIsBook) {
+    IntVec odd;
+    if constexpr (Block::kScales == PartScales::kOdd) {
+      odd = load_bytes<uint8_t>(group + first) >> 4 * part & 15;
+    } else {
+      const uint8_t* above = group + Block::kEntries * kPanel + first;
+      const IntVec low = load_bytes<uint8_t>(above), high = load_bytes<uint8_t>(above + kPanel);
+      odd = (low >> 3 & 1) | (low >> 6 & 2) | (high >> 1 & 4);
+    }
+    to.scale = load_halves(header + first * 2) * to_floats(2 * odd + 1) * Block::kStep;
+  } else if constexpr (!Block::kIsTwoLevel) {
     to.scale = load_halves(group + first * 2);
     if (Block::kHasMinimum) to.minimum = -load_halves(group + (kPanel + first) * 2);
   } else {
@@ -80,7 +98,7 @@ static inline Scales load_scales(const uint8_t* header, const uint8_t* group, in
       const IntVec both = load_bytes<uint8_t>(group + part * kPanel + first);
       factor = both & 15;
       subtracted = both >> 4;
-    } else if constexpr (Layout::kParts == 2) {
+    } else if constexpr (!Block::kHasMinimum) {
       factor = load_bytes<int8_t>(group + part * kPanel + first);
     } else {
       factor = load_bytes<uint8_t>(group + first);
@@ -100,7 +118,7 @@ static inline BitsVec shifted(BitsVec bits, int shift) {
 }
 static inline BitsVec byte_mask(int mask) { return BitsVec{} + 0x01010101u * mask; }
 
-static inline CodeVec look_up(const uint8_t (&table)[16], CodeVec indices) {
+static inline CodeVec look_up(const uint8_t* table, CodeVec indices) {
 #if defined(__AVX512BW__)
   __m128i entries;
   memcpy(&entries, table, sizeof entries);
@@ -118,11 +136,54 @@ static inline CodeVec look_up(const uint8_t (&table)[16], CodeVec indices) {
 #endif
 }
 
-// A group's codes for vector `v`, a line at a time; `planes` are its low planes.
+static inline BitsVec look_up_words(const uint32_t* book, BitsVec indices) {
+#if defined(__AVX512F__)
+  return bit_cast<BitsVec>(_mm512_mask_i32gather_epi32(__m512i{}, 0xffff,
+                                                       bit_cast<__m512i>(indices), book, 4));
+#elif defined(__AVX2__)
+  return bit_cast<BitsVec>(_mm256_i32gather_epi32(reinterpret_cast<const int*>(book),
+                                                  bit_cast<__m256i>(indices), 4));
+#else
+  BitsVec found;
+  for (int i = 0; i < kLanes; ++i) found[i] = book[indices[i]];
+  return found;
+#endif
+}
+
+// Both words of vectors of eight.
+static inline void look_up_pairs(const uint32_t* book, BitsVec indices, BitsVec (&words)[2]) {
+#if defined(__AVX512F__)
+  const __m512i lanes = bit_cast<__m512i>(indices), none = {};
+  const __m512i low = _mm512_mask_i32gather_epi64(none, 0xff, _mm512_castsi512_si256(lanes), book, 8);
+  const __m512i high = _mm512_mask_i32gather_epi64(
+      none, 0xff, _mm512_maskz_extracti64x4_epi64(0xff, lanes, 1), book, 8);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  words[0] = bit_cast<BitsVec>(_mm512_permutex2var_epi32(low, even, high));
+  words[1] = bit_cast<BitsVec>(_mm512_permutex2var_epi32(
+      low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high));
+#elif defined(__AVX2__)
+  // Lanes 0, 1, 4 and 5 before the others, so that a shuffle puts all in order.
+  const __m256i lanes = _mm256_permute4x64_epi64(bit_cast<__m256i>(indices), 0xd8);
+  const auto gather = [&](__m128i places) {
+    const long long* from = reinterpret_cast<const long long*>(book);
+    return _mm256_castsi256_ps(_mm256_i32gather_epi64(from, places, 8));
+  };
+  const __m256 first = gather(_mm256_castsi256_si128(lanes));
+  const __m256 second = gather(_mm256_extracti128_si256(lanes, 1));
+  words[0] = bit_cast<BitsVec>(_mm256_shuffle_ps(first, second, 0x88));
+  words[1] = bit_cast<BitsVec>(_mm256_shuffle_ps(first, second, 0xdd));
+#else
+  for (int i = 0; i < 2; ++i) words[i] = look_up_words(book, indices * 2 + i);
+#endif
+}
+
+// A group's codes for vector `v`, a line at a time. `group` is number `g` of the chunk that begins at
+// `header`.
 template <class Block>
 class Codes {
  public:
-  Codes(const uint8_t* planes, int v) {
+  Codes(const uint8_t*, const uint8_t* group, int, int v) {
+    const uint8_t* planes = group + Layout::kScaleBytes;
     const uint8_t* low = planes + half_of(v) * Layout::kLowBytes + line_offset(v);
 #pragma GCC unroll 8
     for (int i = 0; i < kLow; ++i) memcpy(&low_[i], low + i * kLine, sizeof low_[i]);
@@ -140,7 +201,7 @@ class Codes {
                byte_mask(((1 << kHigh) - 1) << kLow);
     }
     const CodeVec bytes = bit_cast<CodeVec>(codes);
-    if constexpr (__is_same(Block, BlockIQ4_NL)) return look_up(kNonLinearCodes, bytes);
+    if constexpr (Block::kHasTable) return look_up(Block::kTable, bytes);
     return bytes;
   }
 
@@ -148,6 +209,81 @@ class Codes {
   using Layout = Packed<Block>;
   static constexpr int kLow = Block::kLowBits, kHigh = Block::kHighBits;
   BitsVec low_[kLow], high_[kHigh > 0 ? kHigh : 1];
+};
+
+// Of books: words of four codes are looked up, for lines in order.
+template <class Block>
+  requires(Block::kIsBook)
+class Codes<Block> {
+ public:
+  Codes(const uint8_t*, const uint8_t* group, int, int v)
+      : rows_(group + Packed<Block>::kScaleBytes + v * kLanes) {}
+
+  CodeVec line(int i) const {
+    constexpr int kAbove = Block::kAbove, kLines = Block::kVector / 4;
+    if (i % kLines == 0) look_up(i / kLines);
+    const BitsVec words = words_[i % kLines];
+    if constexpr (!Block::kIsSigned) {
+      return bit_cast<CodeVec>(words + added_);
+    } else {
+      constexpr int kHighRows = (Block::kEntries * kAbove + 7) / 8;
+      const BitsVec signs = row(Block::kEntries + kHighRows + i / 2) * 0x01010101u;
+      const CodeVec masks = bit_cast<CodeVec>(BitsVec{} + (i % 2 == 0 ? 0x08040201u : 0x80402010u));
+      const CodeVec negative = bit_cast<CodeVec>((bit_cast<CodeVec>(signs) & masks) == masks);
+      return (bit_cast<CodeVec>(words) ^ negative) + (negative & (2 * Block::kOffset + 1));
+    }
+  }
+
+ private:
+  BitsVec row(int i) const { return bit_cast<BitsVec>(load_bytes<uint8_t>(rows_ + i * kPanel)); }
+
+  void look_up(int k) const {
+    constexpr int kAbove = Block::kAbove;
+    BitsVec entries = row(k);
+    if constexpr (kAbove > 0) {
+      const BitsVec above = row(Block::kEntries + k * kAbove / 8) >> k * kAbove % 8;
+      entries |= (above & ((1u << kAbove) - 1)) << 8;
+    }
+    if constexpr (!Block::kIsSigned) {
+      BitsVec takes = entries >> 11;
+      if constexpr (Block::kScales == PartScales::kOddInCodes) takes = row(Block::kEntries + 1) >> 7;
+      added_ = 0x01010101u - takes * 0x02020202u;
+      entries &= 2047;
+    }
+    if constexpr (Block::kVector == 8) {
+      look_up_pairs(Block::book(), entries, words_);
+    } else {
+      words_[0] = look_up_words(Block::book(), entries);
+    }
+  }
+
+  const uint8_t* rows_;
+  mutable BitsVec words_[2], added_;
+};
+
+// Of base 3.
+template <>
+class Codes<BlockTQ1_0> {
+ public:
+  Codes(const uint8_t* header, const uint8_t*, int g, int v)
+      : first_(g * kGroupLines),
+        lines_(header + Packed<BlockTQ1_0>::kHalvesBytes + half_of(v) * kTernaryLines * kLine +
+               line_offset(v)) {}
+
+  CodeVec line(int i) const {
+    typedef uint16_t Pairs __attribute__((vector_size(kLanes * 4)));
+    constexpr uint16_t kPowers[5] = {1, 3, 9, 27, 81};
+    const int line = first_ + i;
+    const uint16_t power = kPowers[line % 5];
+    Pairs bytes;
+    memcpy(&bytes, lines_ + line / 5 * kLine, sizeof bytes);
+    const Pairs even = (bytes * power & 0xff) * 3 >> 8, odd = ((bytes >> 8) * power & 0xff) * 3;
+    return bit_cast<CodeVec>(even | (odd & 0xff00));
+  }
+
+ private:
+  int first_;
+  const uint8_t* lines_;
 };
 
 // Unpacks vectors [begin_vector, end_vector) of the first num_groups groups of a chunk.
@@ -165,7 +301,7 @@ static void unpack_chunk(const uint8_t* from, int num_groups, int begin_vector, 
         to.scales[2 * g + part][v] = scales.scale;
         if (Block::kHasMinimum) to.minima[2 * g + part][v] = scales.minimum;
       }
-      const Codes<Block> codes(group + Layout::kScaleBytes, v);
+      const Codes<Block> codes(from, group, g, v);
 #pragma GCC unroll 8
       for (int i = 0; i < kGroupLines; ++i) to.codes[g * kGroupLines + i][v] = codes.line(i);
     }

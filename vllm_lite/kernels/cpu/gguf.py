@@ -14,6 +14,21 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.arguments import (
     dtype_number,
 )
+from vllm_lite.kernels.gguf_books import BOOK_TYPES, book_of
+
+
+def _words(ggml_type: int) -> Tensor:
+    """A type's book as the kernels' codes, four to a word."""
+    book = book_of(ggml_type)
+    # The codes of zero, and of one, in csrc/cpu/kernels/ggml_books.h.
+    codes = 16 + 8 * book if int(book.min()) < 0 else 64 + book
+    return codes.to(torch.uint8).contiguous()
+
+
+# Kept: the kernels read it.
+_BOOKS = {ggml_type: _words(ggml_type) for ggml_type in BOOK_TYPES}
+for _type, _book in _BOOKS.items():
+    _cpu.set_ggml_book(_type, _book.data_ptr())
 
 
 def dequantize_gguf(

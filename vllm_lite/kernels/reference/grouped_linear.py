@@ -5,25 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight, expand_books
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
-from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, expand_rows
+from vllm_lite.kernels.grouped_weight import expand, expand_rows
 from vllm_lite.kernels.reference.linear import look_up_range
 
 
-def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
+def expand_grouped(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     """All values [M, N] of a weight, rounded once to dtype."""
+    if isinstance(weight, CodebookWeight):
+        return expand_books(weight).to(dtype)
     return expand(weight).to(dtype)
 
 
-def pack_grouped(weight: GroupedWeight) -> GroupedWeight:
+def pack_grouped(weight: PackedWeight) -> PackedWeight:
     """Prepare a weight for `grouped_linear` and `grouped_lookup`."""
     return weight
 
 
 def grouped_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
@@ -41,7 +44,7 @@ def grouped_linear(
 
 
 def grouped_lookup(
-    weight: GroupedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+    weight: PackedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
 ) -> Tensor:
     """Dequantise rows `ids` [T] int64, rounded once to dtype: [T, N].
 
@@ -49,6 +52,8 @@ def grouped_lookup(
     """
 
     def look_up(rows: Tensor) -> Tensor:
+        if isinstance(weight, CodebookWeight):
+            return expand_books(weight.of_outputs(rows)).to(dtype)
         return expand_rows(weight, rows).to(dtype)
 
     return look_up_range(look_up, ids, first_row, weight.num_outputs)

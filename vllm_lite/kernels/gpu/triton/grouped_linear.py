@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton.codebooks import codebook_linear, expand_codebook
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
 
@@ -274,9 +276,12 @@ def expand_grouped_kernel(
         tl.store(out_ptr + place, values, mask=is_input[:, None] & is_output[None, :])
 
 
-def pack_grouped(weight: GroupedWeight) -> GroupedWeight:
+def pack_grouped(weight: PackedWeight) -> PackedWeight:
     scales = weight.scales
-    if scales.dtype not in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+    if isinstance(weight, CodebookWeight) or scales.dtype not in (
+        torch.float8_e4m3fn,
+        torch.float8_e8m0fnu,
+    ):
         return weight
     # Exact, and loaded by every GPU.
     return replace(weight, scales=scales.to(torch.bfloat16))
@@ -284,7 +289,7 @@ def pack_grouped(weight: GroupedWeight) -> GroupedWeight:
 
 def grouped_linear(
     x: Tensor,
-    weight: GroupedWeight,
+    weight: PackedWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
@@ -294,12 +299,14 @@ def grouped_linear(
 
 
 def _product(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, out_dtype: torch.dtype
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     num_rows, num_outputs = len(x), weight.num_outputs
     if num_rows >= MANY_ROWS and out_dtype is x.dtype:
         rounded = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
+    if isinstance(weight, CodebookWeight):
+        return codebook_linear(x, weight, bias, out_dtype)
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
     tile = tuning.product_tile(f"int{max(weight.bits, 4)}_groups", num_rows, x.device)
@@ -329,7 +336,9 @@ def _product(
     return out
 
 
-def expand_grouped(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
+def expand_grouped(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    if isinstance(weight, CodebookWeight):
+        return expand_codebook(weight, dtype)
     shape = (weight.num_outputs, weight.num_inputs)
     out = weight.codes.new_empty(shape, dtype=dtype)
     permutation = weight.permutation

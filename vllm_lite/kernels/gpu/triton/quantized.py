@@ -7,14 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu.triton.grouped_linear import (
+    expand_grouped,
     grouped_linear,
     half_values,
     kind_of,
     planes_of,
 )
 from vllm_lite.kernels.grouped_parts import GroupedParts
-from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
+from vllm_lite.kernels.grouped_weight import CHUNK
 from vllm_lite.kernels.reference.linear import look_up_range
 
 _ROWS = 16
@@ -107,7 +109,7 @@ def quantized_lookup(
 
 
 def grouped_lookup(
-    weight: GroupedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
+    weight: PackedWeight, ids: Tensor, dtype: torch.dtype, first_row: int | None = None
 ) -> Tensor:
     def look_up(rows: Tensor) -> Tensor:
         return _look_up(weight, rows, dtype)
@@ -115,7 +117,9 @@ def grouped_lookup(
     return look_up_range(look_up, ids, first_row, weight.num_outputs)
 
 
-def _look_up(rows: GroupedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def _look_up(rows: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(rows, CodebookWeight):
+        return expand_grouped(rows.of_outputs(ids), dtype)
     out = rows.codes.new_empty((len(ids), rows.num_inputs), dtype=dtype)
     lookup_grouped_kernel[(len(rows.codes), triton.cdiv(len(ids), _ROWS))](
         out,
